@@ -1,0 +1,171 @@
+# Everything starts here: `make help` lists the targets.
+# Each target installs what it needs first. Nothing is installed outside .venv and the cache directory,
+# except Debian packages by name (as root; otherwise you are told what to type).
+
+SHELL := bash
+# One shell per recipe, so that loops read as such.
+.ONESHELL:
+.SHELLFLAGS := --norc -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+CACHE := $(or $(AURA_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aura)
+# What the trainer's tests use here; the nodes get theirs from the roles.
+# Where pip is told of local wheels (find-links), a torch that lies there is taken; elsewhere torch's CPU build.
+TORCH_SPEC ?= torch==2.13.0
+TORCH_BACKEND ?= cpu
+# make roles ROLE=firewall tests one role only.
+ROLE ?=
+
+CONTROLLER_PACKAGES := python3 python3-venv ca-certificates openssh-client rsync
+CHECK_PACKAGES := shellcheck
+
+# molecule looks for ansible-config, and ansible-lint for ansible, on the PATH.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# uv shall trust whom this machine trusts, as pip and apt do.
+export UV_SYSTEM_CERTS := 1
+
+STEP := tests/step
+# uv's own version and hashes come from the controller's lock file.
+UV_VERSION := $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements/controller.txt)
+UV_VENV := $(CACHE)/uv-$(UV_VERSION)
+UV := $(UV_VENV)/bin/uv
+# Each stamp says: what this lock file names is in .venv.
+CONTROLLER := .venv/.controller
+TRAINER := .venv/.trainer
+DEV := .venv/.dev
+
+# ── what people type ─────────────────────────────────────────────────────────────────────────────
+
+.PHONY: help
+help: ## print this
+	@echo "make <target>:"
+	awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(CONTROLLER) ## build five virtual nodes on this machine, provision them, train on them, show the result
+	@tests/e2e/demo
+
+.PHONY: test
+test: ## prove everything that can be proved here: check, roles, e2e, in this order
+	@tests/all
+
+.PHONY: check
+check: $(DEV) $(TRAINER) check-packages ## the fast part of the tests: linters, types, our own checks, unit tests
+	@python tests/run check
+
+.PHONY: lint
+lint: $(DEV) $(TRAINER) check-packages ## the linters only
+	@python tests/run lint
+
+.PHONY: roles
+roles: $(DEV) ## test each role on a fresh virtual node (one only: make roles ROLE=firewall)
+	@python tests/run roles $(ROLE)
+
+.PHONY: e2e
+e2e: $(DEV) $(TRAINER) ## test the whole cluster on five virtual nodes
+	@pytest tests/e2e
+
+.PHONY: lab-up
+lab-up: $(CONTROLLER) ## start the five virtual nodes and leave them running
+	@tests/lab/lab up
+
+.PHONY: lab-down
+lab-down: ## remove the virtual nodes and everything that belongs to them
+	@tests/lab/lab down
+
+.PHONY: controller
+controller: $(CONTROLLER) ## install what ansible-playbook needs on this machine, into .venv
+	@echo "Ready: source .venv/bin/activate"
+
+.PHONY: setup
+setup: $(CONTROLLER) $(TRAINER) $(DEV) check-packages ## install everything now, so that nothing has to be installed later
+	@echo "Everything is installed: .venv ($$(du -sh .venv | cut -f1)), with $$(.venv/bin/python --version)."
+
+.PHONY: format
+format: $(DEV) ## write the Python files again as ruff formats them
+	@ruff check --fix --quiet || true
+	ruff format
+
+.PHONY: docs
+docs: $(DEV) ## write the tables of variables in the roles' READMEs again, from meta/argument_specs.yml
+	@python tests/check/role_tables.py --write
+
+.PHONY: lock
+lock: $(UV) ## compile requirements/*.in again (newest versions: make lock UPGRADE=1)
+	@for name in controller node dev; do
+	    $(STEP) "Compiling requirements/$$name.txt" \
+	        $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	        $(if $(UPGRADE),--upgrade) requirements/$$name.in --output-file requirements/$$name.txt
+	done
+
+.PHONY: clean
+clean: lab-down ## remove the lab, .venv and what the tools left behind (downloads and your clusters' keys stay)
+	@rm -rf .venv .ansible .mypy_cache .pytest_cache .ruff_cache dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	if [[ -d "$(CACHE)" ]]; then echo "Downloads stay in $(CACHE) ($$(du -sh "$(CACHE)" | cut -f1)); remove them by hand if you like."; fi
+
+# ── what those need ──────────────────────────────────────────────────────────────────────────────
+
+.PHONY: check-packages
+check-packages:
+	@requirements/apt $(CHECK_PACKAGES)
+
+# The trainer's requirements in .venv, for who trains on this machine without nodes.
+.PHONY: trainer
+trainer: $(TRAINER)
+
+$(UV): | requirements/controller.txt
+	@requirements/apt $(CONTROLLER_PACKAGES)
+	mkdir -p "$(CACHE)"
+	# Built aside and renamed, so that an interrupted or a second make never sees half of it.
+	new=$$(mktemp -d "$(CACHE)/uv.XXXXXX")
+	trap 'rm -rf "$$new"' EXIT
+	sed -n '/^uv==/,/[^\\]$$/p' requirements/controller.txt >"$$new/requirements.txt"
+	$(STEP) "Installing uv $(UV_VERSION), which installs the rest" bash -euo pipefail -c '
+	    python3 -m venv "$$1/venv"
+	    "$$1/venv/bin/pip" install --quiet --only-binary :all: --require-hashes -r "$$1/requirements.txt"' - "$$new"
+	rm -rf "$(UV_VENV)"
+	mv "$$new/venv" "$(UV_VENV)"
+
+# The system's Python if that is a 3.11 (Debian 12); elsewhere uv fetches one.
+.venv/bin/python: | $(UV)
+	@python=3.11
+	kind=--managed-python
+	for candidate in /usr/bin/python3 "$$(command -v python3)"; do
+	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) or sys.version_info[3] != "final")' 2>/dev/null; then
+	        python=$$candidate
+	        kind=--no-managed-python
+	        break
+	    fi
+	done
+	$(STEP) "Making .venv with Python $$python" $(UV) venv --quiet --clear --no-project $$kind --python "$$python" .venv
+
+UV_INSTALL = VIRTUAL_ENV="$(CURDIR)/.venv" $(STEP) $(1) $(UV) pip install --quiet
+
+$(CONTROLLER): requirements/controller.txt | .venv/bin/python
+	@requirements/apt $(CONTROLLER_PACKAGES)
+	$(call UV_INSTALL,"Installing ansible (requirements/controller.txt)") --require-hashes -r $<
+	touch $@
+
+$(DEV): requirements/dev.txt $(CONTROLLER)
+	@$(call UV_INSTALL,"Installing the test tools (requirements/dev.txt)") --require-hashes -r $<
+	touch $@
+
+# torch's hash depends on where it comes from, so it is not in the lock file; its dependencies are.
+$(TRAINER): requirements/node.txt $(CONTROLLER)
+	@$(call UV_INSTALL,"Installing what the trainer needs (requirements/node.txt)") --require-hashes -r $<
+	find_links=()
+	for place in $${PIP_FIND_LINKS:-$$("$(UV_VENV)/bin/python" -m pip config get global.find-links 2>/dev/null || true)}; do
+	    find_links+=(--find-links "$$place")
+	done
+	install=(env VIRTUAL_ENV="$(CURDIR)/.venv" $(UV) pip install --no-deps)
+	if [[ $${#find_links[@]} -gt 0 ]] &&
+	    "$${install[@]}" --quiet --dry-run --no-index "$${find_links[@]}" "$(TORCH_SPEC)" 2>/dev/null; then
+	    $(STEP) "Installing $(TORCH_SPEC) from the local wheels" "$${install[@]}" --no-index "$${find_links[@]}" "$(TORCH_SPEC)"
+	else
+	    $(STEP) "Installing $(TORCH_SPEC), the build for $(TORCH_BACKEND)" "$${install[@]}" --torch-backend "$(TORCH_BACKEND)" "$(TORCH_SPEC)"
+	fi
+	touch $@

@@ -1,0 +1,37 @@
+"""The variables given with -e, so that a misspelt one can be refused."""
+
+from __future__ import annotations
+
+from ansible import context
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.lookup import LookupBase
+from ansible.utils.vars import load_extra_vars
+
+DOCUMENTATION = """
+name: extra_vars
+author: Aura
+short_description: The variables given on the command line with -e
+description:
+  - Returns one dictionary with all variables that this ansible-playbook was given with C(-e), and their values.
+options: {}
+"""
+
+EXAMPLES = """
+- ansible.builtin.debug:
+    msg: "{{ lookup('extra_vars') }}"
+"""
+
+RETURN = """
+_raw:
+  description: The variables by name.
+  type: list
+  elements: dict
+"""
+
+
+class LookupModule(LookupBase):
+    def run(self, terms, variables=None, **kwargs):
+        given = load_extra_vars(self._loader or DataLoader())
+        own = {"ansible_version", "ansible_check_mode", "ansible_diff_mode"}
+        assert context.CLIARGS is not None
+        return [{name: value for name, value in given.items() if name not in own}]

@@ -1,0 +1,102 @@
+"""The tables of variables in the roles' READMEs, made from meta/argument_specs.yml.
+
+`role_tables.py` says which READMEs are out of date, `role_tables.py --write` writes them again (make docs).
+A README holds the table between the lines `<!-- variables -->` and `<!-- /variables -->`.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROLES = Path(__file__).resolve().parents[2] / "roles"
+BETWEEN = re.compile(r"(?<=<!-- variables -->\n).*?(?=<!-- /variables -->)", re.DOTALL)
+
+
+def cell(text: str) -> str:
+    """The text on one line of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def default_cell(option: dict[str, Any]) -> str:
+    if option.get("required"):
+        return "*required*"
+    value = option.get("default")
+    if value is None:
+        return ""
+    if value == "":
+        return '`""`'
+    shown = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+    return f"`{cell(shown.removesuffix(chr(10)).removesuffix('...').strip())}`"
+
+
+def type_cell(option: dict[str, Any]) -> str:
+    name = option.get("type", "str")
+    if name == "list" and "elements" in option:
+        name = f"list of {option['elements']}"
+    return name
+
+
+def rows(options: dict[str, Any], prefix: str = "") -> list[str]:
+    lines = []
+    for name, option in options.items():
+        description = option.get("description", "")
+        if isinstance(description, list):
+            description = " ".join(description)
+        if "choices" in option:
+            description += f" One of {', '.join(f'`{choice}`' for choice in option['choices'])}."
+        cells = [f"`{prefix}{name}`", type_cell(option), default_cell(option), cell(description)]
+        lines.append(f"| {' | '.join(cells)} |")
+        # The keys of a dictionary, or of a list's dictionaries, follow it.
+        inner = f"{prefix}{name}[]." if option.get("type") == "list" else f"{prefix}{name}."
+        lines += rows(option.get("options", {}), inner)
+    return lines
+
+
+def table(role: Path) -> str:
+    """The text that belongs between the two marks of this role's README."""
+    specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text(encoding="utf-8"))
+    parts = []
+    for entry_point, spec in specs["argument_specs"].items():
+        if entry_point != "main":
+            parts.append(f"\nFor `tasks_from: {entry_point}`: {cell(spec.get('short_description', ''))}\n")
+        lines = rows(spec.get("options", {}))
+        if lines:
+            header = ["| variable | type | default | meaning |", "| --- | --- | --- | --- |"]
+            parts.append("\n".join(header + lines) + "\n")
+        else:
+            parts.append("No variables.\n")
+    return "".join(parts)
+
+
+def current_and_wanted(role: Path) -> tuple[str, str]:
+    """The README as it is and as it should be (both the same text when it has no marks: see test_roles.py)."""
+    readme = (role / "README.md").read_text(encoding="utf-8")
+    return readme, BETWEEN.sub(lambda _: table(role), readme)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="write the tables")
+    arguments = parser.parse_args()
+    out_of_date = 0
+    for role in sorted(path for path in ROLES.iterdir() if (path / "README.md").exists()):
+        current, wanted = current_and_wanted(role)
+        if current == wanted:
+            continue
+        out_of_date += 1
+        if arguments.write:
+            (role / "README.md").write_text(wanted, encoding="utf-8")
+        print(f"roles/{role.name}/README.md: {'written' if arguments.write else 'out of date'}")
+    if not out_of_date:
+        print("Every role's README is up to date.")
+    return 0 if arguments.write or not out_of_date else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""What every role declares is what it uses, and what its README says."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import pytest
+import role_tables
+import tree
+import yaml
+
+# Keys of a task whose value is an expression without braces.
+EXPRESSIONS = {"when", "until", "changed_when", "failed_when", "that", "var"}
+# Keys of a task that give a variable its value.
+ASSIGNMENTS = {"register", "loop_var", "index_var", "extended_loop_var"}
+
+
+class AnyTag(yaml.SafeLoader):
+    """Reads !vault, !unsafe and the like as plain text."""
+
+
+AnyTag.add_multi_constructor("!", lambda loader, suffix, node: getattr(node, "value", None))
+
+
+def read(path: Path) -> Any:
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=AnyTag) if path.exists() else None  # noqa: S506
+
+
+def specs(role: Path) -> dict[str, Any]:
+    path = role / "meta/argument_specs.yml"
+    assert path.exists(), f"{tree.relative(path)} is missing: declare the role's variables there"
+    return read(path)["argument_specs"]
+
+
+@pytest.fixture(params=tree.roles(), ids=lambda role: role.name)
+def role(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def test_defaults_are_what_the_specs_say(role: Path) -> None:
+    options = {
+        name: option for entry in specs(role).values() for name, option in entry.get("options", {}).items()
+    }
+    declared = {name: option.get("default") for name, option in options.items() if not option.get("required")}
+    defaults = read(role / "defaults/main.yml") or {}
+    where = f"roles/{role.name}"
+    only_in_specs = sorted(set(declared) - set(defaults))
+    assert not only_in_specs, (
+        f"{where}/defaults/main.yml lacks {only_in_specs}, which meta/argument_specs.yml declares: "
+        "give them a default there, or `required: true` in the specs"
+    )
+    only_in_defaults = sorted(set(defaults) - set(declared))
+    assert not only_in_defaults, (
+        f"{where}/meta/argument_specs.yml does not declare {only_in_defaults} (or calls them required), "
+        "but defaults/main.yml sets them"
+    )
+    different = [
+        f"{name}: {defaults[name]!r} in defaults/main.yml, {declared[name]!r} in meta/argument_specs.yml"
+        for name in declared
+        if defaults[name] != declared[name]
+    ]
+    assert not different, f"{where}: the two defaults differ:\n" + "\n".join(different)
+
+
+def test_role_has_a_scenario(role: Path) -> None:
+    scenario = role / "molecule/default"
+    for name in ("molecule.yml", "inventory.yml", "converge.yml", "verify.yml"):
+        assert (scenario / name).exists(), (
+            f"{tree.relative(scenario / name)} is missing: see roles/base/molecule"
+        )
+
+
+def test_every_option_is_described_and_carries_the_roles_name(role: Path) -> None:
+    for entry_point, spec in specs(role).items():
+        assert spec.get("short_description"), f"roles/{role.name}: {entry_point} has no short_description"
+        for name, option in spec.get("options", {}).items():
+            where = f"roles/{role.name}/meta/argument_specs.yml: {name}"
+            assert name.startswith(f"{role.name}_"), f"{where} must begin with {role.name}_"
+            assert option.get("type"), f"{where} has no type"
+            assert option.get("description"), f"{where} has no description"
+
+
+def test_readme_has_the_table(role: Path) -> None:
+    readme = role / "README.md"
+    assert readme.exists(), f"{tree.relative(readme)} is missing"
+    assert role_tables.BETWEEN.search(readme.read_text(encoding="utf-8")), (
+        f"{tree.relative(readme)} has no place for the table of variables: "
+        "put the lines `<!-- variables -->` and `<!-- /variables -->` into it, then `make docs`"
+    )
+    current, wanted = role_tables.current_and_wanted(role)
+    assert current == wanted, f"{tree.relative(readme)} does not say what the specs say: run `make docs`"
+
+
+def expressions(node: Any, key: str = "") -> Iterator[str]:
+    """Every Jinja text in a YAML file, bare conditions given their braces."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from expressions(value, str(name))
+    elif isinstance(node, list):
+        for value in node:
+            yield from expressions(value, key)
+    elif isinstance(node, str):
+        if key in EXPRESSIONS and "{{" not in node and "{%" not in node:
+            yield f"{{{{ {node} }}}}"
+        elif "{{" in node or "{%" in node:
+            yield node
+
+
+def assigned(node: Any) -> Iterator[str]:
+    """Every variable that a YAML file of tasks sets itself."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name in ASSIGNMENTS and isinstance(value, str):
+                yield value
+            elif name in {"vars", "ansible.builtin.set_fact", "set_fact"} and isinstance(value, dict):
+                yield from value
+            yield from assigned(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from assigned(value)
+
+
+def test_every_variable_read_is_declared(role: Path) -> None:
+    known = {name for spec in specs(role).values() for name in spec.get("options", {})}
+    # The role's own private variables: __role_… in vars/, registered results, facts set on the way.
+    yaml_files = [path for path in role.rglob("*.yml") if "molecule" not in path.relative_to(role).parts]
+    used: dict[str, str] = {}
+    for path in yaml_files:
+        content = read(path)
+        known.update(assigned(content))
+        if "vars" in path.relative_to(role).parts and isinstance(content, dict):
+            known.update(content)
+        for text in expressions(content):
+            used.update(dict.fromkeys(variables(text, path), tree.relative(path)))
+    for path in (role / "templates").rglob("*"):
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            used.update(dict.fromkeys(variables(text, path), tree.relative(path)))
+    own = re.compile(rf"(__)?{re.escape(role.name)}_")
+    undeclared = [
+        f"{where} reads {name}, which meta/argument_specs.yml does not declare"
+        for name, where in sorted(used.items())
+        if own.match(name) and name not in known
+    ]
+    assert not undeclared, "\n".join(undeclared)
+
+
+class AnyName(dict[str, Any]):
+    """Ansible's filters and tests are not Jinja's: here every name is one, since nothing is rendered."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(key, print)
+
+
+def variables(text: str, path: Path) -> set[str]:
+    """The variables that a Jinja text reads from outside."""
+    environment = jinja2.Environment(extensions=["jinja2.ext.do"])  # noqa: S701  (nothing is rendered)
+    environment.filters = AnyName(environment.filters)
+    environment.tests = AnyName(environment.tests)
+    try:
+        return jinja2.meta.find_undeclared_variables(environment.parse(text))
+    except jinja2.TemplateSyntaxError as error:
+        pytest.fail(f"{tree.relative(path)}: not valid Jinja: {error.message} in {text.strip()[:200]!r}")

@@ -1,0 +1,71 @@
+"""Which files belong to the project."""
+
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_OURS = {
+    ".git",
+    ".venv",
+    ".ansible",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+    "__pycache__",
+    "state",
+}
+
+
+@cache
+def files() -> list[Path]:
+    """Every file that git has or would take; without git, every file that no tool made."""
+    listing = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listing.returncode == 0:
+        names = [ROOT / name for name in listing.stdout.split("\0") if name]
+        return sorted(path for path in names if path.is_file())
+    found = []
+    for folder, folders, names_here in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in NOT_OURS]
+        found += [Path(folder) / name for name in names_here]
+    return sorted(found)
+
+
+def text_files() -> list[tuple[Path, str]]:
+    """Every file of the project that is UTF-8 text, with its text."""
+    result = []
+    for path in files():
+        try:
+            result.append((path, path.read_text(encoding="utf-8")))
+        except UnicodeDecodeError:
+            continue
+    return result
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def roles() -> list[Path]:
+    return sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir())
+
+
+def playbooks() -> list[Path]:
+    return sorted((ROOT / "playbooks").glob("*.yml"))
+
+
+def shell_scripts() -> list[Path]:
+    """Everything that says in its first line that sh or bash runs it, and every *.sh."""
+    found = []
+    for path in files():
+        first_line = path.open("rb").readline()
+        interpreter = first_line.removeprefix(b"#!").split() if first_line.startswith(b"#!") else []
+        if path.suffix == ".sh" or any(Path(word.decode()).name in {"sh", "bash"} for word in interpreter):
+            found.append(path)
+    return found

@@ -1,0 +1,90 @@
+"""The five virtual nodes as a test sees them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LAB = ROOT / "tests/lab/lab"
+NODES = ["node0", "node1", "node2", "node3", "node4"]
+RUNS = "/var/lib/aura/runs"
+
+
+@dataclass
+class Cluster:
+    """What a person at the controller can do, and what can be seen inside the nodes."""
+
+    demo: str
+    logs: Path
+    _count: list[int] = field(default_factory=list)
+
+    def ansible(
+        self, playbook: str, *options: str, expect: int | None = 0, inventory: str = "inventory/lab"
+    ) -> str:
+        """Run a playbook as the README does; its output. `expect`: exit code, or None for «it must fail»."""
+        self._count.append(1)
+        done = subprocess.run(
+            ["ansible-playbook", "-i", inventory, playbook, *options],
+            cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, timeout=600, check=False,
+        )  # fmt: skip
+        (self.logs / f"{len(self._count):02d}-{Path(playbook).stem}.log").write_text(done.stdout)
+        good = done.returncode != 0 if expect is None else done.returncode == expect
+        assert good, f"{playbook} {' '.join(options)} ended with {done.returncode}:\n{done.stdout[-6000:]}"
+        return done.stdout
+
+    def refused(self, playbook: str, *options: str, inventory: str = "inventory/lab") -> str:
+        """The output of a playbook that must fail and must have changed nothing."""
+        output = self.ansible(playbook, *options, expect=None, inventory=inventory)
+        recap = output[output.index("PLAY RECAP") :] if "PLAY RECAP" in output else ""
+        changed = [line for line in recap.splitlines() if "changed=" in line and "changed=0" not in line]
+        assert not changed, f"refused, but something was changed:\n{output}"
+        return output
+
+    def lab(self, *words: str) -> str:
+        done = subprocess.run(
+            [LAB, *words], text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=180, check=False
+        )
+        assert done.returncode == 0, f"lab {' '.join(words)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def sh(self, node: str, script: str) -> str:
+        """Run a script as root inside a node."""
+        return self.lab("exec", node, "sh", "-c", script)
+
+    def ranks(self, nodes: list[str] | None = None) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for node in nodes or NODES:
+            found += json.loads(self.lab("exec", node, "/opt/aura/rank-status"))
+        return found
+
+    def status(self, nodes: list[str] | None = None) -> list[dict[str, Any]]:
+        return [rank["status"] for rank in self.ranks(nodes)]
+
+    def done(self, run: str, nodes: list[str] | None = None) -> list[dict[str, Any]]:
+        return [json.loads(self.sh(node, f"cat {RUNS}/{run}/done.json")) for node in nodes or NODES]
+
+    def wait(self, what: str, reached: Callable[[], bool], seconds: float) -> float:
+        """Wait until something is so, at most `seconds`; how long it took."""
+        began = time.monotonic()
+        while not reached():
+            waited = time.monotonic() - began
+            assert waited < seconds, f"{what}: not within {seconds} s; {json.dumps(self.status(), indent=1)}"
+            time.sleep(0.5)
+        return time.monotonic() - began
+
+    def training(self, nodes: list[str] | None = None, other_than: str = "") -> bool:
+        """Every rank has done a step in one attempt, the same on all, and not the attempt `other_than`."""
+        said = self.status(nodes)
+        attempts = {status.get("attempt") for status in said}
+        return (
+            len(attempts) == 1
+            and attempts != {other_than}
+            and all(status.get("state") == "training" and status.get("loss") is not None for status in said)
+        )

@@ -1,0 +1,90 @@
+"""`make demo`, exactly as the README says it, and what can be seen of its cluster from outside."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+import urllib.request
+
+from lab_cluster import NODES, Cluster
+
+TENSORBOARD = ("198.18.50.20", 6006)
+
+
+def test_second_site_changes_nothing_on_any_node(cluster: Cluster) -> None:
+    line = next(line for line in cluster.demo.splitlines() if "changed=0 on" in line)
+    assert all(node in line for node in NODES)
+
+
+def test_loss_falls_from_guessing_to_below_the_unigram_entropy(cluster: Cluster) -> None:
+    done = cluster.done("gpt2-nano")[0]
+    assert abs(done["first_validation_loss"] - math.log(done["vocab_size"])) < 0.3
+    assert done["validation_loss"] < done["unigram_entropy"]
+
+
+def test_parameters_of_all_ranks_are_bit_equal(cluster: Cluster) -> None:
+    assert len({done["parameters_checksum"] for done in cluster.done("gpt2-nano")}) == 1
+
+
+def test_the_guides_console_lines_are_there(cluster: Cluster) -> None:
+    journal = cluster.sh("node3", "journalctl --no-pager -o cat -u 'aura-train@*'")
+    assert re.search(
+        r"^\[Rank 3/5 \| Node node3 \| Device cpu\] Epoch 1 \| Step \d+ \| Loss: \d+\.\d{4} \| Sync=OK",
+        journal,
+        re.M,
+    )
+    assert "Gradientes sincronizados" in journal
+
+
+def test_tensorboard_shows_the_run_to_the_admin_network_only(cluster: Cluster) -> None:
+    with urllib.request.urlopen(  # noqa: S310 - http to a lab node
+        "http://{}:{}/data/plugin/scalars/tags".format(*TENSORBOARD), timeout=20
+    ) as page:
+        tags = json.load(page)
+    names = {name for run in tags.values() for name in run}
+    wanted = {
+        "Loss/train_step", "Loss/train_epoch", "Loss/val_epoch", "System/CPU_percent",
+        "System/RAM_percent", "Time/epoch_seconds",
+    }  # fmt: skip
+    assert wanted <= names
+    knock = "python3 -c 'import socket; socket.create_connection((\"198.18.50.20\", {}), 4)' 2>&1 || true"
+    assert "timed out" in cluster.sh("node1", knock.format(6006))
+    # The same peer reaches the port that ranks use: there is nobody, but nobody drops the packet either.
+    assert "refused" in cluster.sh("node1", knock.format(12355))
+
+
+def test_ranks_listen_to_no_one_outside_the_cluster(cluster: Cluster) -> None:
+    with socket.socket() as knock:
+        knock.settimeout(3)
+        try:
+            code = knock.connect_ex(("198.18.50.20", 12355))
+        except TimeoutError:
+            code = None
+    assert code not in (0, 111), "the controller, which is no node, got an answer on the rendezvous port"
+
+
+def test_connectivity_is_green_and_machine_readable(cluster: Cluster, tmp_path) -> None:
+    found = tmp_path / "connectivity.json"
+    cluster.ansible("playbooks/connectivity.yml", "-e", f"connectivity_json={found}")
+    checks = json.loads(found.read_text())["checks"]
+    assert {check["status"] for check in checks} <= {"ok", "warning"}
+
+
+def test_connectivity_names_the_node_whose_cable_is_out_and_the_slow_one(cluster: Cluster, tmp_path) -> None:
+    found = tmp_path / "connectivity.json"
+    cluster.lab("cut", "node3")
+    cluster.lab("rate", "node1", "90mbit")
+    try:
+        output = cluster.ansible(
+            "playbooks/connectivity.yml", "-e", f"connectivity_json={found}", expect=None
+        )
+    finally:
+        cluster.lab("heal", "node3")
+        cluster.lab("rate", "node1", "1000mbit")
+    failed = [check for check in json.loads(found.read_text())["checks"] if check["status"] == "failed"]
+    assert any("node3" in check["subject"] for check in failed)
+    assert any("node1" in check["subject"] for check in failed)
+    assert all(check["remedy"] for check in failed)
+    assert "node3" in output

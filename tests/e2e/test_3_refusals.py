@@ -1,0 +1,107 @@
+"""What a person can give wrong: a clear sentence, and nothing has been changed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from lab_cluster import NODES, ROOT, Cluster
+
+NANO = ("-e", "preset=gpt2-nano")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("-e", "preset=gpt2-medum"), "gpt2-medium"),
+        ((*NANO, "-e", "batchsize=4"), "batch_size"),
+        ((*NANO, "-e", "lr=fast"), "lr"),
+        ((*NANO, "-e", "steps=-3"), "steps"),
+        ((*NANO, "-e", "corpus=nowhere"), "playbooks/prepare.yml -e corpus=nowhere"),
+    ],
+)
+def test_launch_refuses(cluster: Cluster, options: tuple[str, ...], sentence: str) -> None:
+    assert sentence in cluster.refused("launch.yml", *options)
+
+
+def test_launch_refuses_a_corpus_with_a_larger_vocabulary(cluster: Cluster) -> None:
+    output = cluster.refused("launch.yml", *NANO, "-e", "vocab_size=512", "-e", "run=small")
+    assert "2048" in output
+    assert "512" in output
+    assert {rank["unit"]["ActiveState"] for rank in cluster.ranks()} <= {"inactive", "failed"}
+
+
+def changed_inventory(folder: Path, old: str, new: str) -> str:
+    """A copy of the lab's inventory with one thing written wrong."""
+    shutil.copytree(ROOT / "inventory/lab", folder / "lab")
+    hosts = folder / "lab/hosts.yml"
+    text = hosts.read_text()
+    assert old in text
+    hosts.write_text(text.replace(old, new))
+    return str(folder / "lab")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("lan_address: 198.18.50.24", "lan_address: 198.18.50.21", "198.18.50.21"),
+        ("node4:", "node1:", "node1"),
+        ("lan_address: 198.18.50.24", "lan_address: 198.18.50.240.1", "node4"),
+        ("node4: {lan_address: 198.18.50.24", "node5: {lan_address: 198.18.50.25", "playbooks/bootstrap.yml"),
+    ],
+    ids=["duplicate address", "duplicate hostname", "no address", "not bootstrapped"],
+)
+def test_site_refuses_an_inventory(
+    cluster: Cluster, tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
+    assert sentence in cluster.refused("site.yml", inventory=changed_inventory(tmp_path, old, new))
+
+
+def test_site_refuses_when_a_node_cannot_be_reached(cluster: Cluster) -> None:
+    cluster.lab("cut", "node2")
+    try:
+        output = cluster.refused("site.yml")
+    finally:
+        cluster.lab("heal", "node2")
+    assert "node2 does not answer" in output
+    assert "198.18.50.22" in output
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(b"", "empty"), ("Espa\xf1a\n".encode("latin-1") * 50, "UTF-8")],
+    ids=["empty", "latin-1"],
+)
+def test_prepare_refuses_a_text(cluster: Cluster, tmp_path: Path, content: bytes, sentence: str) -> None:
+    (tmp_path / "text.txt").write_bytes(content)
+    output = cluster.ansible(
+        "playbooks/prepare.yml", *NANO, "-e", f"text={tmp_path}/text.txt", "-e", "corpus=bad", expect=None
+    )
+    assert sentence in output
+    assert "text.txt" in output
+    assert "bad" not in cluster.sh("node0", "ls /var/lib/aura/corpora")
+
+
+def test_prepare_says_when_the_disk_is_full_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(
+        "En un lugar de la Mancha, de cuyo nombre no quiero acordarme. " * 60000
+    )
+    cluster.sh(
+        "node0", "mkdir -p /var/lib/aura/corpora && mount -t tmpfs -o size=256k tmpfs /var/lib/aura/corpora"
+    )
+    try:
+        output = cluster.ansible(
+            "playbooks/prepare.yml", *NANO, "-e", f"text={tmp_path}/text.txt", "-e", "corpus=full",
+            "-e", "vocab_size=300", expect=None,
+        )  # fmt: skip
+        assert "full" in output
+        assert cluster.sh("node0", "ls -A /var/lib/aura/corpora") == ""
+    finally:
+        cluster.sh("node0", "umount /var/lib/aura/corpora")
+    assert "spanish" in cluster.sh("node0", "ls /var/lib/aura/corpora")
+
+
+def test_no_refusal_has_left_a_rank_behind(cluster: Cluster) -> None:
+    for node in NODES:
+        assert "active" not in cluster.sh(node, "systemctl is-active 'aura-train@*' || true").split()

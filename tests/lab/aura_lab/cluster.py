@@ -1,0 +1,347 @@
+"""The lab as a whole: up, down, and what is known about it."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from aura_lab import host, image, network
+from aura_lab.node import Node, names
+
+BOOT_LIMIT = 60.0  # seconds until sshd must answer
+_MEMORY = host.OWN / "lab.json"
+_PASSWORD = host.OWN / "password"
+
+
+def planned(index: int, prefix: str = "node") -> dict[str, str]:
+    """The index-th PC. As in real life, not all of them have the same card and installer."""
+    return {
+        "name": f"{prefix}{index}",
+        "address": str(network.NETWORK.network_address + 120 + index),
+        "nic": "eno1" if index == 3 else "enp3s0",
+        "netplan": "50-cloud-init.yaml" if index == 2 else "00-installer-config.yaml",
+    }
+
+
+def existing(name: str) -> Node:
+    node = Node.load(name)
+    if node is None:
+        raise host.LabError(f"There is no node {name} in the lab ({', '.join(names()) or 'it is down'}).")
+    return node
+
+
+def setup() -> Path:
+    """Everything that `up` needs and that may be cached: packages of this machine, the node image."""
+    host.require_root()
+    with host.locked():
+        require_own_lab()
+        if not network.exists():
+            host.require_namespaces()
+        host.setup()
+        return image.build(image.recipe(), in_use={node.image for node in _existing()})
+
+
+def up(wanted: Iterable[dict[str, str]]) -> None:
+    """Start the wanted nodes that do not run yet, and everything that they need."""
+    host.require_root()
+    with _interruptible(), host.locked():
+        require_own_lab()
+        was_up = _MEMORY.exists()
+        host.OWN.mkdir(parents=True, exist_ok=True)
+        started: list[Node] = []
+        try:
+            _up(list(wanted), started)
+        except (KeyboardInterrupt, host.Unavailable) as problem:
+            if isinstance(problem, KeyboardInterrupt):
+                host.say(f"undoing what this `up` began: {problem}")
+            if was_up:
+                _each(lambda node: node.power_off() if node.created else node.remove(), started)
+                _lease()
+            else:
+                _down()
+            raise
+
+
+def _up(wanted: list[dict[str, str]], started: list[Node]) -> None:
+    begun = time.monotonic()
+    if not network.exists():
+        host.require_namespaces()
+    host.setup()
+    known = _existing()
+    rootfs = image.build(image.recipe(), in_use={node.image for node in known})
+    memory = host.read_json(_MEMORY)
+    if memory.get("boot_id") != host.boot_id() or memory.get("checkout") != str(host.REPOSITORY):
+        if known:
+            host.say("nodes were left behind by a restart or by another checkout: making new ones")
+            _down()
+        memory = {"checkout": str(host.REPOSITORY), "boot_id": host.boot_id()}
+    network.remember(memory)
+    host.write(_MEMORY, json.dumps(memory) + "\n")
+    network.up()
+    _write_inventory_state()
+
+    nodes = [_prepare(plan, str(rootfs)) for plan in wanted]
+    to_start = [node for node in nodes if node.leader() is None]
+    fresh = [node for node in to_start if not node.created]
+    started.extend(replace(node) for node in to_start)  # as they were: `created` says what to undo
+    _lease(nodes)
+    password_hash = host.run("openssl", "passwd", "-6", "-stdin", stdin=_PASSWORD.read_text()).strip()
+    _each(lambda node: node.create(password_hash), fresh)
+    _each(lambda node: node.power_on(), to_start)
+    _wait(nodes)
+    host.say(
+        f"{len(to_start)} started, {len(nodes) - len(to_start)} already running, {time.monotonic() - begun:.1f} s"
+    )
+
+
+def _prepare(plan: dict[str, str], rootfs: str) -> Node:
+    name, address = plan["name"], plan["address"]
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", name):
+        raise host.LabError(f"'{name}' cannot be a node's name: lower-case letters, digits and hyphens only.")
+    try:
+        fits = ipaddress.ip_address(address) in list(network.NETWORK.hosts())[1:]
+    except ValueError:
+        fits = False
+    if not fits:
+        raise host.LabError(f"{address} is not an address for a node: it must be in {network.NETWORK}.")
+    for other in _existing():
+        if other.name != name and other.address == address:
+            raise host.LabError(f"{address} already belongs to {other.name}.")
+    known = Node.load(name)
+    if known and known.created:
+        if known.address != address:
+            raise host.LabError(
+                f"{name} exists with the address {known.address}; first: lab down --only {name}"
+            )
+        return known
+    return Node(name=name, address=address, nic=plan["nic"], netplan=plan["netplan"], image=rootfs)
+
+
+def down() -> None:
+    host.require_root()
+    with host.locked(), _uninterruptible():
+        require_own_lab()
+        _down()
+
+
+def _down() -> None:
+    nodes = [node for node in map(Node.load, _directories()) if node]
+    _each(lambda node: node.remove(), nodes)
+    network.down(host.read_json(_MEMORY))
+    shutil.rmtree(host.INVENTORY_STATE, ignore_errors=True)
+    host.remove_tree(host.BASE)
+
+
+def down_only(name: str) -> None:
+    """Remove one node and leave the others; with the last one goes the lab."""
+    host.require_root()
+    with host.locked(), _uninterruptible():
+        require_own_lab()
+        node = Node.load(name)
+        if node:
+            node.remove()
+            if names():
+                _lease()
+            else:
+                _down()
+
+
+def power(name: str, on: bool) -> None:
+    host.require_root()
+    with host.locked(), _uninterruptible():
+        require_own_lab()
+        node = existing(name)
+        if not on:
+            node.power_off()
+            return
+        if not network.exists():
+            raise host.LabError("The lab is not up: tests/lab/lab up")
+        node.power_on()
+        _wait([node])
+
+
+def cable(name: str, connected: bool) -> None:
+    host.require_root()
+    require_own_lab()
+    node = existing(name)
+    node.cut = not connected
+    node.save()
+    if network.exists(network.link_name(name)):
+        network.set_cable(name, connected)
+
+
+def rate(name: str, rate: str) -> None:
+    host.require_root()
+    require_own_lab()
+    node = existing(name)
+    network.bits_per_second(rate)
+    node.rate = rate
+    node.save()
+    leader = node.leader()
+    if leader and network.exists(network.link_name(name)):
+        network.shape(node, leader.pid)
+
+
+def status() -> list[dict[str, Any]]:
+    host.require_root()
+    require_own_lab()
+    found = []
+    for node in _existing():
+        leader = node.leader()
+        found.append({
+            "name": node.name,
+            "state": "running" if leader else "off",
+            "first_address": node.address,
+            "addresses": network.node_addresses(leader.pid, node.nic) if leader else [],
+            "nic": node.nic,
+            "cable": "cut" if node.cut else "connected",
+            "rate": node.rate,
+            "pid": leader.pid if leader else None,
+            "console": str(node.console),
+        })  # fmt: skip
+    return found
+
+
+def require_own_lab() -> None:
+    """There is one lab per machine: refuse to touch one that was started from another checkout."""
+    checkout = host.read_json(_MEMORY).get("checkout", str(host.REPOSITORY))
+    command = Path(checkout) / "tests/lab/lab"
+    # What a machine that was switched off has left behind belongs to nobody any more.
+    in_use = any(node.leader() for node in _existing())
+    if checkout != str(host.REPOSITORY) and command.exists() and in_use:
+        raise host.LabError(f"A lab that was started from {checkout} is up; to end it: sudo {command} down")
+
+
+# --- pieces ----------------------------------------------------------------------------------------
+
+
+def _existing() -> list[Node]:
+    return [node for node in map(Node.load, names()) if node]
+
+
+def _directories() -> list[str]:
+    return (
+        [path.name for path in host.BASE.iterdir() if path.name != host.OWN.name]
+        if host.BASE.exists()
+        else []
+    )
+
+
+def _write_inventory_state() -> None:
+    if not _PASSWORD.exists():
+        host.write(_PASSWORD, secrets.token_urlsafe(18) + "\n", 0o600)
+    host.write(host.INVENTORY_STATE / "password", _PASSWORD.read_text(), 0o600)
+    host.write(host.INVENTORY_STATE / "nameservers", " ".join(network.nameservers()) + "\n")
+
+
+def _lease(more: Iterable[Node] = ()) -> None:
+    known = _existing()
+    network.lease(sorted({node.address for node in [*known, *more]}))
+
+
+def _wait(nodes: list[Node]) -> None:
+    deadline = time.monotonic() + BOOT_LIMIT
+    _each(lambda node: None if node.cut else node.wait_until_ready(deadline), nodes)
+
+
+def _each(action: Callable[[Node], None], nodes: list[Node]) -> None:
+    """Do something with all nodes at once; the first error is raised when all are done."""
+    if not nodes:
+        return
+    pool = ThreadPoolExecutor(len(nodes))
+    futures = [pool.submit(action, node) for node in nodes]
+    try:
+        for future in futures:
+            future.result()
+    except KeyboardInterrupt:
+        host.interrupt()
+        raise
+    finally:
+        pool.shutdown()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and `kill` end an `up` in the same way: as an exception, so that it cleans up. Once is enough."""
+    stopped = False
+
+    def stop(number: int, _: FrameType | None) -> None:
+        nonlocal stopped
+        if stopped:
+            host.say("still cleaning up, a moment")
+            return
+        stopped = True
+        raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
+
+    with _handlers(stop):
+        yield
+
+
+@contextmanager
+def _uninterruptible() -> Iterator[None]:
+    """Cleaning up takes seconds and is not left half done."""
+
+    def refuse(number: int, _: FrameType | None) -> None:
+        host.say("still cleaning up, a moment")
+
+    with _handlers(refuse):
+        yield
+
+
+@contextmanager
+def _handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in caught}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def ssh_command(name: str, words: list[str]) -> list[str]:
+    """ssh as the node's user: with the cluster's key where there is one, else with the lab's password."""
+    node = existing(name)
+    addresses = network.node_addresses(node.inside().pid, node.nic)
+    if not addresses:
+        raise host.LabError(f"{name} has no address now (cable cut?); `lab exec {name}` works without one.")
+    # We can see the node's disk, so its host keys are known, not believed.
+    keys = [path.read_text().split()[:2] for path in (node.root / "etc/ssh").glob("ssh_host_*_key.pub")]
+    known = node.home / "known_hosts"
+    host.write(known, "".join(f"{name} {' '.join(key)}\n" for key in keys))
+    ask = node.home / "ask-password"
+    host.write(ask, f"#!/bin/sh\ncat {_PASSWORD}\n", 0o700)
+    return [
+        "env", f"SSH_ASKPASS={ask}", "SSH_ASKPASS_REQUIRE=force",
+        "ssh", "-o", f"HostKeyAlias={name}", "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes",
+        "-o", f"IdentityFile={host.INVENTORY_STATE / 'id_ed25519'}", "-o", "IdentitiesOnly=yes",
+        "-o", "ControlMaster=no", "-o", "LogLevel=ERROR", f"{image.USER}@{addresses[0]}", *words,
+    ]  # fmt: skip
+
+
+def join_cgroups(pid: int) -> None:
+    """Move this process to where systemd in the node looks for its own (nsenter leaves that out)."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, kind, group = line.split(":", 2)
+        roots = {"name=systemd": ["systemd"], "": ["unified", "."]}.get(kind, [])
+        for root in roots:
+            members = Path("/sys/fs/cgroup") / root / group.lstrip("/") / "cgroup.procs"
+            if members.exists():
+                members.write_text(str(os.getpid()))

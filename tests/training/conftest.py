@@ -1,0 +1,43 @@
+"""A small corpus and a small model for all tests of the trainer."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from aura.corpus import Corpus
+from aura.prepare import prepare
+
+WORDS = "el la los un una casa perro red nodo cable datos modelo aprende lee escribe rápido lento cinco y de en con"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 120 kB in which every word says much about the next."""
+    rng = random.Random(0)
+    words = WORDS.split()
+    followers = {word: rng.sample(words, 3) for word in words}
+    paragraphs, word = [], words[0]
+    for _ in range(400):
+        sentence = []
+        for _ in range(60):
+            word = rng.choice(followers[word])
+            sentence.append(word)
+        paragraphs.append(" ".join(sentence).capitalize() + ".")
+    file = tmp_path_factory.mktemp("text") / "texto.txt"
+    file.write_text("\n\n".join(paragraphs), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="session")
+def corpus(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return prepare(
+        [text], tmp_path_factory.mktemp("corpus") / "corpus", vocab_size=300, validation_fraction=0.1
+    )

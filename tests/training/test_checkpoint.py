@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from aura import checkpoint
+from aura.optimizer import AdamW
+from aura.sync import Ranks
+from torch import nn
+
+ALONE = Ranks(0, ["node0"], torch.device("cpu"))
+
+
+def trained(steps: int, width: int = 4) -> tuple[nn.Linear, AdamW]:
+    torch.manual_seed(0)
+    model = nn.Linear(width, width)
+    optimizer = AdamW(model, beta1=0.9, beta2=0.95, weight_decay=0.1)
+    for _ in range(steps):
+        model.zero_grad()
+        model(torch.ones(width)).square().sum().backward()
+        optimizer.step(lr=0.1)
+    return model, optimizer
+
+
+def save(directory: Path, step: int, kind: str = "checkpoint") -> Path:
+    return checkpoint.save(directory, f"{kind}-step-{step}", *trained(step), {"step": step})
+
+
+def accept(state: checkpoint.State) -> None:
+    pass
+
+
+def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    (wanted_model, wanted), (model, optimizer) = trained(3), trained(0)
+    state = checkpoint.agree_and_load(tmp_path, model, optimizer, ALONE, accept, print)
+    assert state == {"step": 3}
+    assert torch.equal(model.weight, wanted_model.weight)
+    assert torch.equal(model.bias, wanted_model.bias)
+    for name, tensor in wanted.tensors().items():
+        assert torch.equal(optimizer.tensors()[name], tensor), name
+    assert optimizer.steps["weight"] == 3
+
+
+def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        save(tmp_path / folder, 3)
+    for file in (tmp_path / "a/checkpoint-step-3").iterdir():
+        assert file.read_bytes() == (tmp_path / "b/checkpoint-step-3" / file.name).read_bytes()
+
+
+def test_nothing_to_load(tmp_path: Path) -> None:
+    model, optimizer = trained(0)
+    assert checkpoint.agree_and_load(tmp_path / "none", model, optimizer, ALONE, accept, print) is None
+
+
+def test_a_refused_state_touches_no_parameter(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    model, optimizer = trained(0)
+    before = model.weight.detach().clone()
+
+    def refuse(state: checkpoint.State) -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        checkpoint.agree_and_load(tmp_path, model, optimizer, ALONE, refuse, print)
+    assert torch.equal(model.weight, before)
+
+
+def test_the_newest_counts_whatever_its_kind(tmp_path: Path) -> None:
+    for step, kind in ((9, "checkpoint"), (10, "interrupt"), (2, "checkpoint")):
+        save(tmp_path, step, kind)
+    found = checkpoint.newest_valid(tmp_path, print)
+    assert found
+    assert (found.path.name, found.step) == ("interrupt-step-10", 10)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, truncate, Path.unlink])
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+)
+def test_any_damage_is_refused_loudly(file: str, damage: Callable[[Path], None], tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    damage(tmp_path / "checkpoint-step-2" / file)
+    said: list[str] = []
+    found = checkpoint.newest_valid(tmp_path, said.append)
+    assert found
+    assert found.step == 1
+    assert len(said) == 1
+    assert said[0].startswith("REFUSED: checkpoint-step-2 is damaged")
+
+
+def test_rotation_keeps_the_newest(tmp_path: Path) -> None:
+    for step in (8, 9, 10):
+        newest = save(tmp_path, step)
+    (tmp_path / "checkpoint-step-7.tmp-1").mkdir()
+    (tmp_path / "damaged-checkpoint-step-11").mkdir()
+    checkpoint.rotate(tmp_path, keep=2, newest=newest)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-step-9", "checkpoint-step-10"}
+    checkpoint.rotate(tmp_path, keep=1, newest=newest)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-step-10"}
+
+
+def test_a_damaged_newer_one_does_not_push_out_good_ones(tmp_path: Path) -> None:
+    for step in (1, 2, 9):
+        save(tmp_path, step)
+    flip_a_bit(tmp_path / "checkpoint-step-9" / "model.safetensors")
+    checkpoint.tidy(tmp_path, step=2)
+    assert (tmp_path / "damaged-checkpoint-step-9").exists()
+    checkpoint.rotate(tmp_path, keep=2, newest=save(tmp_path, 3))
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-step-2", "checkpoint-step-3"}
+
+
+def test_a_step_that_is_computed_again_replaces_the_old_one(tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    flip_a_bit(path / "model.safetensors")
+    save(tmp_path, 3)
+    checkpoint.verify(path)
+
+
+@pytest.mark.parametrize("calls", range(6))
+def test_an_error_at_any_moment_of_a_save_leaves_the_older_one_alone(
+    calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """_flush is called for each file, the directory, and after the rename."""
+    save(tmp_path, 1)
+    original, count = checkpoint._flush, 0
+
+    def fail(path: Path) -> None:
+        nonlocal count
+        if count == calls:
+            raise OSError(5, "Input/output error", str(path))
+        count += 1
+        original(path)
+
+    monkeypatch.setattr(checkpoint, "_flush", fail)
+    with pytest.raises(OSError):
+        save(tmp_path, 2)
+    found = checkpoint.newest_valid(tmp_path, print)
+    assert found
+    assert found.step == (2 if calls == 5 else 1)  # the last one comes after the rename
+    assert not list(tmp_path.glob("*.tmp-*"))
+
+
+def test_what_a_killed_save_left_is_ignored_and_removed(tmp_path: Path) -> None:
+    path = save(tmp_path, 2)
+    shutil.copytree(path, tmp_path / "checkpoint-step-3.tmp-99")
+    found = checkpoint.newest_valid(tmp_path, print)
+    assert found
+    assert found.step == 2
+    checkpoint.tidy(tmp_path, step=2)
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint-step-2"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not possible here")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+def test_a_full_disk_is_an_error_of_the_disk_and_leaves_the_older_one_alone(small_disk: Path) -> None:
+    save(small_disk, 1)
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoint.save(small_disk, "checkpoint-step-2", *trained(1, width=100), {"step": 2})
+    assert [path.name for path in small_disk.iterdir()] == ["checkpoint-step-1"]
+    checkpoint.verify(small_disk / "checkpoint-step-1")
+
+
+def test_the_state_is_plain_json(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    assert {file.suffix for file in path.iterdir()} == {".safetensors", ".json"}
+    assert json.loads((path / "manifest.json").read_text())["step"] == 1

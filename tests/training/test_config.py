@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aura import cli, config
+from aura.errors import ConfigError
+
+TRAINING = Path(config.__file__).parents[1]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": str(TRAINING), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(
+        [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_every_preset_is_complete_and_valid() -> None:
+    assert config.preset_names() == ["gpt2-medium", "gpt2-nano"]
+    for name in config.preset_names():
+        assert config.resolve(name).preset == name
+
+
+def test_gpt2_medium_is_what_guide_000_runs() -> None:
+    medium = config.resolve("gpt2-medium")
+    assert (medium.layers, medium.heads, medium.d_model, medium.seq_len) == (24, 16, 1024, 1024)
+    assert (medium.batch_size, medium.gradient_accumulation_steps, medium.precision) == (1, 32, "fp16")
+    assert (medium.lr, medium.weight_decay, medium.vocab_size) == (2e-4, 0.01, 50257)
+    assert 5 * medium.sequences_per_rank_and_step == 160
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "words"),
+    [
+        ("gpt2-medum", {}, ["'gpt2-medum'", "Did you mean 'gpt2-medium'?", "gpt2-nano"]),
+        ("gpt2-nano", {"stepps": "3"}, ["'stepps'", "Did you mean 'steps'?", "weight_decay"]),
+        ("gpt2-nano", {"preset": "x"}, ["'preset'"]),
+        ("gpt2-nano", {"steps": "many"}, ["steps='many'", "whole number"]),
+        ("gpt2-nano", {"steps": "2.5"}, ["steps='2.5'", "whole number"]),
+        ("gpt2-nano", {"steps": 2.0}, ["whole number"]),
+        ("gpt2-nano", {"steps": True}, ["whole number"]),
+        ("gpt2-nano", {"steps": "0"}, ["steps=0", "at least 1"]),
+        ("gpt2-nano", {"lr": "nan"}, ["lr='nan'", "number"]),
+        ("gpt2-nano", {"lr": "0"}, ["lr=0.0", "more than 0"]),
+        ("gpt2-nano", {"beta2": "1"}, ["beta2=1.0", "less than 1"]),
+        ("gpt2-nano", {"min_lr_ratio": "1.5"}, ["at most 1"]),
+        ("gpt2-nano", {"precision": "bf61"}, ["'bf61'", "Did you mean 'bf16'?", "fp32"]),
+        ("gpt2-nano", {"heads": "3"}, ["d_model=128", "heads=3"]),
+    ],
+)
+def test_a_mistake_is_one_sentence(preset: str, overrides: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.resolve(preset, overrides)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_an_incomplete_configuration_is_refused() -> None:
+    values = asdict(config.resolve("gpt2-nano"))
+    assert config.from_values(values) == config.resolve("gpt2-nano")
+    del values["lr"]
+    with pytest.raises(ConfigError, match="lr missing"):
+        config.from_values(values)
+
+
+def test_the_digest_sees_every_setting() -> None:
+    assert config.resolve("gpt2-nano").digest() == config.resolve("gpt2-nano").digest()
+    assert config.resolve("gpt2-nano").digest() != config.resolve("gpt2-nano", {"clip": 1.5}).digest()
+
+
+def test_as_a_program() -> None:
+    good = run(
+        "-m", "aura.config", "--preset", "gpt2-nano", "--set", "steps=7", "batch-size=3", "--set", "lr=1e-4"
+    )
+    assert good.returncode == 0, good.stderr
+    values = json.loads(good.stdout)
+    assert (values["steps"], values["batch_size"], values["lr"]) == (7, 3, 1e-4)
+
+    bad = run("-m", "aura.config", "--preset", "gpt2-nano", "--set", "stepps=7")
+    assert (bad.returncode, bad.stdout) == (64, "")
+    assert bad.stderr.startswith("Unknown setting 'stepps'.")
+    assert bad.stderr.count("\n") == 1
+
+
+def test_the_commands_that_ansible_calls_import_nothing_heavy() -> None:
+    loaded = run("-c", "import sys, aura.cli, aura.config, aura.corpus; print(*sys.modules)")
+    assert loaded.returncode == 0, loaded.stderr
+    assert not {"torch", "numpy", "rich", "tokenizers"} & set(loaded.stdout.split())
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for command in cli.COMMANDS:
+        assert command in text
+    assert cli.main(["--version"]) == 0
+    assert cli.main(["version"]) == 0
+    assert "torch" in json.loads(capsys.readouterr().out.split("\n", 1)[1])
+    assert cli.main(["prepar"]) == 64
+    assert "Did you mean 'prepare'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("style", ["-", "_"])
+def test_the_flags_of_guide_000(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aura import train
+
+    calls: list[tuple[Any, ...]] = []
+
+    def run(*arguments: Any) -> int:
+        calls.append(arguments)
+        return 0
+
+    monkeypatch.setattr(train, "run", run)
+    flags = (
+        "--backend nccl --use-custom-model --custom-preset gpt2-medium --seq-len 1024 --batch-size 2 "
+        "--gradient-accumulation-steps 16 --precision bf16 --lr 3e-4 --weight-decay 0.02 --log-dir runs/node0 "
+        "--corpus c --run-dir r"
+    ).split()
+    flags = ["--" + flag[2:].replace("-", style) if flag.startswith("--") else flag for flag in flags]
+    assert cli.main(["train", *flags]) == 0
+    (made, corpus, run_dir, log_dir, backend, _) = calls[0]
+    assert (made.preset, made.batch_size, made.gradient_accumulation_steps) == ("gpt2-medium", 2, 16)
+    assert (made.precision, made.lr, made.weight_decay) == ("bf16", 3e-4, 0.02)
+    assert (corpus, run_dir, log_dir, backend) == (Path("c"), Path("r"), Path("runs/node0"), "nccl")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--preset", "gpt2-nano"], "--corpus"),
+        (["--preset", "gpt2-nano", "--corpus", "c", "--stepps", "3"], "Did you mean '--steps'?"),
+        (["--preset", "gpt2-nano", "--corpus", "c", "--steps", "x"], "steps='x'"),
+        (["--preset", "gpt2-nano", "--corpus", "c", "--backend", "mpi"], "mpi"),
+        (["--preset", "nano", "--corpus", "c"], "Unknown preset 'nano'"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_64(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: Any = cli.main(["train", *words])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 64
+    assert message in capsys.readouterr().err

@@ -1,0 +1,564 @@
+"""The report of playbooks/connectivity.yml, from hand-made documents of five nodes."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aura import connectivity
+from aura.connectivity import CHECKS, TITLES, Check, blame, draw, judge, read_evidence
+
+Json = dict[str, Any]
+NAMES = [f"node{i}" for i in range(5)]
+ADDRESSES = {name: f"192.168.50.{20 + i}" for i, name in enumerate(NAMES)}
+PORTS = {"rendezvous": 12355, "ephemeral": 51234}
+
+
+def document(name: str) -> Json:
+    """What `aura probe` prints on a healthy node."""
+    others = [other for other in NAMES if other != name]
+    found: Json = {
+        "schema": 1,
+        "node": name,
+        "address": ADDRESSES[name],
+        "complete": True,
+        "coordinator": "node0",
+        "busy_ports": {},
+        "tcp": {other: {port: {"ok": True, "milliseconds": 0.4} for port in PORTS} for other in others},
+        "lost": {},
+        "bandwidth": {other: {"ok": True, "mbit_per_second": 941.0} for other in others},
+        "about": {
+            "hostname": name,
+            "addresses": {"lo": ["127.0.0.1"], "eno1": [ADDRESSES[name]]},
+            "interface": "eno1",
+            "link": {"speed_mbit": 1000, "duplex": "full", "physical": True},
+            "routes": {other: {"interface": "eno1", "source": ADDRESSES[name]} for other in others},
+            "resolves": {other: [ADDRESSES[other]] for other in NAMES},
+            "release": "3f2a",
+            "versions": {"python": "3.11.7", "torch": "2.13.0"},
+            "disk": {"path": "/var/lib/aura", "free_bytes": 400e9, "total_bytes": 500e9},
+        },
+    }
+    if name != "node0":
+        found["clock"] = {
+            "ok": True,
+            "reference": "node0",
+            "offset_seconds": 0.0004,
+            "round_trip_seconds": 0.0002,
+        }
+    return found
+
+
+class Cluster:
+    """Five healthy nodes, to be spoilt."""
+
+    def __init__(self) -> None:
+        self.documents = {name: document(name) for name in NAMES}
+        self.evidence: Json = {
+            "addresses": dict(ADDRESSES),
+            "trainer": {name: {"changed": False, "rc": 0} for name in NAMES},
+            "probe": {},
+            "all_reduce": {},
+            "rendezvous_port": "12355",  # Ansible's templates make text of numbers
+            "ephemeral_port": 51234,
+            "link_speed": 1000,
+        }
+        for rank, name in enumerate(NAMES):
+            line = f"[Rank {rank}/5 | Node {name} | Device cpu] all_reduce = 15 (esperado 15) OK"
+            self.evidence["all_reduce"][name] = {"rc": 0, "stdout": line, "stderr": ""}
+
+    def about(self, name: str) -> Json:
+        return self.documents[name]["about"]
+
+    def rate(self, pairs: Iterable[tuple[str, str]], mbit: float) -> None:
+        for sender, receiver in pairs:
+            self.documents[sender]["bandwidth"][receiver] = {"ok": True, "mbit_per_second": mbit}
+
+    def close(
+        self, pairs: Iterable[tuple[str, str]], error: str = "timeout", ports: Iterable[str] = PORTS
+    ) -> None:
+        for caller, called in pairs:
+            for port in ports:
+                self.documents[caller]["tcp"][called][port] = {
+                    "ok": False,
+                    "error": error,
+                    "detail": "no answer",
+                }
+
+    def skip_all_reduce(self) -> None:
+        self.evidence["all_reduce"] = {name: {"skipped": True, "changed": False} for name in NAMES}
+
+    def text(self) -> str:
+        evidence = copy.deepcopy(self.evidence)
+        for name, found in self.documents.items():
+            evidence["probe"].setdefault(name, {"rc": 0, "stdout": json.dumps(found), "stderr": ""})
+        return json.dumps(evidence)
+
+    def judge(self) -> list[Check]:
+        return judge(read_evidence(self.text()))
+
+    def bad(self) -> list[Check]:
+        return [check for check in self.judge() if check.status != "ok"]
+
+    def only(self) -> Check:
+        """The single thing that is not ok."""
+        bad = self.bad()
+        assert len(bad) == 1, bad
+        return bad[0]
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def pairs_of(*names: str) -> list[tuple[str, str]]:
+    return [(a, b) for a in NAMES for b in NAMES if a != b and (a in names or b in names)]
+
+
+ALL_PAIRS = pairs_of(*NAMES)
+
+
+# --- Healthy ---
+
+
+def test_a_healthy_cluster(cluster: Cluster) -> None:
+    checks = cluster.judge()
+    assert [check.id for check in checks] == [*CHECKS] == [*TITLES]
+    assert {check.status for check in checks} == {"ok"}
+    assert not any(check.remedy for check in checks)
+    lines = draw(read_evidence(cluster.text()), checks)
+    assert lines[-1] == "5 nodes: all 17 checks ok"
+    assert "20 of 20 ordered pairs" in "\n".join(lines)
+    assert any(line.strip().startswith("node3") and line.count("941") == 4 for line in lines), "the matrix"
+
+
+# --- Nodes ---
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("connect to host 192.168.50.23 port 22: No route to host", "Is node3 on?"),
+        ("connect to host 192.168.50.23 port 22: Connection timed out", "Is node3 on?"),
+        ("connect to host 192.168.50.23 port 22: Connection refused", "its SSH server is not"),
+        ("ubuntu@192.168.50.23: Permission denied (publickey).", "playbooks/bootstrap.yml --limit node3"),
+        ("Host key verification failed.", "is not the node3 of before"),
+    ],
+)
+def test_a_node_that_does_not_answer(cluster: Cluster, said: str, advice: str) -> None:
+    message = f"Task failed: Data could not be sent to remote host. Make sure it can be reached over ssh: ssh: {said}"
+    cluster.evidence["trainer"]["node3"] = {"unreachable": True, "msg": message}
+    cluster.evidence["probe"]["node3"] = cluster.evidence["all_reduce"]["node3"] = {"skipped": True}
+    for name in NAMES:
+        for section in ("tcp", "bandwidth"):
+            cluster.documents[name][section].pop("node3", None)
+    check = cluster.only()
+    assert (check.id, check.status, check.subject) == ("answers", "failed", "node3")
+    assert check.message == f"node3 (192.168.50.23): {said}"
+    assert advice in check.remedy
+
+
+def test_a_node_that_dies_during_the_probe(cluster: Cluster) -> None:
+    cluster.evidence["probe"]["node3"] = {"unreachable": True, "msg": "ssh: Connection timed out"}
+    cluster.skip_all_reduce()
+    for name in NAMES[:3]:
+        cluster.documents[name]["bandwidth"]["node3"] = {
+            "ok": False,
+            "error": "stalled: nothing arrived for 2 s",
+        }
+    assert [check.id for check in cluster.bad()] == ["answers", "all_reduce"]
+
+
+def test_the_trainer_is_nowhere(cluster: Cluster) -> None:
+    for name in NAMES:
+        cluster.evidence["trainer"][name] = {"changed": False, "rc": 1}
+        cluster.evidence["probe"][name] = {"skipped": True}
+    cluster.skip_all_reduce()
+    checks = cluster.judge()
+    assert [check.id for check in checks] == [*CHECKS]
+    failed = [check for check in checks if check.status == "failed"]
+    assert [(check.id, check.remedy) for check in failed] == [("trainer", "ansible-playbook site.yml")]
+    lines = draw(read_evidence(cluster.text()), checks)
+    assert len(lines) < 10, "what could not be checked shares one line"
+
+
+def test_a_damaged_release(cluster: Cluster) -> None:
+    traceback = "Traceback (most recent call last):\n  ...\nModuleNotFoundError: No module named 'aura'\n"
+    cluster.evidence["probe"]["node2"] = {"rc": 1, "stdout": "", "stderr": traceback}
+    cluster.skip_all_reduce()
+    check = cluster.bad()[0]
+    assert (check.id, check.subject) == ("probe", "node2")
+    assert check.message == "node2: ModuleNotFoundError: No module named 'aura'"
+
+
+def test_an_answer_of_another_version(cluster: Cluster) -> None:
+    cluster.documents["node2"]["schema"] = 99
+    assert [check.id for check in cluster.bad()] == ["probe"]
+
+
+def spoil_address(cluster: Cluster) -> None:
+    cluster.documents["node1"]["busy_ports"] = {
+        port: {"reason": "no address", "holder": None} for port in PORTS
+    }
+    cluster.about("node1")["addresses"] = {"lo": ["127.0.0.1"], "eno1": ["192.168.50.131"]}
+    cluster.close([pair for pair in pairs_of("node1") if pair[0] == "node1"], "no address")
+    cluster.close([pair for pair in pairs_of("node1") if pair[1] == "node1"])
+
+
+def spoil_hostname(cluster: Cluster) -> None:
+    cluster.about("node1")["hostname"] = "ubuntu"
+
+
+def spoil_own_name(cluster: Cluster) -> None:
+    cluster.about("node1")["resolves"]["node1"] = ["127.0.1.1"]
+
+
+def spoil_route(cluster: Cluster) -> None:
+    cluster.about("node1")["routes"]["node4"] = {"interface": "wlp3s0", "source": "192.168.50.90"}
+
+
+def spoil_link(cluster: Cluster) -> None:
+    cluster.about("node1")["link"] = {"speed_mbit": 100, "duplex": "full", "physical": True}
+
+
+def spoil_duplex(cluster: Cluster) -> None:
+    cluster.about("node1")["link"] = {"speed_mbit": 1000, "duplex": "half", "physical": True}
+
+
+def spoil_release(cluster: Cluster) -> None:
+    cluster.about("node1")["release"] = "0ld"
+
+
+def spoil_versions(cluster: Cluster) -> None:
+    cluster.about("node1")["versions"]["torch"] = "2.12.1"
+
+
+def spoil_disk(cluster: Cluster) -> None:
+    cluster.about("node1")["disk"]["free_bytes"] = 0.4e9
+
+
+@pytest.mark.parametrize(
+    ("spoil", "check_id", "message", "remedy"),
+    [
+        (
+            spoil_address,
+            "address",
+            "does not have its address 192.168.50.21 (it has 192.168.50.131)",
+            "site.yml",
+        ),
+        (spoil_hostname, "hostname", "node1 calls itself ubuntu", "bootstrap.yml --limit node1"),
+        (spoil_own_name, "names", "on node1, its own name node1 is 127.0.1.1", "/etc/hosts"),
+        (
+            spoil_route,
+            "interface",
+            "node1's address is on eno1, but it reaches node4 through wlp3s0",
+            "192.168.50.24",
+        ),
+        (spoil_link, "link", "node1: eno1 negotiated 100 Mbit/s, 1000 expected", "/sys/class/net/eno1/speed"),
+        (spoil_duplex, "link", "half duplex", "another cable"),
+        (spoil_release, "release", "node1 runs release 0ld, the others 3f2a", "site.yml"),
+        (spoil_versions, "versions", "node1 has torch 2.12.1, the others 2.13.0", "site.yml"),
+        (spoil_disk, "disk", "node1 has 0.4 GB free", "runs"),
+    ],
+)
+def test_one_node_is_different(
+    cluster: Cluster, spoil: Callable[[Cluster], None], check_id: str, message: str, remedy: str
+) -> None:
+    spoil(cluster)
+    check = cluster.only()
+    assert (check.id, check.status, check.subject) == (check_id, "failed", "node1")
+    assert message in check.message
+    assert remedy in check.remedy
+
+
+def test_a_peer_whose_name_is_unknown_is_a_warning(cluster: Cluster) -> None:
+    cluster.about("node1")["resolves"]["node4"] = []
+    check = cluster.only()
+    assert (check.id, check.status, check.message) == ("names", "warning", "on node1, node4 is unknown")
+
+
+@pytest.mark.parametrize(
+    ("holder", "message", "remedy"),
+    [
+        (
+            {"pid": 812, "command": "python", "unit": "aura-train@0.service", "user": "aura"},
+            "port 12355 on node0 is in use by python (pid 812, aura-train@0.service, user aura): a run is active",
+            "Stop it, then check again: ansible-playbook playbooks/stop.yml",
+        ),
+        (
+            {"pid": None, "command": None, "unit": None, "user": "root"},
+            "by a process (user root)",
+            "stop.yml",
+        ),
+        (None, "is in use by a process", "rendezvous_port"),
+    ],
+)
+def test_the_rendezvous_port_is_taken(
+    cluster: Cluster, holder: Json | None, message: str, remedy: str
+) -> None:
+    cluster.documents["node0"]["busy_ports"] = {"rendezvous": {"reason": "in use", "holder": holder}}
+    cluster.close([pair for pair in ALL_PAIRS if pair[1] == "node0"], "silent", ["rendezvous"])
+    check = cluster.only()
+    assert (check.id, check.status, check.subject) == ("rendezvous_port", "failed", "node0")
+    assert message in check.message
+    assert remedy in check.remedy
+
+
+# --- Pairs ---
+
+
+def test_a_firewall_that_stops_one_peer(cluster: Cluster) -> None:
+    cluster.close([("node1", "node3")])
+    bad = cluster.bad()
+    assert [(check.id, check.subject) for check in bad] == [
+        ("tcp_rendezvous", "node1 -> node3"),
+        ("tcp_ephemeral", "node1 -> node3"),
+    ]
+    assert "port 12355: node1 does not reach node3 (no answer), though node3 reaches node1" in bad[0].message
+    assert "node3's firewall stops node1 (192.168.50.21)" in bad[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("pairs", "subject", "message", "remedy"),
+    [
+        (pairs_of("node3"), "node3", "node3 and the others do not reach each other", "cable or port"),
+        (
+            [(a, b) for a, b in ALL_PAIRS if b == "node3"],
+            "node3",
+            "nobody reaches node3",
+            "stops what comes in",
+        ),
+        ([(a, b) for a, b in ALL_PAIRS if a == "node3"], "node3", "node3 reaches nobody", "what goes out"),
+        (
+            [("node1", "node3"), ("node3", "node1")],
+            "node1 <-> node3",
+            "do not reach each other",
+            "second machine",
+        ),
+        (ALL_PAIRS, "all", "no node reaches any other", "Is the switch on"),
+    ],
+)
+def test_who_is_to_blame_for_closed_pairs(
+    cluster: Cluster, pairs: list[tuple[str, str]], subject: str, message: str, remedy: str
+) -> None:
+    cluster.close(pairs, ports=["ephemeral"])
+    check = cluster.only()
+    assert (check.id, check.subject) == ("tcp_ephemeral", subject)
+    assert message in check.message
+    assert remedy in check.remedy
+
+
+def test_the_wrong_host_answers(cluster: Cluster) -> None:
+    for name in ("node0", "node1"):
+        wrong = {"ok": False, "error": "wrong node", "detail": "node4"}
+        cluster.documents[name]["tcp"]["node3"]["ephemeral"] = wrong
+    check = cluster.only()
+    assert check.message == "port 51234: at 192.168.50.23, node4 answered node0 and node1 instead of node3"
+    assert "Two machines have the address 192.168.50.23" in check.remedy
+
+
+def test_a_cable_that_negotiated_100_mbit(cluster: Cluster) -> None:
+    cluster.rate(pairs_of("node3"), 94.1)
+    check = cluster.only()
+    assert (check.id, check.status, check.subject) == ("bandwidth", "failed", "node3")
+    assert check.message == "node3: 94 Mbit/s to and from every node, about 940 expected"
+    assert check.remedy.startswith("node3's cable or port negotiated 100 Mbit/s: Replug node3's cable")
+    lines = draw(read_evidence(cluster.text()), cluster.judge())
+    (row,) = [line.split() for line in lines if line.split()[:1] == ["node3"]]
+    assert row == ["node3", "94✗", "94✗", "94✗", "-", "94✗"]
+
+
+def test_two_slow_nodes_are_both_named(cluster: Cluster) -> None:
+    cluster.rate(pairs_of("node1", "node3"), 94.1)
+    assert [check.subject for check in cluster.bad()] == ["node1", "node3"]
+
+
+def test_one_slow_direction(cluster: Cluster) -> None:
+    cluster.rate([(a, b) for a, b in ALL_PAIRS if a == "node3"], 310)
+    check = cluster.only()
+    assert check.message == "node3: 310 Mbit/s to every node, the other way is good; about 940 expected"
+    assert "half duplex" in check.remedy
+
+
+def test_a_little_slow_is_a_warning(cluster: Cluster) -> None:
+    cluster.rate([("node0", "node1")], 700)
+    check = cluster.only()
+    assert (check.status, check.subject) == ("warning", "node0 -> node1")
+
+
+def test_everything_slow_is_the_switch(cluster: Cluster) -> None:
+    cluster.rate(ALL_PAIRS, 94)
+    check = cluster.only()
+    assert check.subject == "all"
+    assert check.remedy.startswith("A 100 Mbit/s switch?")
+
+
+def test_the_inventory_says_how_fast_the_links_are(cluster: Cluster) -> None:
+    cluster.evidence["link_speed"] = 2500
+    for name in NAMES:
+        cluster.about(name)["link"] = {"speed_mbit": 2500, "duplex": "full"}
+    assert cluster.only().status == "failed"  # 941 of 2500
+    cluster.rate(ALL_PAIRS, 2350)
+    assert cluster.bad() == []
+
+
+def test_small_packets_pass_and_large_ones_do_not(cluster: Cluster) -> None:
+    cluster.documents["node1"]["bandwidth"]["node2"] = {
+        "ok": False,
+        "error": "stalled: nothing arrived for 2 s",
+    }
+    check = cluster.only()
+    assert (check.subject, check.status) == ("node1 -> node2", "failed")
+    assert "MTU" in check.remedy
+
+
+def test_a_node_that_leaves_the_measurement(cluster: Cluster) -> None:
+    cluster.documents["node0"]["lost"] = {"node2": "left during the measurement (timed out)"}
+    cluster.documents["node2"]["left_out"] = "the coordinator went away in the middle (timed out)"
+    check = cluster.only()
+    assert (check.id, check.subject, check.status) == ("bandwidth", "node2", "failed")
+
+
+def test_who_does_not_reach_the_coordinator_fails_once(cluster: Cluster) -> None:
+    """Not in the measurement, no clock compared: consequences, which are not listed as failures of their own."""
+    cluster.close([("node0", "node2"), ("node2", "node0")])
+    cluster.skip_all_reduce()
+    cluster.documents["node2"].update(clock={"ok": False, "error": "node0 does not answer"}, bandwidth={})
+    cluster.documents["node2"]["left_out"] = "node0 does not answer"
+    cluster.documents["node0"]["lost"] = {"node2": "did not come to the measurement"}
+    for name in NAMES:
+        cluster.documents[name]["bandwidth"].pop("node2", None)
+    bad = cluster.bad()
+    assert [check.id for check in bad] == ["tcp_rendezvous", "tcp_ephemeral", "all_reduce"]
+    assert bad[-1].status == "warning"
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        ([("a", "b")], [("one way", ("a", "b"))]),
+        ([("a", "b"), ("b", "a")], [("both ways", ("a", "b"))]),
+        ([("a", "d"), ("b", "d"), ("c", "d")], [("into", ("d",))]),
+        ([("d", "a"), ("d", "b"), ("d", "c")], [("out of", ("d",))]),
+        ([("a", "d"), ("b", "d"), ("c", "d"), ("d", "a")], [("into", ("d",)), ("one way", ("d", "a"))]),
+        ([(x, y) for x in "abcd" for y in "abcd" if x != y and "d" in (x, y)], [("node", ("d",))]),
+        ([(x, y) for x in "abcd" for y in "abcd" if x != y], [("all", ("a", "b", "c", "d"))]),
+        ([], []),
+    ],
+)
+def test_blame(bad: list[tuple[str, str]], expected: list[tuple[str, tuple[str, ...]]]) -> None:
+    measured = {(x, y) for x in "abcd" for y in "abcd" if x != y}
+    found = blame(measured, set(bad))
+    assert [(one.kind, one.nodes) for one in found] == expected
+    assert {pair for one in found for pair in one.pairs} == set(bad), "every bad pair is explained, once"
+
+
+def test_with_two_nodes_both_are_named(cluster: Cluster) -> None:
+    """Whose cable it is cannot be told from one pair."""
+    for name in NAMES[2:]:
+        for task in ("addresses", "trainer", "all_reduce"):
+            del cluster.evidence[task][name]
+        del cluster.documents[name]
+    cluster.rate([("node0", "node1"), ("node1", "node0")], 94)
+    check = cluster.only()
+    assert check.subject == "node0 <-> node1"
+    assert check.remedy.startswith("node0's or node1's cable or port negotiated 100 Mbit/s")
+
+
+# --- Clocks, all_reduce ---
+
+
+@pytest.mark.parametrize(("offset", "status"), [(0.05, None), (-0.3, "warning"), (3.2, "failed")])
+def test_a_wrong_clock(cluster: Cluster, offset: float, status: str | None) -> None:
+    cluster.documents["node3"]["clock"]["offset_seconds"] = offset
+    if status is None:
+        assert cluster.bad() == []
+        return
+    check = cluster.only()
+    assert (check.id, check.status, check.subject) == ("clock", status, "node3")
+    assert ("behind" if offset < 0 else "ahead of") in check.message
+    assert "chronyc" in check.remedy
+
+
+def test_the_wrong_clock_is_the_coordinators(cluster: Cluster) -> None:
+    """Everybody differs from node0 by the same: node0 is named, not the four others."""
+    for name in NAMES[1:]:
+        cluster.documents[name]["clock"]["offset_seconds"] = 3600.0
+    check = cluster.only()
+    assert (check.subject, check.status) == ("node0", "failed")
+    assert "behind the others" in check.message
+
+
+def test_all_reduce_goes_wrong(cluster: Cluster) -> None:
+    said = "All 5 of 5 ranks came within 60 s, but too late."
+    cluster.evidence["all_reduce"]["node4"] = {"rc": 1, "stdout": "", "stderr": f"noise\n{said}\n"}
+    check = cluster.only()
+    assert (check.id, check.subject, check.message) == ("all_reduce", "node4", f"node4: {said}")
+    assert "GLOO_SOCKET_IFNAME" in check.remedy and "eno1" in check.remedy
+
+
+def test_exit_code_0_without_the_line_is_not_enough(cluster: Cluster) -> None:
+    cluster.evidence["all_reduce"]["node4"] = {"rc": 0, "stdout": "", "stderr": ""}
+    assert cluster.only().id == "all_reduce"
+
+
+# --- As the playbook calls it ---
+
+
+def call(text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", "-S", connectivity.__file__, *options]
+    environment = {"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
+    return subprocess.run(
+        command, input=text, capture_output=True, encoding="utf-8", env=environment, timeout=20, check=False
+    )
+
+
+def test_the_command_says_what_failed(cluster: Cluster, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    done = call(cluster.text(), "--json", str(result))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("✓ answers over SSH   5 nodes\n")
+    assert json.loads(result.read_text())["status"] == "ok"
+
+    cluster.rate(pairs_of("node3"), 94.1)
+    done = call(cluster.text(), "--json", str(result))
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1] == "5 nodes: 1 check failed, 16 ok"
+    written = json.loads(result.read_text())
+    assert written["status"] == "failed" and written["schema"] == 1
+    assert [check["id"] for check in written["checks"]] == [*CHECKS]
+    (failed,) = [check for check in written["checks"] if check["status"] == "failed"]
+    assert failed.keys() == {"id", "status", "subject", "message", "remedy"} and failed["subject"] == "node3"
+    assert written["bandwidth_mbit"]["node0"] == {
+        "node1": 941.0,
+        "node2": 941.0,
+        "node3": 94.1,
+        "node4": 941.0,
+    }
+
+
+def test_a_warning_is_no_failure(cluster: Cluster) -> None:
+    cluster.rate([("node0", "node1")], 700)
+    done = call(cluster.text())
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "5 nodes: 1 warning, 16 ok"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]"])
+def test_what_cannot_be_read_is_neither_good_nor_bad(text: str) -> None:
+    done = call(text)
+    assert done.returncode == 1
+    assert done.stderr.startswith("The evidence could not be read")
+
+
+def test_every_check_is_explained_in_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs/troubleshooting.md").read_text()
+    for check, title in TITLES.items():
+        assert f"### {title}" in text and f"`{check}`" in text, (
+            f"docs/troubleshooting.md does not explain {check}"
+        )

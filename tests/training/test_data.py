@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aura import prepare as preparing
+from aura.corpus import Corpus
+from aura.data import Order, Windows, check_corpus, even_share, permutation, share_of
+from aura.errors import DataError
+from aura.prepare import prepare
+
+
+def test_windows_are_the_text_in_order_and_share_one_token(corpus: Corpus) -> None:
+    windows = Windows(corpus, "train", 16)
+    stream = np.fromfile(corpus.path / "train-00000.bin", dtype="<u2").astype(np.int64)
+    inputs, targets = windows.read(np.arange(len(windows)))
+    assert inputs.shape == targets.shape == (len(windows), 16)
+    used = len(windows) * 16
+    assert np.array_equal(inputs.flatten().numpy(), stream[:used])
+    assert np.array_equal(targets.flatten().numpy(), stream[1 : used + 1])
+    assert len(stream) - 1 - used < 16
+
+
+def test_windows_do_not_see_the_borders_of_files(
+    corpus: Corpus, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparing, "SHARD_TOKENS", 3000)
+    cut = Windows(prepare([text], tmp_path / "c", 300, 0.1), "train", 16)
+    whole = Windows(corpus, "train", 16)
+    assert len(cut.shards) > 3
+    everything = np.arange(len(whole))
+    assert cut.read(everything)[0].equal(whole.read(everything)[0])
+
+
+def test_every_epoch_visits_every_window_once_in_its_own_order() -> None:
+    order = Order(101, seed=3)
+    first, second = order.at(0, 101), order.at(101, 101)
+    assert sorted(first) == sorted(second) == list(range(101))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, np.arange(101))
+    assert not np.array_equal(first, Order(101, seed=4).at(0, 101))
+
+
+def test_the_order_is_the_same_for_ever() -> None:
+    """A run that was started with an older release must find its place: these numbers may never change."""
+    assert permutation(12, seed=0, epoch=0).tolist() == [0, 7, 8, 11, 2, 5, 9, 4, 10, 6, 3, 1]
+    assert permutation(12, seed=7, epoch=3).tolist() == [1, 6, 9, 0, 4, 7, 11, 3, 10, 2, 8, 5]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_any_number_of_ranks_reads_the_same_windows(ranks: int) -> None:
+    order, per_step = Order(101, seed=0), 20
+    for step in range(12):  # over two borders of epochs
+        together: list[int] = []
+        for rank in range(ranks):
+            offset, share = share_of(rank, [per_step // ranks] * ranks)
+            together += order.at(step * per_step + offset, share).tolist()
+        assert together == order.at(step * per_step, per_step).tolist()
+    assert sorted(order.at(0, 202)) == sorted([*range(101), *range(101)])
+
+
+def test_another_number_of_ranks_goes_on_where_the_first_stopped() -> None:
+    order, seen, read = Order(101, seed=0), 0, []
+    for ranks, steps in ((5, 7), (2, 9), (1, 13)):
+        for _ in range(steps):
+            for rank in range(ranks):
+                offset, share = share_of(rank, [2] * ranks)
+                read += order.at(seen + offset, share).tolist()
+            seen += 2 * ranks
+    assert read == order.at(0, seen).tolist()
+
+
+def test_uneven_shares_follow_each_other() -> None:
+    assert [share_of(rank, [3, 1, 4]) for rank in range(3)] == [(0, 3), (3, 1), (4, 4)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 64])
+def test_validation_is_divided_completely(ranks: int) -> None:
+    parts = [even_share(rank, ranks, 41) for rank in range(ranks)]
+    assert [i for part in parts for i in part] == list(range(41))
+
+
+def test_a_corpus_that_does_not_fit_is_refused(corpus: Corpus) -> None:
+    check_corpus(corpus, vocab_size=300, preset="p", seq_len=16, windows_per_step=10)
+    with pytest.raises(DataError, match=r"vocabulary of 300.*vocab_size=299.*--vocab-size 299"):
+        check_corpus(corpus, vocab_size=299, preset="p", seq_len=16, windows_per_step=10)
+    windows = len(Windows(corpus, "train", 16))
+    check_corpus(corpus, vocab_size=300, preset="p", seq_len=16, windows_per_step=windows)
+    with pytest.raises(DataError, match=rf"{windows} sequences of 16, but .* takes {windows + 1}"):
+        check_corpus(corpus, vocab_size=300, preset="p", seq_len=16, windows_per_step=windows + 1)
+    with pytest.raises(DataError, match="validation tokens, less than one"):
+        check_corpus(
+            corpus, vocab_size=300, preset="p", seq_len=corpus.tokens["validation"], windows_per_step=1
+        )

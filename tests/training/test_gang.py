@@ -1,0 +1,155 @@
+"""The protocol of docs/attempts.md, with real processes, sockets and signals on loopback."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gang_worker
+import pytest
+
+# A server process that has imported torch once forks the ranks: importing it in each costs seconds.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["torch", "torch.distributed"])
+
+
+class Rank:
+    def __init__(self, folder: Path, rank: int, world_size: int, port: int, run: str, seconds: float) -> None:
+        self.rank = rank
+        self.output = folder / f"rank{rank}-{time.monotonic_ns()}.txt"
+        self.output.touch()
+        arguments = (rank, world_size, port, run, seconds, str(self.output))
+        self.process = PROCESSES.Process(target=gang_worker.work, args=arguments, daemon=True)
+        self.process.start()
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def lines(self, word: str) -> list[str]:
+        return [line.split(" ", 1)[1] for line in self.text().splitlines() if line.startswith(word + " ")]
+
+    def wait_for(self, text: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self.text():
+            assert time.monotonic() < deadline, f"rank {self.rank}: no {text!r} in:\n{self.text()}"
+            time.sleep(0.05)
+
+    def exit_code(self, seconds: float) -> int:
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, (
+            f"rank {self.rank} still runs after {seconds} s:\n{self.text()}"
+        )
+        return self.process.exitcode
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
+Start = Callable[..., Rank]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started: list[Rank] = []
+
+    def start_rank(rank: int, world_size: int = 3, run: str = "test", seconds: float = 60) -> Rank:
+        started.append(Rank(tmp_path, rank, world_size, port, run, seconds))
+        return started[-1]
+
+    yield start_rank
+    for rank in started:
+        rank.process.kill()
+        rank.process.join()
+
+
+def working_gang(start: Start) -> list[Rank]:
+    gang = [start(rank) for rank in range(3)]
+    for rank in gang:
+        rank.wait_for("WORKS", 30)
+    return gang
+
+
+def test_all_ranks_get_the_same_attempt_and_leave_in_good_order(start: Start) -> None:
+    gang = [start(rank, seconds=1) for rank in (2, 1, 0)]
+    assert [rank.exit_code(40) for rank in gang] == [0, 0, 0]
+    assert len({rank.lines("ATTEMPT")[0] for rank in gang}) == 1
+
+
+def test_a_killed_rank_is_named_within_15_seconds_and_a_new_attempt_forms(start: Start) -> None:
+    gang = working_gang(start)
+    gang[2].process.kill()
+    began = time.monotonic()
+    assert gang[0].exit_code(15) == 75
+    assert gang[1].exit_code(max(0.1, 15 - (time.monotonic() - began))) == 75
+    for survivor in gang[:2]:
+        assert "rank 2 on node2" in survivor.lines("BROKEN")[0]
+
+    again = [start(rank, seconds=1) for rank in range(3)]
+    assert [rank.exit_code(40) for rank in again] == [0, 0, 0]
+    assert again[0].lines("ATTEMPT") != gang[0].lines("ATTEMPT")
+
+
+def test_rank_0_killed_is_named_by_the_others(start: Start) -> None:
+    gang = working_gang(start)
+    gang[0].process.kill()
+    for survivor in gang[1:]:
+        assert survivor.exit_code(15) == 75
+        assert "rank 0 on node0" in survivor.lines("BROKEN")[0]
+
+
+def test_a_frozen_rank_is_named_and_ends_itself_when_it_wakes_up(start: Start) -> None:
+    gang = working_gang(start)
+    gang[1].signal(signal.SIGSTOP)
+    for survivor in (gang[0], gang[2]):
+        assert survivor.exit_code(15) == 75
+        assert "rank 1 on node1" in survivor.lines("BROKEN")[0]
+    gang[1].signal(signal.SIGCONT)
+    assert gang[1].exit_code(15) == 75
+
+
+def test_a_duplicate_start_is_turned_away_and_disturbs_nobody(start: Start) -> None:
+    gang = working_gang(start)
+    duplicate = start(1)
+    duplicate.wait_for("turned away", 20)
+    time.sleep(6)  # longer than the silence that is allowed to a rank with a claim
+    assert [rank.process.exitcode for rank in gang] == [None, None, None]
+    assert not duplicate.lines("ATTEMPT")
+
+
+def test_a_rank_that_restarts_before_the_seal_takes_its_own_place(start: Start) -> None:
+    first = start(1)
+    rank0 = start(0, seconds=1)
+    first.wait_for("has joined", 20)
+    first.process.kill()
+    second = start(1, seconds=1)
+    second.wait_for("has joined", 20)
+    third = start(2, seconds=1)
+    assert [rank.exit_code(40) for rank in (rank0, second, third)] == [0, 0, 0]
+
+
+def test_another_world_size_or_run_is_refused_for_good(start: Start) -> None:
+    rank0 = start(0)
+    rank0.wait_for("waits for", 20)
+    wrong_size, wrong_run = start(1, world_size=2), start(2, run="other")
+    assert wrong_size.exit_code(20) == 64
+    assert "3 ranks" in wrong_size.lines("MISMATCH")[0]
+    assert wrong_run.exit_code(20) == 64
+    assert "'other'" in wrong_run.lines("MISMATCH")[0]
+    assert rank0.process.exitcode is None
+
+
+def test_a_taken_port_is_a_sentence(start: Start) -> None:
+    rank0 = start(0)
+    rank0.wait_for("waits for", 20)
+    second = start(0)
+    assert second.exit_code(20) == 75
+    assert "cannot be opened" in second.lines("BROKEN")[0]

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aura import corpus as corpora
+from aura import prepare as module
+from aura.corpus import Corpus, verify
+from aura.errors import ConfigError, DataError
+from aura.prepare import prepare, read_documents
+from tokenizers import Tokenizer
+
+
+def token_ids(corpus: Corpus, split: str) -> list[int]:
+    return [
+        int(i) for entry in corpus.files[split] for i in np.fromfile(corpus.path / entry["name"], dtype="<u2")
+    ]
+
+
+def documents_of(corpus: Corpus, split: str) -> list[str]:
+    tokenizer = Tokenizer.from_file(str(corpus.path / corpora.TOKENIZER))
+    end = tokenizer.token_to_id(corpora.END_OF_TEXT)
+    documents: list[list[int]] = [[]]
+    for token in token_ids(corpus, split):
+        if token == end:
+            documents.append([])
+        else:
+            documents[-1].append(token)
+    assert documents.pop() == []  # the last document ends with the mark too
+    return [tokenizer.decode(ids) for ids in documents]
+
+
+def nothing(count: int) -> None:
+    pass
+
+
+def test_every_document_is_in_one_split_and_comes_back_as_it_was(corpus: Corpus, text: Path) -> None:
+    train, validation = documents_of(corpus, "train"), documents_of(corpus, "validation")
+    assert sorted(train + validation) == sorted(read_documents(text, nothing))
+    assert not set(train) & set(validation)
+    assert len(train) > len(validation) > 0
+
+
+def test_meta_is_true(corpus: Corpus) -> None:
+    assert verify(corpus.path) == corpus
+    ids = token_ids(corpus, "train")
+    assert corpus.tokens["train"] == len(ids)
+    counts = Counter(ids)
+    entropy = -sum(n / len(ids) * math.log(n / len(ids)) for n in counts.values())
+    assert corpus.unigram_entropy == pytest.approx(entropy, rel=1e-12)
+    assert corpus.vocab_size == 300 > max(ids)
+
+
+def test_the_same_text_gives_the_same_bytes_whatever_the_file_is_called(
+    corpus: Corpus, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "otro.txt").write_bytes(text.read_bytes())
+    again = prepare([tmp_path / "otro.txt"], tmp_path / "corpus", 300, 0.1)
+    assert again.fingerprint == corpus.fingerprint
+    for file in corpus.path.iterdir():
+        assert (again.path / file.name).read_bytes() == file.read_bytes()
+
+
+def test_what_is_up_to_date_is_left_alone_and_what_is_not_is_not_overwritten(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--input", str(text), "--output", str(tmp_path / "c"), "--vocab-size", "300"]
+    assert module.main(words) == 0
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "c").iterdir()}
+    capsys.readouterr()
+    assert module.main(words) == 0
+    assert "up to date" in capsys.readouterr().out
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "c").iterdir()} == before
+    with pytest.raises(DataError, match="other text or settings"):
+        prepare([text], tmp_path / "c", 301)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").touch()
+    with pytest.raises(DataError, match="not a corpus"):
+        prepare([text], tmp_path / "mine", 300)
+
+
+def test_damage_is_found(text: Path, tmp_path: Path) -> None:
+    made = prepare([text], tmp_path / "c", 300)
+    shard = tmp_path / "c" / "train-00000.bin"
+    content = bytearray(shard.read_bytes())
+    content[1000] ^= 1
+    shard.write_bytes(content)
+    assert corpora.read_corpus(tmp_path / "c") == made  # a quick look sees sizes only
+    with pytest.raises(DataError, match=r"train-00000\.bin is damaged"):
+        verify(tmp_path / "c")
+    shard.write_bytes(content[:-2])
+    with pytest.raises(DataError, match="bytes instead of"):
+        corpora.read_corpus(tmp_path / "c")
+    meta = json.loads((tmp_path / "c" / "meta.json").read_text())
+    (tmp_path / "c" / "meta.json").write_text(json.dumps({**meta, "vocab_size": 299}))
+    with pytest.raises(DataError, match="own fingerprint"):
+        corpora.read_corpus(tmp_path / "c")
+    with pytest.raises(DataError, match="no corpus in"):
+        corpora.read_corpus(tmp_path)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000, 1 << 20])
+def test_documents_do_not_depend_on_how_the_file_is_read(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "t.txt"
+    paragraphs = [f"párrafo {i} " + "ñandú " * (i % 40) for i in range(100)]
+    separators = ["\n\n", "\r\n\r\n", "\n \t\n\n  "]
+    file.write_bytes("".join(p + separators[i % 3] for i, p in enumerate(paragraphs)).encode())
+    monkeypatch.setattr(module, "DOCUMENT_CHARS", 300)
+    monkeypatch.setattr(module, "LONGEST_DOCUMENT", 2000)
+    expected = list(read_documents(file, nothing))
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    assert list(read_documents(file, nothing)) == expected
+    assert " ".join(" ".join(expected).split()) == " ".join(" ".join(paragraphs).split())
+    assert all(300 <= len(document) < 700 for document in expected[:-1])
+
+
+def test_text_without_blank_lines_is_cut_at_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DOCUMENT_CHARS", 300)
+    monkeypatch.setattr(module, "LONGEST_DOCUMENT", 1000)
+    file = tmp_path / "t.txt"
+    file.write_text("palabra " * 1000)
+    documents = list(read_documents(file, nothing))
+    assert all(len(document) <= 1000 for document in documents)
+    assert " ".join(documents).split() == ["palabra"] * 1000
+
+
+def test_the_end_mark_inside_a_text_is_text(text: Path, tmp_path: Path) -> None:
+    file = tmp_path / "t.txt"
+    file.write_text(f"antes {corpora.END_OF_TEXT} después\n\n" * 3 + text.read_text())
+    made = prepare([file], tmp_path / "c", 300)
+    assert (
+        len(documents_of(made, "train"))
+        == json.loads((made.path / "meta.json").read_text())["documents"]["train"]
+    )
+
+
+def refused(inputs: list[Path], tmp_path: Path, vocab_size: int = 300) -> str:
+    """The sentence; and nothing may be left behind."""
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises((DataError, ConfigError)) as caught:
+        prepare(inputs, tmp_path / "c", vocab_size)
+    assert set(tmp_path.rglob("*")) == before
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_refused_input(text: Path, tmp_path: Path) -> None:
+    empty, blank, short = tmp_path / "empty.txt", tmp_path / "blank.txt", tmp_path / "short.txt"
+    empty.touch()
+    blank.write_text(" \n\n \t\n")
+    short.write_text("hola")
+    (tmp_path / "folder").mkdir()
+    assert f"{empty} is empty" in refused([empty], tmp_path)
+    assert "no text in" in refused([blank], tmp_path)
+    assert "too little text" in refused([short], tmp_path)
+    assert "does not exist" in refused([tmp_path / "missing"], tmp_path)
+    assert "no .txt file" in refused([tmp_path / "folder"], tmp_path)
+    assert "--vocab-size 256" in refused([text], tmp_path, 256)
+    assert "--vocab-size 65537" in refused([text], tmp_path, 65537)
+
+
+@pytest.mark.parametrize("chunk", [5, 1 << 20])
+def test_text_that_is_not_utf8_is_located(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    file = tmp_path / "latin.txt"
+    file.write_bytes("uno\ndós\n".encode() + "a\u00f1o\n".encode("latin-1"))
+    sentence = refused([file], tmp_path)
+    assert "byte 10 (line 3) is 0xf1" in sentence
+    assert "iconv" in sentence
+    file.write_bytes("cortado ñ".encode()[:-1])
+    assert "byte 8 (line 1) is 0xc3" in refused([file], tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting is not possible here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(text: Path, small_disk: Path) -> None:
+    with pytest.raises(DataError, match="is full"):
+        prepare([text], small_disk / "c", 300)
+    assert list(small_disk.iterdir()) == []
+
+
+def test_what_a_killed_prepare_left_is_removed(text: Path, tmp_path: Path) -> None:
+    dead = subprocess.Popen(["/bin/true"])
+    dead.wait()
+    abandoned, alive = tmp_path / f"c.tmp-{dead.pid}", tmp_path / f"c.tmp-{os.getppid()}"
+    abandoned.mkdir()
+    alive.mkdir()
+    prepare([text], tmp_path / "c", 300)
+    assert not abandoned.exists()
+    assert alive.exists()
+
+
+def test_shards_and_documents_of_several_files(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "in" / "deep"
+    folder.mkdir(parents=True)
+    half = len(text.read_text()) // 2
+    (folder / "a.txt").write_text(text.read_text()[:half])
+    (folder / "b.txt").write_text(text.read_text()[half:])
+    (folder / "c.txt").touch()
+    monkeypatch.setattr(module, "SHARD_TOKENS", 5000)
+    made = prepare([tmp_path / "in"], tmp_path / "c", 300)
+    assert len(made.files["train"]) > 2
+    assert verify(tmp_path / "c").fingerprint == made.fingerprint
+    first = made.files["train"][0]
+    assert hashlib.sha256((made.path / first["name"]).read_bytes()).hexdigest() == first["sha256"]
+    assert first["tokens"] >= 5000

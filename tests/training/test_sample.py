@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from aura import sample
+from aura.config import resolve
+from aura.corpus import Corpus
+from aura.errors import DataError
+from aura.model import GPT
+from trainers import complete, start
+
+
+def test_a_trained_model_continues_a_text(
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trainer,) = complete(start(tmp_path, corpus, 1, "--batch-size 8 --steps 60 --lr 1e-2 --save-every 60"))
+    words = ["--run-dir", str(trainer.run_dir), "--prompt", "el perro", "--tokens", "30"]
+    texts = []
+    for more in ([], [], ["--seed", "1"], ["--temperature", "0"], ["--top-k", "1"]):
+        assert sample.main(words + more) == 0
+        texts.append(capsys.readouterr().out)
+        assert texts[-1].startswith("el perro")
+        assert len(texts[-1]) > 30
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[3] == texts[4]  # the likeliest token each time
+    path = trainer.run_dir / "checkpoints" / "checkpoint-step-60"
+    assert sample.main(["--checkpoint", str(path), *words[2:]]) == 0
+    assert capsys.readouterr().out == texts[0]
+    (path / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"cannot be used: model\.safetensors has 1 bytes"):
+        sample.main(["--checkpoint", str(path)])
+
+
+def test_no_checkpoint_yet(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no checkpoint in"):
+        sample.main(["--run-dir", str(tmp_path)])
+
+
+def test_longer_than_the_context_and_never_outside_the_vocabulary() -> None:
+    torch.manual_seed(0)
+    settings = {"layers": 1, "heads": 2, "d_model": 32, "seq_len": 8, "vocab_size": 100}
+    model = GPT(resolve("gpt2-nano", settings)).eval()
+    ids = sample.generate(model, [1, 2], 50, vocab_size=7, temperature=5.0, top_k=0, seed=0)
+    assert len(ids) == 52
+    assert set(ids) <= set(range(7))

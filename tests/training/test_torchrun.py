@@ -1,0 +1,91 @@
+"""The guides' way of starting: torchrun on every node. Here two nodes are two directories on loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import aura
+import pytest
+from aura.corpus import Corpus
+from trainers import TINY, free_port
+
+
+def test_torchrun_on_two_nodes(corpus: Corpus, tmp_path: Path) -> None:
+    port = free_port()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(aura.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    launchers = []
+    for node in (0, 1):
+        command = (
+            f"-m torch.distributed.run --nnodes=2 --nproc_per_node=1 --node_rank={node} --master_addr=127.0.0.1 "
+            f"--master_port={port} -m aura train --backend gloo --use-custom-model --custom-preset gpt2-nano {TINY} "
+            f"--corpus {corpus.path} --run-dir {tmp_path}/node{node}/run --log-dir {tmp_path}/runs/node{node}"
+        )
+        launchers.append(
+            subprocess.Popen(
+                [sys.executable, *command.split()],
+                env={**environment, "AURA_NODE": f"node{node}"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        )
+    try:
+        outputs = [launcher.communicate(timeout=120)[0] for launcher in launchers]
+    finally:
+        for launcher in launchers:
+            if launcher.poll() is None:
+                os.killpg(launcher.pid, signal.SIGKILL)
+    for rank, (launcher, output) in enumerate(zip(launchers, outputs, strict=True)):
+        assert launcher.returncode == 0, output
+        assert f"[Rank {rank}/2 | Node node{rank} | Device cpu] Epoch 1 | Step 20 |" in output
+        assert "Entrenamiento completado. Gradientes sincronizados." in output
+    assert list((tmp_path / "runs/node0").glob("events.*"))
+    assert not (tmp_path / "runs/node1").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "RANK is not set"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 does not exist in WORLD_SIZE=2"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x' is no number"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}, "MASTER_PORT is not set"),
+    ],
+)
+def test_wrong_variables_are_named(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aura.errors import ConfigError
+    from aura.place import place_from_environment
+
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        place_from_environment()
+
+
+def test_nccl_without_gpu_is_refused() -> None:
+    import torch
+    from aura.errors import ConfigError
+    from aura.place import Place, choose_device
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    alone = Place(0, 0, 1, "", 0, "node0")
+    assert choose_device(alone, "auto") == (torch.device("cpu"), "gloo")
+    with pytest.raises(ConfigError, match="nccl needs a GPU, node0 has none"):
+        choose_device(alone, "nccl")

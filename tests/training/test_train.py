@@ -1,0 +1,324 @@
+"""The trainer as a whole, with real processes, signals and sockets."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from aura import checkpoint
+from aura.corpus import Corpus
+from aura.model import GPT
+from aura.prepare import prepare
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from trainers import Trainer, at_step, complete, send_self, start
+
+GUIDE_TAGS = {
+    "Loss/train_step",
+    "Loss/train_epoch",
+    "Loss/val_epoch",
+    "System/CPU_percent",
+    "System/RAM_percent",
+    "System/GPU_VRAM_MB",
+    "Time/epoch_seconds",
+}
+
+
+@pytest.fixture(scope="module")
+def reference(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[Trainer]:
+    """20 steps of two ranks without interruption."""
+    return complete(start(tmp_path_factory.mktemp("reference"), corpus, 2))
+
+
+def curve(trainer: Trainer) -> dict[int, float]:
+    """Loss/train_step by step, as TensorBoard shows it."""
+    events = EventAccumulator(str(trainer.run_dir / "tensorboard")).Reload()
+    return {event.step: event.value for event in events.Scalars("Loss/train_step")}
+
+
+def test_a_run_without_interruption(reference: list[Trainer], corpus: Corpus) -> None:
+    first, second = reference
+    # What the guides show, word for word
+    for rank, trainer in enumerate(reference):
+        head = re.escape(f"[Rank {rank}/2 | Node node{rank} | Device cpu] ")
+        for line in (
+            r"Modo Distribuido\. Backend=gloo\. Sincronizando\.\.\.",
+            r"Precisión activa: fp32 \| Autocast=OFF \| GradScaler=OFF",
+            r"Config personalizada 'gpt2-nano': d_model=32, layers=1, heads=2, seq_len=16",
+            r"Epoch 1 \| Step 5 \| Loss: \d\.\d{4} \| Sync=OK",
+            r"Entrenamiento completado\. Gradientes sincronizados\.",
+        ):
+            assert re.search(f"^{head}{line}$", trainer.text, re.M), trainer.text
+    epoch = r"Epoch 1/1 \| Loss entrenamiento: \d\.\d{4} \| Loss validación: \d\.\d{4} \| Duración epoch: \d+\.\ds"
+    assert re.search(epoch, first.text)
+    # It has learned, and says from where to where
+    assert first.done["first_validation_loss"] == pytest.approx(math.log(300), abs=0.1)
+    assert first.done["validation_loss"] < first.done["first_validation_loss"] - 0.3
+    assert first.done["step"] == 20
+    assert first.done["tokens_seen"] == 20 * 2 * 2 * 16
+    assert first.state("checkpoint-step-20")["progress"]["windows_seen"] == 20 * 2 * 2
+    assert f"{corpus.unigram_entropy:.4f}" in first.text
+    # Every node has the same, and can sample
+    assert first.checkpoints() == second.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
+    assert first.files("checkpoint-step-20") == second.files("checkpoint-step-20")
+    assert (second.run_dir / "tokenizer.json").read_bytes() == (corpus.path / "tokenizer.json").read_bytes()
+    for rank, trainer in enumerate(reference):
+        status = trainer.status
+        assert (status["rank"], status["world_size"], status["node"]) == (rank, 2, f"node{rank}")
+        assert (status["state"], status["step"], status["max_steps"], status["sync"]) == (
+            "done",
+            20,
+            20,
+            "OK",
+        )
+        assert status["tokens_per_second"] > 0
+        assert abs(time.time() - status["updated"]) < 600
+
+
+def test_tensorboard_has_the_tags_of_the_guides(reference: list[Trainer]) -> None:
+    events = EventAccumulator(str(reference[0].run_dir / "tensorboard")).Reload()
+    assert set(events.Tags()["scalars"]) >= GUIDE_TAGS
+    assert list(curve(reference[0])) == list(range(1, 21))
+    assert not (reference[1].run_dir / "tensorboard").exists()
+
+
+def test_a_finished_run_says_so_and_does_not_wait_for_others(
+    reference: list[Trainer], corpus: Corpus, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(reference[0].run_dir.parents[1], folder)
+    (again, _) = start(folder, corpus, 2, faults={1: send_self(signal.SIGKILL)})
+    assert again.end() == 0
+    assert "is done: 20 steps" in again.text
+    assert again.done == reference[0].done
+    # Another length is another run: it goes on.
+    more = complete(start(folder, corpus, 2, "--steps 22"))
+    assert "Changed since step 20: steps 20 -> 22." in more[0].text
+    assert more[0].done["step"] == 22
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_ten_steps_an_end_and_ten_more_are_twenty_steps(
+    ending: signal.Signals, reference: list[Trainer], corpus: Corpus, tmp_path: Path
+) -> None:
+    """Bit for bit: parameters, optimizer and every loss."""
+    # A signal that comes during step 9 is agreed on in step 10.
+    step = 9 if ending == signal.SIGTERM else 13
+    ranks = start(tmp_path, corpus, 2, faults={1: at_step(step, send_self(ending))})
+    if ending == signal.SIGTERM:
+        # The one that was asked to stop has done so; the other has saved too, and wants to be started again.
+        assert [trainer.end() for trainer in ranks] == [75, 0], ranks[0].text
+        for trainer in ranks:
+            assert trainer.status["state"] == "stopped"
+            assert trainer.checkpoints() == ["checkpoint-step-5", "interrupt-step-10"]
+    else:
+        assert ranks[1].end() == -signal.SIGKILL
+        ended = time.monotonic()
+        assert ranks[0].end() == 75
+        assert time.monotonic() - ended < 15
+        assert "rank 1 on node1" in ranks[0].text.splitlines()[-1]
+        assert ranks[0].status["state"] == "failed"
+        assert "rank 1 on node1" in ranks[0].status["message"]
+        assert ranks[0].checkpoints() == ["checkpoint-step-10", "checkpoint-step-5"]
+    ranks = complete(start(tmp_path, corpus, 2))
+    assert "Continuing after step 10." in ranks[0].text
+    for trainer in ranks:
+        assert trainer.files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")
+    assert curve(ranks[0]) == curve(reference[0])
+    assert ranks[0].done["validation_loss"] == reference[0].done["validation_loss"]
+
+
+def test_sigterm_to_all_ends_with_zero_everywhere(corpus: Corpus, tmp_path: Path) -> None:
+    stop = at_step(7, send_self(signal.SIGTERM))
+    ranks = start(tmp_path, corpus, 2, faults={0: stop, 1: stop})
+    assert [trainer.end() for trainer in ranks] == [0, 0], ranks[0].text
+    assert ranks[0].checkpoints()[-1].startswith("interrupt-step-")
+
+
+def test_sigterm_while_waiting_for_the_others(corpus: Corpus, tmp_path: Path) -> None:
+    (waiting, _) = start(tmp_path, corpus, 2, faults={1: send_self(signal.SIGKILL)})
+    deadline = time.monotonic() + 20
+    while "rank 0 waits" not in waiting.text and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert waiting.status["state"] == "joining"
+    assert waiting.process.pid
+    os.kill(waiting.process.pid, signal.SIGTERM)
+    assert waiting.end(seconds=10) == 0
+    assert waiting.status["state"] == "stopped"
+
+
+def test_five_ranks_learn_as_one_rank_with_five_times_the_batch(corpus: Corpus, tmp_path: Path) -> None:
+    """Tolerance: 1e-4 nats at each of 20 steps. Both compute the same sums in another order."""
+    five = complete(start(tmp_path / "five", corpus, 5))
+    one = complete(start(tmp_path / "one", corpus, 1, "--batch-size 10"))
+    spread = complete(start(tmp_path / "spread", corpus, 1, "--batch-size 5 --gradient-accumulation-steps 2"))
+    assert curve(five[0]) == pytest.approx(curve(one[0]), abs=1e-4)
+    assert curve(spread[0]) == pytest.approx(curve(one[0]), abs=1e-4)
+    assert len({trainer.files("checkpoint-step-20") for trainer in five}) == 1
+    assert five[0].done["validation_loss"] == pytest.approx(one[0].done["validation_loss"], abs=1e-4)
+    assert "Sync=-" in one[0].text  # with one rank there is nothing to compare, and nothing is claimed
+    assert "Gradientes sincronizados" not in one[0].text
+
+
+def test_another_number_of_ranks_goes_on_with_the_same_data(
+    reference: list[Trainer], corpus: Corpus, tmp_path: Path
+) -> None:
+    """2 ranks x 2, then 1 rank x 4: the same batches, so the same curve (tolerance 1e-4 nats)."""
+    hurt = at_step(9, send_self(signal.SIGTERM))
+    for trainer in start(tmp_path, corpus, 2, faults={0: hurt, 1: hurt}):
+        assert trainer.end() == 0
+    (one,) = complete(start(tmp_path, corpus, 1, "--batch-size 4"))
+    assert "ranks 2 -> 1" in one.text
+    assert curve(one) == pytest.approx(curve(reference[0]), abs=1e-4)
+
+
+def test_a_rank_without_checkpoint_gets_it_from_another(
+    reference: list[Trainer], corpus: Corpus, tmp_path: Path
+) -> None:
+    hurt = at_step(9, send_self(signal.SIGTERM))
+    for trainer in start(tmp_path, corpus, 2, faults={0: hurt, 1: hurt}):
+        assert trainer.end() == 0
+    (tmp_path / "node0").rename(tmp_path / "broken-node0")
+    ranks = complete(start(tmp_path, corpus, 2))
+    assert re.search(r"rank 1 on node1 sends step 10 to rank 0 on node0", ranks[0].text)
+    assert ranks[0].files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")
+    assert ranks[1].files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "bit"])
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
+    damage: str, reference: list[Trainer], corpus: Corpus, tmp_path: Path
+) -> None:
+    complete(start(tmp_path, corpus, 2, "--steps 15"))
+    for node in ("node0", "node1"):
+        file = tmp_path / node / "run/checkpoints/checkpoint-step-15/optimizer.safetensors"
+        content = bytearray(file.read_bytes())
+        if damage == "truncated":
+            del content[-1:]
+        else:
+            content[len(content) // 2] ^= 4
+        file.write_bytes(content)
+    ranks = start(tmp_path, corpus, 2)
+    complete(ranks)
+    for trainer in ranks:
+        assert "REFUSED: checkpoint-step-15 is damaged" in trainer.text
+        assert "Continuing after step 10." in trainer.text
+        assert trainer.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_optimizer_step(corpus: Corpus, tmp_path: Path) -> None:
+    def poison() -> None:
+        original, calls = GPT.loss_sum, 0
+
+        def loss_sum(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += self.training
+            return original(self, tokens, targets) * (math.nan if calls == 8 else 1)
+
+        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
+
+    ranks = start(tmp_path, corpus, 2, faults={1: poison})
+    assert [trainer.end() for trainer in ranks] == [65, 65], ranks[0].text
+    for trainer in ranks:
+        assert "The loss is not finite at step 8 on rank 1 on node1." in trainer.text
+        assert trainer.checkpoints() == ["checkpoint-step-5"]
+        assert trainer.status["state"] == "failed"
+
+
+def test_ranks_that_have_drifted_apart_stop(corpus: Corpus, tmp_path: Path) -> None:
+    def drift() -> None:
+        original, calls = GPT.loss_sum, 0
+
+        def loss_sum(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += self.training
+            if calls == 7:  # one bit of one number; the very last ones may be rounded away by the next update
+                self.wte.weight.data.view(torch.int32)[3, 3] ^= 1 << 12
+            return original(self, tokens, targets)
+
+        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
+
+    ranks = start(tmp_path, corpus, 3, faults={1: drift})
+    assert [trainer.end() for trainer in ranks] == [65, 65, 65], ranks[0].text
+    for trainer in ranks:
+        assert "Sync=FAILED at step 10: the parameters of rank 1 on node1 differ" in trainer.text
+        assert "Step 10 |" not in trainer.text
+        assert trainer.checkpoints() == ["checkpoint-step-5"]
+        assert trainer.status["sync"] == "FAILED"
+
+
+def test_ranks_that_mean_something_else_are_refused(corpus: Corpus, text: Path, tmp_path: Path) -> None:
+    other = prepare([text], tmp_path / "other", 290, 0.1)
+    ranks = start(tmp_path / "a", [corpus, other], 2)
+    assert [trainer.end() for trainer in ranks] == [65, 65], ranks[0].text
+    assert "The corpus of rank 1 on node1 differs" in ranks[0].text
+    # A run directory that was trained on something else is left as it is.
+    complete(start(tmp_path / "b", corpus, 1, "--steps 5"))
+    before = {
+        path: path.read_bytes() for path in (tmp_path / "b").rglob("*.json") if "status" not in path.name
+    }
+    for changed, settings, code in ((other, "--steps 6", 64), (corpus, "--steps 6 --d-model 64", 64)):
+        (trainer,) = start(tmp_path / "b", changed, 1, settings)
+        assert trainer.end() == code
+        assert "use another --run-dir" in trainer.text
+    assert {
+        path: path.read_bytes() for path in (tmp_path / "b").rglob("*.json") if "status" not in path.name
+    } == before
+
+
+def full_disk() -> None:
+    def save(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    checkpoint.save = save  # type: ignore[assignment]
+
+
+def test_one_full_disk_does_not_stop_the_others(corpus: Corpus, tmp_path: Path) -> None:
+    first, second = complete(start(tmp_path / "one", corpus, 2, faults={1: full_disk}))
+    assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
+    assert second.checkpoints() == []
+    assert "checkpoint-step-5 could not be written: No space left on device." in second.text
+    # When nobody can save, going on would only waste time.
+    ranks = start(tmp_path / "all", corpus, 2, faults={0: full_disk, 1: full_disk})
+    assert [trainer.end() for trainer in ranks] == [65, 65]
+    assert "No rank could write checkpoint-step-5" in ranks[0].status["message"]
+
+
+def test_a_rank_that_lost_only_the_mark_of_its_end_does_not_wait(
+    reference: list[Trainer], corpus: Corpus, tmp_path: Path
+) -> None:
+    shutil.copytree(reference[0].run_dir.parents[1], tmp_path / "copy")
+    (tmp_path / "copy/node1/run/done.json").unlink()
+    (_, late) = start(tmp_path / "copy", corpus, 2, faults={0: send_self(signal.SIGKILL)})
+    assert late.end() == 0
+    assert late.done["validation_loss"] == reference[1].done["validation_loss"]
+    assert (late.status["state"], late.status["step"]) == ("done", 20)
+
+
+def test_fp16_keeps_its_scale_across_a_resume(corpus: Corpus, tmp_path: Path) -> None:
+    settings = "--precision fp16 --steps 6 --validation-windows 2"
+    (straight,) = complete(start(tmp_path / "a", corpus, 1, settings))
+    assert "Precisión activa: fp16 | Autocast=ON | GradScaler=ON" in straight.text
+    (first,) = start(tmp_path / "b", corpus, 1, settings, faults={0: at_step(3, send_self(signal.SIGTERM))})
+    assert first.end() == 0
+    (second,) = complete(start(tmp_path / "b", corpus, 1, settings))
+    assert second.files("checkpoint-step-6") == straight.files("checkpoint-step-6")
+    assert second.state("checkpoint-step-6")["scaler"] == straight.state("checkpoint-step-6")["scaler"]
+    assert straight.done["validation_loss"] < straight.done["first_validation_loss"]
+
+
+def test_dropout_is_the_same_after_a_resume(corpus: Corpus, tmp_path: Path) -> None:
+    (straight,) = complete(start(tmp_path / "a", corpus, 1, "--dropout 0.2 --steps 8"))
+    (first,) = start(
+        tmp_path / "b", corpus, 1, "--dropout 0.2 --steps 8", {0: at_step(4, send_self(signal.SIGTERM))}
+    )
+    assert first.end() == 0
+    (second,) = complete(start(tmp_path / "b", corpus, 1, "--dropout 0.2 --steps 8"))
+    assert second.files("checkpoint-step-8") == straight.files("checkpoint-step-8")

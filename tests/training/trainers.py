@@ -1,0 +1,145 @@
+"""Real trainer processes on loopback, each with its own directory, as if on its own node.
+
+They are forked, because importing torch takes longer than what they do. A test can put a fault into one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from aura import cli, train
+from aura.config import TrainConfig
+from aura.corpus import Corpus
+
+FORK = multiprocessing.get_context("fork")
+# A model that learns 20 steps in less than a second.
+TINY = "--layers 1 --heads 2 --d-model 32 --seq-len 16 --vocab-size 300 --batch-size 2 --steps 20 --warmup-steps 4 "
+TINY += "--log-every 5 --validate-every 10 --validation-windows 20 --save-every 5 --collective-timeout 30"
+
+Fault = Callable[[], None]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Trainer:
+    """One rank. `fault` runs in its process before the trainer starts."""
+
+    def __init__(
+        self, node: Path, environment: dict[str, str], words: list[str], fault: Fault | None
+    ) -> None:
+        self.run_dir = node / "run"
+        self.output = node / f"output-{time.monotonic_ns()}.txt"
+        node.mkdir(exist_ok=True)
+        words = ["train", *words, "--run-dir", str(self.run_dir)]
+        self.process = FORK.Process(target=_work, args=(environment, words, self.output, fault), daemon=True)
+        self.process.start()
+
+    def end(self, seconds: float = 60) -> int:
+        """The exit code."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise AssertionError(f"still running after {seconds} s:\n{self.text}")
+        return self.process.exitcode
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(encoding="utf-8")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        (file,) = self.run_dir.glob("rank-*/status.json")
+        return json.loads(file.read_text())
+
+    @property
+    def done(self) -> dict[str, Any]:
+        return json.loads((self.run_dir / "done.json").read_text())
+
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in (self.run_dir / "checkpoints").iterdir())
+
+    def state(self, name: str) -> dict[str, Any]:
+        return json.loads((self.run_dir / "checkpoints" / name / "state.json").read_text())
+
+    def files(self, name: str) -> tuple[bytes, bytes]:
+        """Parameters and optimizer of a checkpoint, every bit of them."""
+        path = self.run_dir / "checkpoints" / name
+        return (path / "model.safetensors").read_bytes(), (path / "optimizer.safetensors").read_bytes()
+
+
+def start(
+    folder: Path,
+    corpus: Corpus | list[Corpus],
+    world_size: int,
+    settings: str = "",
+    faults: dict[int, Fault] | None = None,
+) -> list[Trainer]:
+    """All ranks of a run in `folder`; `settings` come after TINY's. `corpus` may be a list with one per rank."""
+    folder.mkdir(exist_ok=True)
+    port = str(free_port())
+    ranks = []
+    for rank in range(world_size):
+        of_rank = corpus[rank] if isinstance(corpus, list) else corpus
+        environment = {"AURA_NODE": f"node{rank}", "GLOO_SOCKET_IFNAME": "lo"}
+        if world_size > 1:
+            environment |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        words = ["--preset", "gpt2-nano", "--corpus", str(of_rank.path), *TINY.split(), *settings.split()]
+        words += ["--join-timeout", "30"]
+        ranks.append(Trainer(folder / f"node{rank}", environment, words, (faults or {}).get(rank)))
+    return ranks
+
+
+def complete(ranks: list[Trainer]) -> list[Trainer]:
+    for trainer in ranks:
+        assert trainer.end() == 0, trainer.text
+    return ranks
+
+
+def at_step(step: int, act: Callable[[], None]) -> Fault:
+    """Do something just before the optimizer step number `step` (from 1)."""
+
+    def put_in() -> None:
+        original = train.learning_rate
+
+        def learning_rate(config: TrainConfig, number: int) -> float:
+            if number + 1 == step:
+                act()
+            return original(config, number)
+
+        train.learning_rate = learning_rate  # type: ignore[assignment]
+
+    return put_in
+
+
+def send_self(number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def _work(environment: dict[str, str], words: list[str], output: Path, fault: Fault | None) -> None:
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the process ends
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    if fault:
+        fault()
+    raise SystemExit(cli.main(words))

@@ -1,0 +1,236 @@
+"""`aura check-allreduce`: all ranks add their numbers, and each one checks the sum it got.
+
+Reads RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, so it is started like the trainer, by torchrun too.
+One time limit holds for everything; whatever goes wrong ends as one sentence that names the rank or the address.
+
+Exit codes: 0 the sum was right, 1 it was not or somebody was missing, 64 wrong usage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from aura.errors import AuraError, ConfigError, Parser
+
+ELEMENTS = 1024 * 1024  # float32: 4 MiB, more than one packet, less than a second on 100 Mbit/s
+GOODBYE = 2.0  # seconds that rank 0, who holds the store, stays for the others
+
+
+class CheckFailed(AuraError):
+    """The sum was wrong, or could not be made."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process, as the environment describes it."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    address: str
+    port: int
+    node: str
+
+    def label(self, device: str) -> str:
+        return f"[Rank {self.rank}/{self.world_size} | Node {self.node} | Device {device}]"
+
+
+def read_environment() -> Rank:
+    def number(name: str, otherwise: str = "") -> int:
+        text = os.environ.get(name, otherwise)
+        if not text.isdecimal():
+            found = f"{text!r}, not a number" if text else "not set"
+            hint = "start with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+            raise ConfigError(f"{name} is {found}: {hint}.")
+        return int(text)
+
+    me = Rank(
+        rank=number("RANK"),
+        local_rank=number("LOCAL_RANK", "0"),
+        world_size=number("WORLD_SIZE"),
+        address=os.environ.get("MASTER_ADDR", ""),
+        port=number("MASTER_PORT"),
+        node=socket.gethostname(),
+    )
+    if not me.address:
+        raise ConfigError("MASTER_ADDR is not set: it is the address of rank 0's node.")
+    if me.rank >= me.world_size:
+        raise ConfigError(f"RANK {me.rank} does not exist with WORLD_SIZE {me.world_size}.")
+    return me
+
+
+class Deadline:
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> timedelta:
+        return timedelta(seconds=max(0.1, self._end - time.monotonic()))
+
+
+def open_store(me: Rank, deadline: Deadline) -> Any:
+    """The key-value store at rank 0 (under torchrun its agent has one already)."""
+    import torch.distributed as dist
+
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store = dist.TCPStore(
+            me.address,
+            me.port,
+            None,
+            is_master=me.rank == 0 and not agent,
+            timeout=deadline.left(),
+            wait_for_workers=False,
+        )
+    except dist.DistError as error:
+        place = f"{me.address}:{me.port}"
+        if "EADDRINUSE" in str(error):
+            raise CheckFailed(f"Port {me.port} is in use on {me.node}: is a run active?") from error
+        if me.rank == 0 and not agent:
+            raise CheckFailed(f"Rank 0 cannot listen on {place}: {first_line(error)}") from error
+        raise CheckFailed(f"Rank 0 did not answer at {place} within {deadline.seconds:g} s.") from error
+    return dist.PrefixStore(f"check-allreduce/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
+def meet(me: Rank, store: Any, backend: str, deadline: Deadline) -> str:
+    """Waits for every rank. Returns the backend that all of them can use: nccl only if each has a GPU."""
+    import torch.distributed as dist
+
+    if store.add(f"count/{me.rank}", 1) > 1:
+        raise CheckFailed(f"Two processes have RANK={me.rank}; one of them is on {me.node}.")
+    store.set(
+        f"here/{me.rank}", json.dumps({"node": me.node, "backend": backend, "world_size": me.world_size})
+    )
+    try:
+        store.wait([f"here/{rank}" for rank in range(me.world_size)], deadline.left())
+        found = [json.loads(store.get(f"here/{rank}")) for rank in range(me.world_size)]
+    except dist.DistError as error:
+        raise CheckFailed(describe_absent(me, store, deadline)) from error
+    for rank, other in enumerate(found):
+        if other["world_size"] != me.world_size:
+            said = f"rank {rank} ({other['node']}) says WORLD_SIZE={other['world_size']}"
+            raise CheckFailed(f"{said}, rank {me.rank} ({me.node}) says {me.world_size}.")
+    return "gloo" if any(other["backend"] == "gloo" for other in found) else "nccl"
+
+
+def describe_absent(me: Rank, store: Any, deadline: Deadline) -> str:
+    """Who had not come when the time was over."""
+    import torch.distributed as dist
+
+    try:
+        absent = [rank for rank in range(me.world_size) if not store.check([f"here/{rank}"])]
+    except dist.DistError:
+        return "Rank 0 went away before all ranks had come."
+    finally:
+        if me.rank == 0:
+            time.sleep(GOODBYE)  # the others ask rank 0's store the same question
+    came = f"{me.world_size - len(absent)} of {me.world_size} ranks came within {deadline.seconds:g} s"
+    return f"Only {came}; missing: {', '.join(map(str, absent))}." if absent else f"All {came}, but too late."
+
+
+def reduce(me: Rank, store: Any, backend: str, deadline: Deadline) -> None:
+    """The all_reduce itself: rank r gives r + 1 in every element, so every element must be n (n + 1) / 2."""
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device(f"cuda:{me.local_rank}" if backend == "nccl" else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        dist.init_process_group(
+            backend, store=store, rank=me.rank, world_size=me.world_size, timeout=deadline.left()
+        )
+        tensor = torch.full((ELEMENTS,), float(me.rank + 1), device=device)
+        dist.all_reduce(tensor)
+        result = tensor.cpu()  # waits for the GPU
+    except RuntimeError as error:  # every error of gloo and of NCCL
+        label = me.label(str(device))
+        raise CheckFailed(f"{label} all_reduce with {backend} failed: {first_line(error)}") from error
+    expected = me.world_size * (me.world_size + 1) // 2
+    wrong = result[result != expected]
+    shown = f"{result[0].item():g}" if wrong.numel() == 0 else f"{wrong[0].item():g}"
+    line = f"{me.label(str(device))} all_reduce = {shown} (esperado {expected})"
+    if wrong.numel():
+        say(f"{line} ERROR")
+        raise CheckFailed(f"{wrong.numel()} of {ELEMENTS} elements are wrong on {me.node}, with {backend}.")
+    say(f"{line} OK")
+    say_goodbye(me, store)
+    dist.destroy_process_group()
+
+
+def say(line: str) -> None:
+    """In one write, so that lines of several ranks in one terminal (torchrun) do not mix."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def say_goodbye(me: Rank, store: Any) -> None:
+    """Rank 0 holds the store: it leaves last."""
+    import torch.distributed as dist
+
+    with contextlib.suppress(dist.DistError):  # the sum was right; how somebody left does not change that
+        store.set(f"done/{me.rank}", "")
+        if me.rank == 0:
+            store.wait([f"done/{rank}" for rank in range(me.world_size)], timedelta(seconds=GOODBYE))
+
+
+def usable_backend(wish: str, local_rank: int) -> str:
+    """What this rank can do: nccl where it has a GPU of its own and nobody forced gloo."""
+    import torch
+
+    has_gpu = wish != "gloo" and torch.cuda.is_available() and local_rank < torch.cuda.device_count()
+    return "nccl" if has_gpu else "gloo"
+
+
+def give_up(me: Rank, seconds: float) -> None:
+    """The last resort, from a thread of its own: a collective that hangs cannot be interrupted."""
+    print(f"{me.label('?')} all_reduce did not end within {seconds:g} s.", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(prog="aura check-allreduce", description="Let all ranks add numbers and check the sum.")
+    backends = ["auto", "gloo", "nccl"]
+    parser.add_argument(
+        "--backend", choices=backends, default="auto", help="auto: nccl if every rank has a GPU"
+    )
+    parser.add_argument("--timeout", type=float, default=60, help="seconds for everything (default 60)")
+    given = parser.parse_args(argv)
+    if not 0 < given.timeout <= 600:
+        raise ConfigError("--timeout is in seconds, from 1 to 600.")
+    me = read_environment()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # its stack traces hide our sentence
+    import torch.distributed  # noqa: F401 - takes seconds, which do not count
+
+    watchdog = threading.Timer(given.timeout + 2 * GOODBYE + 5, give_up, (me, given.timeout))
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        check(me, given.backend, Deadline(given.timeout))
+    finally:
+        watchdog.cancel()
+    return 0
+
+
+def check(me: Rank, wish: str, deadline: Deadline) -> None:
+    able = usable_backend(wish, me.local_rank)
+    store = open_store(me, deadline)
+    backend = meet(me, store, able, deadline)
+    if wish == "nccl" and backend != "nccl":
+        raise CheckFailed(
+            "--backend nccl: not every rank has a GPU of its own (nvidia-smi); gloo needs none."
+        )
+    reduce(me, store, backend, deadline)

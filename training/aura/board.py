@@ -1,0 +1,51 @@
+"""The curves for TensorBoard, under the names that the guides use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+
+class Board:
+    """Writes on rank 0 and is silent on the others. A full disk ends the curves, not the training."""
+
+    def __init__(self, log_dir: Path, rank: int, step: int, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.writer: Any = None
+        if rank == 0:
+            from torch.utils.tensorboard import SummaryWriter  # takes a while, and only rank 0 needs it
+
+            # What an attempt that was given up has written about later steps is hidden.
+            self.writer = SummaryWriter(log_dir, purge_step=step + 1 if step else None, flush_secs=5)
+
+    def add(self, tag: str, value: float, x: int) -> None:
+        if self.writer is None:
+            return
+        try:
+            self.writer.add_scalar(tag, value, x)
+        except OSError as error:
+            self.say(f"TensorBoard gets nothing more: {error.strerror}.")
+            self.writer = None
+
+    def add_system(self, step: int, device: torch.device) -> None:
+        """Load of this node's processor, memory and GPU (0 MB where there is none)."""
+        used = 0
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            used = total - free
+        self.add("System/CPU_percent", psutil.cpu_percent(), step)
+        self.add("System/RAM_percent", psutil.virtual_memory().percent, step)
+        self.add("System/GPU_VRAM_MB", used / 2**20, step)
+
+    def add_epoch(self, epoch: int, train_loss: float, validation_loss: float, seconds: float) -> None:
+        self.add("Loss/train_epoch", train_loss, epoch)
+        self.add("Loss/val_epoch", validation_loss, epoch)
+        self.add("Time/epoch_seconds", seconds, epoch)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()

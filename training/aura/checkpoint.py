@@ -1,0 +1,221 @@
+"""Checkpoints: complete or absent, checked when read, safetensors and JSON only.
+
+    checkpoints/checkpoint-step-200/    (interrupt-step-N when the run was asked to stop)
+        model.safetensors       parameters, fp32, under their names in aura/model.py
+        optimizer.safetensors   AdamW's <parameter>.exp_avg, .exp_avg_sq and .step
+        state.json              step, position in the data, configuration, fingerprint of the corpus
+        manifest.json           SHA-256 and size of the three files above
+
+A checkpoint is written to a temporary directory, flushed to the disk and renamed; older ones go only after that.
+Every node keeps its own copy. At the start the ranks agree on the newest that any of them holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from aura.corpus import sha256_of
+from aura.optimizer import AdamW
+from aura.sync import Ranks
+
+FORMAT = "aura-checkpoint-1"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+STATE, MANIFEST = "state.json", "manifest.json"
+NAME = re.compile(r"(checkpoint|interrupt)-step-(\d+)")
+DAMAGED = "damaged-"
+TEMPORARY = ".tmp-"
+
+State = dict[str, Any]
+Report = Callable[[str], None]
+
+
+class Damaged(Exception):
+    """A checkpoint that must not be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class Found:
+    path: Path
+    step: int
+    model_sha256: str
+
+
+def save(directory: Path, name: str, model: nn.Module, optimizer: AdamW, state: State) -> Path:
+    """Write the checkpoint `name`, then return its path. Raises OSError, and then leaves nothing behind."""
+    final, temporary = directory / name, directory / f"{name}{TEMPORARY}{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True)
+        _save_tensors(_parameters(model), temporary / MODEL)
+        _save_tensors(optimizer.tensors(), temporary / OPTIMIZER)
+        (temporary / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+        files = {
+            file: {"sha256": sha256_of(temporary / file), "bytes": (temporary / file).stat().st_size}
+            for file in (MODEL, OPTIMIZER, STATE)
+        }
+        manifest = {"format": FORMAT, "step": state["step"], "files": files}
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        for file in temporary.iterdir():
+            _flush(file)
+        _flush(temporary)
+        if final.exists():  # of an attempt that was given up: the same step, computed again
+            final.rename(directory / f"{name}{TEMPORARY}old-{os.getpid()}")
+        temporary.rename(final)
+        _flush(directory)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return final
+
+
+def rotate(directory: Path, keep: int, newest: Path) -> None:
+    """After `newest` is safe on the disk: keep it and the `keep` - 1 before it, remove everything else."""
+    step = _step_of(newest)
+    older = sorted((path for path in _checkpoints(directory) if _step_of(path) < step), key=_step_of)
+    kept = {newest, *older[len(older) - (keep - 1) :]}
+    for path in directory.iterdir():
+        if path.is_dir() and path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def newest_valid(directory: Path, report: Report) -> Found | None:
+    """The newest checkpoint whose files are what they were when written; says loudly which ones it refuses."""
+    for path in sorted(_checkpoints(directory), key=lambda path: (_step_of(path), path.name), reverse=True):
+        try:
+            manifest = verify(path)
+        except Damaged as reason:
+            report(f"REFUSED: {path.name} is damaged ({reason}); trying the one before.")
+            continue
+        return Found(path, manifest["step"], manifest["files"][MODEL]["sha256"])
+    return None
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose every byte is right. Raises Damaged."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        files = manifest["files"]
+        if manifest["format"] != FORMAT or set(files) != {MODEL, OPTIMIZER, STATE}:
+            raise Damaged(f"{MANIFEST} has an unknown format")
+        if manifest["step"] != _step_of(path):
+            raise Damaged(f"{MANIFEST} is of step {manifest['step']}")
+        for name, entry in files.items():
+            if (size := (path / name).stat().st_size) != entry["bytes"]:
+                raise Damaged(f"{name} has {size} bytes instead of {entry['bytes']}")
+            if sha256_of(path / name) != entry["sha256"]:
+                raise Damaged(f"the checksum of {name} differs")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{type(error).__name__}: {error}") from None
+    return manifest
+
+
+def read_state(path: Path) -> State:
+    state: State = json.loads((path / STATE).read_text(encoding="utf-8"))
+    return state
+
+
+def load_parameters(path: Path, model: nn.Module) -> None:
+    """Overwrite the parameters of `model` with those of a checkpoint."""
+    _overwrite(_parameters(model), load_file(path / MODEL))
+
+
+def agree_and_load(
+    directory: Path,
+    model: nn.Module,
+    optimizer: AdamW,
+    ranks: Ranks,
+    check: Callable[[State], None],
+    report: Report,
+) -> State | None:
+    """Put all ranks on the newest valid checkpoint that any of them holds; its state, or None when there is none.
+
+    Ranks that lack it get it from the lowest rank that has it. `check` may refuse the state, before any parameter is
+    touched and alike on all ranks, by raising.
+    """
+    found = newest_valid(directory, report)
+    mine = [found.step, int(found.model_sha256[:15], 16)] if found else [-1, 0]
+    rows = ranks.gather(mine)
+    best = max(step for step, _ in rows)
+    if best < 0:
+        return None
+    source = next(rank for rank, (step, _) in enumerate(rows) if step == best)
+    lacking = [rank for rank, row in enumerate(rows) if row != rows[source]]
+    have = found is not None and ranks.rank not in lacking
+    state_json = (found.path / STATE).read_bytes() if found and have else b""
+    if lacking:
+        state_json = ranks.broadcast_bytes(state_json, source)
+    state: State = json.loads(state_json)
+    check(state)
+    if found and have:
+        load_parameters(found.path, model)
+        _overwrite(optimizer.tensors(), load_file(found.path / OPTIMIZER))
+    if lacking:
+        if ranks.rank in (source, *lacking):
+            report(f"{ranks.name([source])} sends step {best} to {ranks.name(lacking)}.")
+        # All ranks take part in a broadcast, also those that have read the same from their disk.
+        for tensor in (*_parameters(model).values(), *optimizer.tensors().values()):
+            ranks.broadcast(tensor, source)
+    return state
+
+
+def tidy(directory: Path, step: int) -> None:
+    """Before training goes on after `step`: remove what a killed save left, set aside what is damaged.
+
+    What is newer than the step that the ranks agreed on is damaged, and must not be taken for newer by `rotate`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.glob(f"*{TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in _checkpoints(directory):
+        if _step_of(path) > step:
+            aside = directory / f"{DAMAGED}{path.name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
+
+
+def _step_of(path: Path) -> int:
+    match = NAME.fullmatch(path.name)
+    assert match, path
+    return int(match[2])
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.data for name, parameter in model.named_parameters()}
+
+
+def _overwrite(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
+    for name, target in targets.items():
+        target.copy_(sources[name])
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # it wraps the error of the operating system in text
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else 0
+        raise OSError(number, os.strerror(number) if number else str(error), str(path)) from None
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

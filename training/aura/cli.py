@@ -1,0 +1,126 @@
+"""The command `aura`: finds the sub-command and hands over. Everything heavy is imported only when it is needed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import platform
+import signal
+import sys
+from pathlib import Path
+
+from aura import __version__
+from aura.config import SETTINGS, preset_names, resolve
+from aura.errors import EXIT_USAGE, AuraError, Parser, did_you_mean
+
+# name: (module, function, description)
+COMMANDS = {
+    "prepare": ("aura.prepare", "main", "turn text files into a corpus: a tokenizer and files of token ids"),
+    "train": ("aura.cli", "train", "train a model, alone or as one rank of several"),
+    "sample": ("aura.sample", "main", "continue a text with a trained model"),
+    "check-allreduce": ("aura.allreduce", "main", "let all ranks add numbers and check the sum"),
+    "probe": ("aura.probe", "main", "answer or measure connections between nodes"),
+    "fingerprint": ("aura.corpus", "main", "verify a corpus and print its fingerprint"),
+    "config": ("aura.config", "main", "print a complete training configuration, or what is wrong with it"),
+    "version": ("aura.cli", "version", "print the versions of everything that takes part, as JSON"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] == "--version":
+        print(f"aura {__version__}")
+        return 0
+    if not words or words[0] in ("-h", "--help"):
+        _print_help()
+        return 0 if words else EXIT_USAGE
+    command = words[0].replace("_", "-")
+    if command not in COMMANDS:
+        hint = did_you_mean(command, COMMANDS)
+        print(f"aura: there is no command {words[0]!r}.{hint} See aura --help.", file=sys.stderr)
+        return EXIT_USAGE
+    module, function, _ = COMMANDS[command]
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `aura … | head` ends quietly
+    try:
+        return int(getattr(importlib.import_module(module), function)(words[1:]) or 0)
+    except AuraError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _print_help() -> None:
+    print("usage: aura COMMAND [ARGUMENTS]\n\nTrain one language model on several ordinary PCs together.\n")
+    for name, (_, _, description) in COMMANDS.items():
+        print(f"  {name:16} {description}")
+    print("\n`aura COMMAND --help` explains one command. `aura --version` prints the version.")
+
+
+def train(argv: list[str]) -> int:
+    """Read the command line and check the configuration; torch is imported only after that."""
+    parser = Parser(
+        prog="aura train",
+        description="Train a model. Without RANK and WORLD_SIZE in the environment it is one process; with them (and "
+        "MASTER_ADDR, MASTER_PORT) it is one rank of several, started by systemd, torchrun or by hand. A run directory "
+        "that holds checkpoints is continued. SIGTERM saves and stops.",
+    )
+    parser.add_argument(
+        "--preset", "--custom-preset", required=True, help=f"one of: {', '.join(preset_names())}"
+    )
+    parser.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="made by aura prepare")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="checkpoints and logs (runs/<preset>)")
+    parser.add_argument(
+        "--log-dir", type=Path, metavar="DIR", help="TensorBoard (<run directory>/tensorboard)"
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "gloo", "nccl"),
+        default="auto",
+        help="how ranks talk (auto: nccl with GPUs)",
+    )
+    parser.add_argument(
+        "--join-timeout",
+        type=float,
+        default=600,
+        metavar="SECONDS",
+        help="longest wait for the other ranks (600)",
+    )
+    parser.add_argument(
+        "--use-custom-model", action="store_true", help="accepted, as the guides have it; no effect"
+    )
+    settings = parser.add_argument_group("settings of the preset that may be replaced")
+    for name, setting in SETTINGS.items():
+        choices = setting.metadata.get("choices")
+        metavar = "|".join(choices) if choices else name.upper()
+        settings.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=setting.metadata["help"])
+    arguments = parser.parse_args(argv)
+    given = {name: getattr(arguments, name) for name in SETTINGS}
+    config = resolve(arguments.preset, {name: value for name, value in given.items() if value is not None})
+    run_dir = arguments.run_dir or Path("runs", config.preset)
+
+    from aura.train import run
+
+    log_dir = arguments.log_dir or run_dir / "tensorboard"
+    return run(config, arguments.corpus, run_dir, log_dir, arguments.backend, arguments.join_timeout)
+
+
+def version(argv: list[str]) -> int:
+    Parser(prog="aura version", description="Print the versions of everything that takes part.").parse_args(
+        argv
+    )
+    # A release is installed as …/releases/<id>/venv.
+    venv = Path(sys.prefix)
+    versions: dict[str, str | None] = {
+        "release": venv.parent.name if venv.parent.parent.name == "releases" else None,
+        "aura": __version__,
+        "python": platform.python_version(),
+    }
+    for package in ("torch", "numpy", "tokenizers", "safetensors", "tensorboard", "psutil"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    print(json.dumps(versions, indent=2))
+    return 0

@@ -1,0 +1,191 @@
+"""The complete configuration of a training run, and the presets.
+
+A preset is data: a file in presets/ that gives every field. The same function checks a preset and the overrides of
+the command line, of launch.yml and of `python -m aura.config`, so that a mistake is found before a node is touched.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import operator
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from importlib import resources
+from typing import Any
+
+from aura.errors import ConfigError, Parser, did_you_mean
+
+
+def _setting(text: str, **limits: Any) -> Any:
+    """A field with its description; limits: minimum and maximum (inclusive), above and below (exclusive), choices."""
+    return field(metadata={"help": text, **limits})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    preset: str = _setting("name of the preset that this configuration started from")
+    # The model
+    layers: int = _setting("transformer blocks", minimum=1)
+    heads: int = _setting("attention heads per block", minimum=1)
+    d_model: int = _setting("width of the embedding and of every block [elements]", minimum=1)
+    seq_len: int = _setting("length of a training sequence [tokens]", minimum=1)
+    vocab_size: int = _setting("rows of the embedding; the corpus may use fewer [token ids]", minimum=1)
+    dropout: float = _setting("probability that an activation is dropped", minimum=0, below=1)
+    # One optimizer step
+    batch_size: int = _setting("micro-batch of one rank [sequences]", minimum=1)
+    gradient_accumulation_steps: int = _setting("micro-batches per optimizer step and rank", minimum=1)
+    precision: str = _setting("number format of the matrix products", choices=("fp32", "bf16", "fp16"))
+    # The optimizer (AdamW)
+    steps: int = _setting("length of the run [optimizer steps]", minimum=1)
+    lr: float = _setting("highest learning rate", above=0)
+    min_lr_ratio: float = _setting("last learning rate as a part of the highest", minimum=0, maximum=1)
+    warmup_steps: int = _setting(
+        "steps of linear warm-up before the cosine decay [optimizer steps]", minimum=0
+    )
+    weight_decay: float = _setting("decoupled weight decay of matrices and embeddings", minimum=0)
+    beta1: float = _setting("decay of AdamW's first moment per step", minimum=0, below=1)
+    beta2: float = _setting("decay of AdamW's second moment per step", minimum=0, below=1)
+    clip: float = _setting("largest L2 norm of the gradient", above=0)
+    # How ranks agree
+    strategy: str = _setting("how ranks agree", choices=("ddp",))
+    collective_timeout: int = _setting("longest wait for another rank in one operation [seconds]", minimum=5)
+    # The run
+    seed: int = _setting("seed of the initial weights, of the data order and of dropout", minimum=0)
+    log_every: int = _setting(
+        "steps between two console lines, each with a comparison of the ranks", minimum=1
+    )
+    validate_every: int = _setting("steps between two validations (one more follows each epoch)", minimum=1)
+    validation_windows: int = _setting("sequences in one validation, at most [sequences]", minimum=1)
+    save_every: int = _setting("steps between two checkpoints", minimum=1)
+    keep_checkpoints: int = _setting("newest checkpoints that stay on disk", minimum=1)
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            _check_limits(setting.name, getattr(self, setting.name), setting.metadata)
+        if self.d_model % self.heads:
+            raise ConfigError(f"d_model={self.d_model} cannot be divided among heads={self.heads}.")
+
+    @property
+    def sequences_per_rank_and_step(self) -> int:
+        return self.batch_size * self.gradient_accumulation_steps
+
+    def digest(self) -> str:
+        """Equal exactly when all settings are equal."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+SETTINGS = {setting.name: setting for setting in fields(TrainConfig) if setting.name != "preset"}
+
+
+def preset_names() -> list[str]:
+    files = resources.files("aura").joinpath("presets").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
+    """The preset with some settings replaced; values may be text. Raises ConfigError with one sentence."""
+    names = preset_names()
+    if preset not in names:
+        raise ConfigError(
+            f"Unknown preset {preset!r}.{did_you_mean(preset, names)} There are: {', '.join(names)}."
+        )
+    text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
+    values = tomllib.loads(text)
+    if missing := sorted(set(SETTINGS) - set(values)):
+        raise ConfigError(f"Preset {preset!r} is not complete: {', '.join(missing)} missing.")
+    for name, value in (overrides or {}).items():
+        name = name.replace("-", "_")
+        if name not in SETTINGS:
+            raise _unknown_setting(name)
+        values[name] = value
+    return from_values({"preset": preset, **values})
+
+
+def from_values(values: Mapping[str, Any]) -> TrainConfig:
+    """A configuration from all its settings, for example from config.json."""
+    for name in values:
+        if name not in SETTINGS and name != "preset":
+            raise _unknown_setting(name)
+    if missing := sorted(set(SETTINGS) - set(values)):
+        raise ConfigError(f"The configuration is not complete: {', '.join(missing)} missing.")
+    typed = {name: _typed(name, values[name], setting.type) for name, setting in SETTINGS.items()}
+    return TrainConfig(preset=str(values.get("preset", "")), **typed)
+
+
+def _unknown_setting(name: str) -> ConfigError:
+    names = ", ".join(SETTINGS)
+    return ConfigError(f"Unknown setting {name!r}.{did_you_mean(name, SETTINGS)} There are: {names}.")
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """`value` as int, float or str; text is parsed, and 2.0 is not an int."""
+    wanted = {"int": "a whole number", "float": "a number", "str": "a word"}[kind]
+    wrong = ConfigError(f"{name}={value!r} is not {wanted} ({SETTINGS[name].metadata['help']}).")
+    if isinstance(value, bool):
+        raise wrong
+    try:
+        if kind == "int" and isinstance(value, int | str):
+            return int(value)
+        if kind == "float" and isinstance(value, int | float | str) and math.isfinite(float(value)):
+            return float(value)
+    except ValueError:
+        raise wrong from None
+    if kind == "str" and isinstance(value, str):
+        return value
+    raise wrong
+
+
+def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
+    if (choices := limits.get("choices")) and value not in choices:
+        raise ConfigError(
+            f"{name}={value!r} is unknown.{did_you_mean(str(value), choices)} There are: {', '.join(choices)}."
+        )
+    for limit, words, is_met in (
+        ("minimum", "at least", operator.ge),
+        ("maximum", "at most", operator.le),
+        ("above", "more than", operator.gt),
+        ("below", "less than", operator.lt),
+    ):
+        if limit in limits and not is_met(value, limits[limit]):
+            raise ConfigError(f"{name}={value} must be {words} {limits[limit]} ({limits['help']}).")
+
+
+def parse_assignments(words: list[str]) -> dict[str, str]:
+    """['steps=20', 'lr=1e-3'] as a dictionary."""
+    for word in words:
+        if "=" not in word:
+            raise ConfigError(f"{word!r} is not of the form setting=value.")
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(
+        prog="aura config", description="Print a complete configuration as JSON, or what is wrong."
+    )
+    parser.add_argument("--preset", help="name of a preset")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="SETTING=VALUE", help="replace settings"
+    )
+    parser.add_argument("--list", action="store_true", help="print the names of the presets")
+    arguments = parser.parse_args(argv)
+    if arguments.list:
+        print("\n".join(preset_names()))
+        return 0
+    if not arguments.preset:
+        parser.error(f"--preset is missing. There are: {', '.join(preset_names())}.")
+    config = resolve(arguments.preset, parse_assignments(arguments.set))
+    print(json.dumps(asdict(config), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main(sys.argv[1:]))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

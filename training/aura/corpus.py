@@ -1,0 +1,105 @@
+"""What a prepared corpus is: a directory with a tokenizer, files of token ids, and meta.json that describes them.
+
+    tokenizer.json        byte-level BPE, for tokenizers.Tokenizer.from_file
+    train-00000.bin …     token ids, uint16, little-endian, no header; documents end with <|endoftext|>
+    validation-00000.bin …
+    meta.json             counts, SHA-256 of every file, fingerprint
+
+The fingerprint is the SHA-256 of everything else in meta.json: equal fingerprints mean equal corpora.
+Standard library only, so that `aura fingerprint` answers at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aura.errors import DataError, Parser
+
+FORMAT = "aura-corpus-1"
+META = "meta.json"
+TOKENIZER = "tokenizer.json"
+END_OF_TEXT = "<|endoftext|>"
+BYTES_PER_TOKEN = 2  # uint16
+LARGEST_VOCABULARY = 65536
+
+
+@dataclass(frozen=True)
+class Corpus:
+    path: Path
+    fingerprint: str
+    vocab_size: int  # token ids that the tokenizer can produce
+    unigram_entropy: float  # of the training tokens: the best loss without context [nats per token]
+    tokens: dict[str, int]  # per split
+    files: dict[str, list[dict[str, Any]]]  # per split: name, tokens, bytes, sha256
+    tokenizer_sha256: str
+    source: dict[str, Any]  # digest of the text and the settings that it was prepared with
+
+
+def fingerprint_of(meta: dict[str, Any]) -> str:
+    body = {key: value for key, value in meta.items() if key != "fingerprint"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_corpus(path: Path) -> Corpus:
+    """Read meta.json and check it against itself and the sizes of the files; the content is left to `verify`."""
+    if not (path / META).is_file():
+        raise DataError(
+            f"There is no corpus in {path} ({META} is missing); make one with: aura prepare --output {path} …"
+        )
+    try:
+        meta = json.loads((path / META).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path / META} is damaged ({error}): prepare the corpus again.") from None
+    if meta.get("format") != FORMAT:
+        raise DataError(
+            f"{path} has format {meta.get('format')!r}, not {FORMAT!r}: prepare the corpus again."
+        )
+    if fingerprint_of(meta) != meta.get("fingerprint"):
+        raise DataError(f"{path / META} does not match its own fingerprint: prepare the corpus again.")
+    for entry in meta["files"]["train"] + meta["files"]["validation"]:
+        file = path / entry["name"]
+        size = file.stat().st_size if file.is_file() else None
+        if size != entry["bytes"]:
+            found = "is missing" if size is None else f"has {size} bytes instead of {entry['bytes']}"
+            raise DataError(f"{file} {found}: copy or prepare the corpus again.")
+    if not (path / TOKENIZER).is_file():
+        raise DataError(f"{path / TOKENIZER} is missing: copy or prepare the corpus again.")
+    return Corpus(
+        path=path,
+        fingerprint=meta["fingerprint"],
+        vocab_size=meta["vocab_size"],
+        unigram_entropy=meta["unigram_entropy"],
+        tokens=meta["tokens"],
+        files=meta["files"],
+        tokenizer_sha256=meta["tokenizer_sha256"],
+        source=meta["source"],
+    )
+
+
+def verify(path: Path) -> Corpus:
+    """read_corpus, and every byte of every file against its checksum."""
+    corpus = read_corpus(path)
+    expected = {entry["name"]: entry["sha256"] for split in corpus.files.values() for entry in split}
+    for name, sha256 in {TOKENIZER: corpus.tokenizer_sha256, **expected}.items():
+        if sha256_of(path / name) != sha256:
+            raise DataError(f"{path / name} is damaged (its SHA-256 differs): copy the corpus again.")
+    return corpus
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(
+        prog="aura fingerprint",
+        description="Verify every checksum of a corpus and print its fingerprint. Equal fingerprints, equal corpora.",
+    )
+    parser.add_argument("corpus", type=Path, metavar="DIR", help="directory of the corpus")
+    print(verify(parser.parse_args(argv).corpus).fingerprint)
+    return 0

@@ -1,0 +1,64 @@
+"""How a command ends: exit codes, and errors whose text is one sentence for a person.
+
+No torch and no other third-party package is imported here, nor in cli, config and corpus: `aura config` has to
+answer at once, also on a controller that has no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable
+from typing import NoReturn
+
+EXIT_OK = 0
+EXIT_USAGE = 64  # wrong command line or configuration: starting again does not help
+EXIT_DATA = 65  # what was read or computed cannot be trusted: starting again does not help
+EXIT_TEMPORARY = 75  # start me again: the gang broke, or this rank was turned away
+
+
+class AuraError(Exception):
+    """The text says what is wrong and what to do; `exit_code` says whether starting again may help."""
+
+    exit_code = 1
+
+
+class ConfigError(AuraError):
+    exit_code = EXIT_USAGE
+
+
+class DataError(AuraError):
+    exit_code = EXIT_DATA
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that accepts --batch_size for --batch-size, and answers a mistake with one sentence and 64."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
+
+    def parse_args(self, args: list[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
+        parsed, unknown = self.parse_known_args([_with_hyphens(word) for word in args])
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings if flag != "-h"]
+            word = unknown[0].split("=")[0]
+            self.error(f"unknown argument {word!r}.{did_you_mean(word, flags)} See {self.prog} --help.")
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE)
+
+
+def _with_hyphens(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value
+
+
+def did_you_mean(word: str, valid: Iterable[str]) -> str:
+    """' Did you mean 'x'?' for the nearest valid word, or '' when none is near."""
+    near = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,65 @@
+"""Where this process stands: its rank, its node, its device. From the variables that torchrun and systemd set."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+import torch
+
+from aura.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    rank: int
+    local_rank: int  # among the ranks of this node
+    world_size: int
+    master_address: str  # of rank 0; empty when alone
+    master_port: int
+    node: str
+
+
+def place_from_environment() -> Place:
+    """RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; one process when they are absent.
+
+    AURA_NODE is the node's name where the host name is not. Raises ConfigError.
+    """
+    environment = os.environ
+    node = environment.get("AURA_NODE") or socket.gethostname()
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        return Place(0, 0, 1, "", 0, node)
+
+    def number(name: str, default: str = "") -> int:
+        text = environment.get(name, default)
+        if not text.isdecimal():
+            wrong = f"{name}={text!r} is no number" if text else f"{name} is not set"
+            raise ConfigError(f"{wrong}: several ranks need RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.")
+        return int(text)
+
+    rank, local_rank, world_size = number("RANK"), number("LOCAL_RANK", "0"), number("WORLD_SIZE")
+    if rank >= world_size:
+        raise ConfigError(f"RANK={rank} does not exist in WORLD_SIZE={world_size}: ranks count from 0.")
+    if world_size == 1:
+        return Place(rank, local_rank, world_size, "", 0, node)
+    if not environment.get("MASTER_ADDR"):
+        raise ConfigError("MASTER_ADDR is not set: it is the address of the node with rank 0.")
+    return Place(rank, local_rank, world_size, environment["MASTER_ADDR"], number("MASTER_PORT"), node)
+
+
+def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
+    """The device of this rank, and gloo or nccl for `backend` auto, gloo or nccl. Raises ConfigError."""
+    if not torch.cuda.is_available():
+        if backend == "nccl":
+            raise ConfigError(
+                f"--backend nccl needs a GPU, {place.node} has none: use --backend gloo or auto."
+            )
+        return torch.device("cpu"), "gloo"
+    if place.local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"Local rank {place.local_rank} needs its own GPU, but {place.node} has {torch.cuda.device_count()}."
+        )
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    return device, "nccl" if backend == "auto" else backend

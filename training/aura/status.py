@@ -1,0 +1,68 @@
+"""rank-<r>/status.json: what this rank is doing, for `playbooks/status.yml` and whoever else wants to know."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+STATES = ("joining", "training", "saving", "stopped", "done", "failed")
+PAUSE = 1.0  # seconds between two writes while nothing but numbers changes
+
+
+def write_atomically(path: Path, content: dict[str, Any]) -> None:
+    """Whoever reads sees the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class Status:
+    """Fields keep their value until they are set again. Losses are nats per token."""
+
+    def __init__(self, path: Path, **fields: Any) -> None:
+        self.path = path
+        self.fields: dict[str, Any] = {
+            "rank": None,
+            "world_size": None,
+            "node": None,
+            "device": None,
+            "attempt": None,
+            "state": None,
+            "step": 0,
+            "max_steps": None,
+            "epoch": 0,
+            "loss": None,
+            "validation_loss": None,
+            "tokens_per_second": None,
+            "sync": None,
+            "message": "",
+            **fields,
+        }
+        self.written = 0.0
+        self.lock = threading.Lock()  # the gang's threads report its end
+
+    def set(self, at_once: bool = False, **fields: Any) -> None:
+        """Written at once when the state or the message changes, otherwise at most once in PAUSE seconds.
+
+        A full disk must not stop a training that fits into memory: the status is then simply old.
+        """
+        assert set(fields) <= set(self.fields), fields
+        assert fields.get("state", STATES[0]) in STATES, fields
+        with self.lock:
+            news = any(self.fields[key] != fields.get(key, self.fields[key]) for key in ("state", "message"))
+            self.fields.update(fields)
+            if not (at_once or news) and time.monotonic() - self.written < PAUSE:
+                return
+            self.written = time.monotonic()
+            try:
+                write_atomically(self.path, {**self.fields, "updated": time.time()})
+            except OSError as error:
+                print(f"{self.path} cannot be written: {error.strerror}.", flush=True)
