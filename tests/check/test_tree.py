@@ -122,3 +122,20 @@ def test_collections_are_the_ones_of_the_locked_ansible() -> None:
             f"requirements.yml wants {collection['name']} {collection.get('version')}, the locked ansible package "
             f"has {installed}: write that version into requirements.yml"
         )
+
+
+def test_what_the_inventories_share_is_the_same_in_each() -> None:
+    """Copies, not links: a folder copied from inventory/lan is complete, and archives lose links."""
+    for name in ["all/derived.yml", "cluster/connection.yml"]:
+        original = tree.ROOT / "inventory/lan/group_vars" / name
+        for folder in ["inventory/lab", "tests/roles/inventory"]:
+            copy = tree.ROOT / folder / "group_vars" / name
+            assert copy.read_text() == original.read_text(), f"cp {tree.relative(original)} {tree.relative(copy)}"
+    settings = "group_vars/all/settings.yml"
+    assert (tree.ROOT / "tests/roles/inventory" / settings).read_text() == (
+        tree.ROOT / "inventory/lab" / settings
+    ).read_text(), f"cp inventory/lab/{settings} tests/roles/inventory/{settings}"
+
+
+def test_there_are_no_links() -> None:
+    assert [tree.relative(path) for path in tree.files() if path.is_symlink()] == []
