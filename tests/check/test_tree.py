@@ -130,7 +130,9 @@ def test_what_the_inventories_share_is_the_same_in_each() -> None:
         original = tree.ROOT / "inventory/lan/group_vars" / name
         for folder in ["inventory/lab", "tests/roles/inventory"]:
             copy = tree.ROOT / folder / "group_vars" / name
-            assert copy.read_text() == original.read_text(), f"cp {tree.relative(original)} {tree.relative(copy)}"
+            assert copy.read_text() == original.read_text(), (
+                f"cp {tree.relative(original)} {tree.relative(copy)}"
+            )
     settings = "group_vars/all/settings.yml"
     assert (tree.ROOT / "tests/roles/inventory" / settings).read_text() == (
         tree.ROOT / "inventory/lab" / settings
