@@ -32,7 +32,7 @@ def test_gpt2_medium_is_what_guide_000_runs() -> None:
     assert (medium.layers, medium.heads, medium.d_model, medium.seq_len) == (24, 16, 1024, 1024)
     assert (medium.batch_size, medium.gradient_accumulation_steps, medium.precision) == (1, 32, "fp16")
     assert (medium.lr, medium.weight_decay, medium.vocab_size) == (2e-4, 0.01, 50257)
-    assert 5 * medium.sequences_per_rank_and_step == 160
+    assert sum(medium.shares(5)) == 160
 
 
 @pytest.mark.parametrize(

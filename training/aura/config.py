@@ -34,19 +34,44 @@ class TrainConfig:
     heads: int = _setting("attention heads per block", minimum=1)
     d_model: int = _setting("width of the embedding and of every block [elements]", minimum=1)
     seq_len: int = _setting("length of a training sequence [tokens]", minimum=1)
-    vocab_size: int = _setting("rows of the embedding; the corpus may use fewer [token ids]", minimum=1)
+    vocab_size: int = _setting("token ids of the model; the corpus may use fewer", minimum=1)
     dropout: float = _setting("probability that an activation is dropped", minimum=0, below=1)
+    # How it is computed (none of these changes what is learnt, but for rounding)
+    vocab_multiple: int = _setting(
+        "the embedding gets unused rows up to a multiple of this; GPUs like 64 or 128", minimum=1
+    )
+    loss_chunk: int = _setting(
+        "tokens whose logits are in memory at the same time; 0: those of a whole micro-batch", minimum=0
+    )
+    gradient_checkpointing: bool = _setting(
+        "keep only the input of each block, and compute the block again in the backward pass: less memory, slower"
+    )
+    compile: bool = _setting("let torch.compile write the kernels: a slow start, faster steps on a GPU")
     # One optimizer step
     batch_size: int = _setting("micro-batch of one rank [sequences]", minimum=1)
     gradient_accumulation_steps: int = _setting("micro-batches per optimizer step and rank", minimum=1)
+    rank_batch_sizes: str = _setting(
+        "micro-batch of every rank in place of batch_size, such as 8,4,4,2,2 for unequal GPUs; empty: equal"
+    )
     precision: str = _setting("number format of the matrix products", choices=("fp32", "bf16", "fp16"))
     # The optimizer (AdamW)
+    parameter_format: str = _setting(
+        "number format of parameters and gradients; bf16 is rounded stochastically", choices=("fp32", "bf16")
+    )
+    moment_format: str = _setting("number format of AdamW's moments", choices=("fp32", "bf16", "int8"))
     steps: int = _setting("length of the run [optimizer steps]", minimum=1)
+    epochs: float = _setting("length of the run in passes over the corpus; 0: `steps` says it", minimum=0)
+    schedule: str = _setting(
+        "learning rate after the warm-up: half a cosine, or constant with a linear decay at the end (wsd)",
+        choices=("cosine", "wsd"),
+    )
     lr: float = _setting("highest learning rate", above=0)
     min_lr_ratio: float = _setting("last learning rate as a part of the highest", minimum=0, maximum=1)
-    warmup_steps: int = _setting(
-        "steps of linear warm-up before the cosine decay [optimizer steps]", minimum=0
+    warmup_steps: int = _setting("steps of linear warm-up [optimizer steps]", minimum=0)
+    warmup_ratio: float = _setting(
+        "linear warm-up as a part of the run, where warmup_steps is 0", minimum=0, below=1
     )
+    decay_ratio: float = _setting("wsd: the part of the run that decays", minimum=0, maximum=1)
     weight_decay: float = _setting("decoupled weight decay of matrices and embeddings", minimum=0)
     beta1: float = _setting("decay of AdamW's first moment per step", minimum=0, below=1)
     beta2: float = _setting("decay of AdamW's second moment per step", minimum=0, below=1)
@@ -62,7 +87,10 @@ class TrainConfig:
     validate_every: int = _setting("steps between two validations (one more follows each epoch)", minimum=1)
     validation_windows: int = _setting("sequences in one validation, at most [sequences]", minimum=1)
     save_every: int = _setting("steps between two checkpoints", minimum=1)
-    keep_checkpoints: int = _setting("newest checkpoints that stay on disk", minimum=1)
+    keep_checkpoints: int = _setting(
+        "newest checkpoints that stay on disk (the best one does too)", minimum=1
+    )
+    keep_every: int = _setting("checkpoints of multiples of this step stay for ever; 0: none", minimum=0)
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -70,9 +98,25 @@ class TrainConfig:
         if self.d_model % self.heads:
             raise ConfigError(f"d_model={self.d_model} cannot be divided among heads={self.heads}.")
 
-    @property
-    def sequences_per_rank_and_step(self) -> int:
-        return self.batch_size * self.gradient_accumulation_steps
+    def batch_sizes(self, ranks: int) -> list[int]:
+        """Micro-batch of every rank [sequences]. Raises ConfigError."""
+        if not self.rank_batch_sizes:
+            return [self.batch_size] * ranks
+        words = self.rank_batch_sizes.split(",")
+        if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+            raise ConfigError(
+                f"rank_batch_sizes={self.rank_batch_sizes!r} must be whole numbers above 0 with commas between them, "
+                "one for each rank, such as 8,4,4,2,2."
+            )
+        if len(words) != ranks:
+            raise ConfigError(
+                f"rank_batch_sizes={self.rank_batch_sizes!r} has {len(words)} numbers, but {ranks} ranks take part."
+            )
+        return [int(word) for word in words]
+
+    def shares(self, ranks: int) -> list[int]:
+        """Sequences of every rank in one optimizer step."""
+        return [size * self.gradient_accumulation_steps for size in self.batch_sizes(ranks)]
 
     def digest(self) -> str:
         """Equal exactly when all settings are equal."""
@@ -123,10 +167,12 @@ def _unknown_setting(name: str) -> ConfigError:
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    """`value` as int, float or str; text is parsed, and 2.0 is not an int."""
-    wanted = {"int": "a whole number", "float": "a number", "str": "a word"}[kind]
+    """`value` as int, float, bool or str; text is parsed, and 2.0 is not an int."""
+    wanted = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}[kind]
     wrong = ConfigError(f"{name}={value!r} is not {wanted} ({SETTINGS[name].metadata['help']}).")
-    if isinstance(value, bool):
+    if kind == "bool" and str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    if kind == "bool" or isinstance(value, bool):
         raise wrong
     try:
         if kind == "int" and isinstance(value, int | str):

@@ -108,7 +108,7 @@ def run(
     members: gang.Gang | None = None
     try:
         corpus = read_corpus(corpus_dir)
-        windows_per_step = config.sequences_per_rank_and_step * place.world_size
+        windows_per_step = sum(config.shares(place.world_size))
         check_corpus(corpus, config.vocab_size, config.preset, config.seq_len, windows_per_step)
         if is_done(run_dir, config, corpus):
             status.set(step=config.steps)
@@ -198,9 +198,9 @@ def train(
     strategy = DataParallel(model, ranks)
     data, validation = (Windows(corpus, split, config.seq_len) for split in ("train", "validation"))
     order = Order(len(data), config.seed)
-    shares = [config.sequences_per_rank_and_step] * place.world_size
+    shares = config.shares(place.world_size)
     offset, share = share_of(place.rank, shares)
-    micro_batch = config.batch_size
+    micro_batch = config.batch_sizes(place.world_size)[place.rank]
     say(console.model(config))
     say(console.precision(config.precision))
     if place.rank == 0:
