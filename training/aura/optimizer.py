@@ -69,7 +69,7 @@ class AdamW:
                 self._step_in_pieces(name, lr, weight_decay)
 
     def _step_fused(self, names: list[str], lr: float, weight_decay: float) -> None:
-        parameters = [self.parameters[name] for name in names]
+        parameters: list[Tensor] = [self.parameters[name] for name in names]
         adamw(
             parameters,
             [parameter.grad for parameter in parameters if parameter.grad is not None],
