@@ -19,6 +19,13 @@ COMMANDS = {
     "prepare": ("aura.prepare", "main", "turn text files into a corpus: a tokenizer and files of token ids"),
     "train": ("aura.cli", "train", "train a model, alone or as one rank of several"),
     "sample": ("aura.sample", "main", "continue a text with a trained model"),
+    "export": ("aura.export", "main", "write a trained model for transformers"),
+    "launch-local": (
+        "aura.launch_local",
+        "main",
+        "start all ranks on this machine: one per GPU, or N on the CPU",
+    ),
+    "monitor": ("aura.monitor", "main", "show the load of processor, memory and GPUs every few seconds"),
     "check-allreduce": ("aura.allreduce", "main", "let all ranks add numbers and check the sum"),
     "probe": ("aura.probe", "main", "answer or measure connections between nodes"),
     "fingerprint": ("aura.corpus", "main", "verify a corpus and print its fingerprint"),
