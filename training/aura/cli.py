@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import json
-import platform
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 from aura import __version__
 from aura.config import SETTINGS, preset_names, resolve
 from aura.errors import EXIT_USAGE, AuraError, Parser, did_you_mean
+from aura.runlog import versions
 
 # name: (module, function, description)
 COMMANDS = {
@@ -117,17 +116,5 @@ def version(argv: list[str]) -> int:
     Parser(prog="aura version", description="Print the versions of everything that takes part.").parse_args(
         argv
     )
-    # A release is installed as …/releases/<id>/venv.
-    venv = Path(sys.prefix)
-    versions: dict[str, str | None] = {
-        "release": venv.parent.name if venv.parent.parent.name == "releases" else None,
-        "aura": __version__,
-        "python": platform.python_version(),
-    }
-    for package in ("torch", "numpy", "tokenizers", "safetensors", "tensorboard", "psutil"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    print(json.dumps(versions, indent=2))
+    print(json.dumps(versions(), indent=2))
     return 0
