@@ -91,19 +91,23 @@ CATALOGUE = {
     "no_process": ("ninguno", "none"),
     # aura launch-local
     "launching": (
-        "{ranks} procesos en {address}:{port}, {device}.",
-        "{ranks} processes on {address}:{port}, {device}.",
+        "{ranks} procesos, {device}, puerto {port}.",
+        "{ranks} processes, {device}, port {port}.",
     ),
     "on_gpus": ("una GPU cada uno", "one GPU each"),
-    "on_cpu": ("en CPU con {threads} hilos cada uno", "on the CPU with {threads} threads each"),
-    "rank_ended": ("El rank {rank} terminó con {how}.", "Rank {rank} ended with {how}."),
-    "passing_on": (
-        "{signal}: los ranks guardan y terminan (hasta {seconds:.0f} s).",
-        "{signal}: the ranks save and leave (within {seconds:.0f} s).",
+    "on_cpu": ("sin GPU, hilos de CPU para cada uno: {threads}", "no GPU, CPU threads for each: {threads}"),
+    "rank_failed": (
+        "El rank {rank} terminó con {how}. Los demás tienen {seconds:.0f} s para notarlo.",
+        "Rank {rank} ended with {how}. The others have {seconds:.0f} s to notice.",
     ),
-    "ending_rank": (
-        "El rank {rank} sigue {seconds:.0f} s después: recibe {signal}.",
-        "Rank {rank} still runs {seconds:.0f} s later: it gets {signal}.",
+    "exit_code": ("código {code}", "exit code {code}"),
+    "passing_on": (
+        "{signal}: los ranks guardan y terminan, en {seconds:.0f} s como máximo.",
+        "{signal}: the ranks save and leave, in {seconds:.0f} s at most.",
+    ),
+    "too_late": (
+        "Todavía en marcha: {ranks}. {signal}.",
+        "Still running: {ranks}. {signal}.",
     ),
 }
 
