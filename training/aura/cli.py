@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from aura import __version__
 from aura.config import SETTINGS, preset_names, resolve
@@ -99,14 +100,17 @@ def train(argv: list[str]) -> int:
     settings = parser.add_argument_group("settings of the preset that may be replaced")
     for name, setting in SETTINGS.items():
         choices = setting.metadata.get("choices")
-        metavar = "|".join(choices) if choices else name.upper()
-        settings.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=setting.metadata["help"])
+        metavar = "|".join(choices) if choices else "true|false" if setting.type == "bool" else name.upper()
+        # A switch may stand alone: --compile is --compile true.
+        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if setting.type == "bool" else {}
+        flag = f"--{name.replace('_', '-')}"
+        settings.add_argument(flag, metavar=metavar, help=setting.metadata["help"], **alone)
     arguments = parser.parse_args(argv)
     given = {name: getattr(arguments, name) for name in SETTINGS}
     config = resolve(arguments.preset, {name: value for name, value in given.items() if value is not None})
     run_dir = arguments.run_dir or Path("runs", config.preset)
 
-    from aura.train import run
+    from aura.attempt import run
 
     log_dir = arguments.log_dir or run_dir / "tensorboard"
     return run(config, arguments.corpus, run_dir, log_dir, arguments.backend, arguments.join_timeout)

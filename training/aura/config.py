@@ -76,6 +76,9 @@ class TrainConfig:
     beta1: float = _setting("decay of AdamW's first moment per step", minimum=0, below=1)
     beta2: float = _setting("decay of AdamW's second moment per step", minimum=0, below=1)
     clip: float = _setting("largest L2 norm of the gradient", above=0)
+    allow_dataset_oversubscription: bool = _setting(
+        "accept a corpus smaller than one optimizer step, which then sees the same text more than once"
+    )
     # How ranks agree
     strategy: str = _setting("how ranks agree", choices=("ddp",))
     collective_timeout: int = _setting("longest wait for another rank in one operation [seconds]", minimum=5)
@@ -95,6 +98,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for setting in fields(self):
             _check_limits(setting.name, getattr(self, setting.name), setting.metadata)
+        if self.parameter_format == "bf16" and self.precision != "bf16":
+            raise ConfigError(
+                f"parameter_format=bf16 needs precision=bf16, this is precision={self.precision}: set both."
+            )
         if self.d_model % self.heads:
             raise ConfigError(f"d_model={self.d_model} cannot be divided among heads={self.heads}.")
 

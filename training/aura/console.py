@@ -66,6 +66,10 @@ CATALOGUE = {
         "Epoch {number}/{epochs} | Training loss: {train:.4f} | Validation loss: {validation:.4f} | "
         "Epoch took: {seconds:.1f}s",
     ),
+    "saved": (
+        "Guardado {name}: el entrenamiento esperó {stall:.2f} s, escribirlo tomó {seconds:.1f} s",
+        "Saved {name}: training waited for {stall:.2f} s, writing took {seconds:.1f} s",
+    ),
     "stopped": ("Guardado y detenido.", "Saved and stopped."),
     "final": ("Modelo final y tokenizer: {path}", "Final model and tokenizer: {path}"),
     "completed": ("Entrenamiento completado.", "Training completed."),
@@ -213,6 +217,10 @@ def epoch(number: int, epochs: int, train_loss: float, validation_loss: float, s
     return text(
         "epoch", number=number, epochs=epochs, train=train_loss, validation=validation_loss, seconds=seconds
     )
+
+
+def saved(name: str, stall: float, seconds: float) -> str:
+    return text("saved", name=name, stall=stall, seconds=seconds)
 
 
 def stopped() -> str:
