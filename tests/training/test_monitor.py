@@ -90,7 +90,9 @@ def test_gpus_in_the_guides_form(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     [
         ("/opt/aura/current/venv/bin/python /opt/aura/current/venv/bin/aura train --preset x", True),
         ("python3 -m aura train --preset x", True),
-        ("python -u /home/me/aura/training/aura/__main__.py train", True),
+        ("/usr/bin/python3.11 -u -m aura train --preset x", True),  # below torchrun
+        ("python3 /usr/bin/torchrun --nnodes=5 -m aura train --preset x", False),
+        ("python3 -m torch.distributed.run --nnodes=5 -m aura train --preset x", False),
         ("python -m aura monitor", False),
         ("vim aura.txt train", False),
         ("aura launch-local --gpus 2 -- --preset train", False),

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from itertools import pairwise
+from itertools import takewhile
 from pathlib import PurePath
 from typing import Any
 
@@ -88,11 +88,12 @@ def _ask(question: Callable[[Any], Any], handle: Any) -> Any:
 
 
 def trains(words: list[str]) -> bool:
-    """Is this the command line of an `aura train` process, whichever way it was started?"""
-    for word, following in pairwise(words):
-        if following == "train" and (word == "aura" or PurePath(word).name in ("aura", "__main__.py")):
-            return True
-    return False
+    """Is this the command line of an `aura train` process? torchrun and launch-local, which start some, are none."""
+    options = list(takewhile(lambda word: word.startswith("-") and word != "-m", words[1:]))
+    program = words[1 + len(options) :]
+    if program[:1] == ["-m"]:
+        program = program[1:]
+    return program[1:2] == ["train"] and PurePath(program[0]).name == "aura"
 
 
 def resident(pids: list[int]) -> dict[int, int]:
