@@ -33,7 +33,7 @@ class Row:
     step: int
     epoch: int  # from 1
     tokens_seen: int  # of the run
-    loss: float
+    loss: float | None  # of the training step; none before the first
     validation_loss: float | None = None
     lr: float | None = None
     gradient_norm: float | None = None  # before clipping
