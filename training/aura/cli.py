@@ -11,13 +11,19 @@ import sys
 from pathlib import Path
 
 from aura import __version__
-from aura.config import SETTINGS, preset_names, resolve
+from aura.auto import resolve_here
+from aura.config import add_flags, given_settings
 from aura.errors import EXIT_USAGE, AuraError, Parser, did_you_mean
 
 # name: (module, function, description)
 COMMANDS = {
     "prepare": ("aura.prepare", "main", "turn text files into a corpus: a tokenizer and files of token ids"),
     "train": ("aura.cli", "train", "train a model, alone or as one rank of several"),
+    "plan": (
+        "aura.plan",
+        "main",
+        "predict memory, time, traffic and disk of a training, before any training",
+    ),
     "sample": ("aura.sample", "main", "continue a text with a trained model"),
     "check-allreduce": ("aura.allreduce", "main", "let all ranks add numbers and check the sum"),
     "probe": ("aura.probe", "main", "answer or measure connections between nodes"),
@@ -66,9 +72,6 @@ def train(argv: list[str]) -> int:
         "MASTER_ADDR, MASTER_PORT) it is one rank of several, started by systemd, torchrun or by hand. A run directory "
         "that holds checkpoints is continued. SIGTERM saves and stops.",
     )
-    parser.add_argument(
-        "--preset", "--custom-preset", required=True, help=f"one of: {', '.join(preset_names())}"
-    )
     parser.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="made by aura prepare")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="checkpoints and logs (runs/<preset>)")
     parser.add_argument(
@@ -90,14 +93,9 @@ def train(argv: list[str]) -> int:
     parser.add_argument(
         "--use-custom-model", action="store_true", help="accepted, as the guides have it; no effect"
     )
-    settings = parser.add_argument_group("settings of the preset that may be replaced")
-    for name, setting in SETTINGS.items():
-        choices = setting.metadata.get("choices")
-        metavar = "|".join(choices) if choices else name.upper()
-        settings.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=setting.metadata["help"])
+    add_flags(parser)
     arguments = parser.parse_args(argv)
-    given = {name: getattr(arguments, name) for name in SETTINGS}
-    config = resolve(arguments.preset, {name: value for name, value in given.items() if value is not None})
+    config = resolve_here(arguments.preset, given_settings(arguments))
     run_dir = arguments.run_dir or Path("runs", config.preset)
 
     from aura.train import run
