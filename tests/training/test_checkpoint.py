@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,10 +115,71 @@ def test_rotation_keeps_the_newest(tmp_path: Path) -> None:
         newest = save(tmp_path, step)
     (tmp_path / "checkpoint-step-7.tmp-1").mkdir()
     (tmp_path / "damaged-checkpoint-step-11").mkdir()
-    checkpoint.rotate(tmp_path, keep=2, newest=newest)
+    checkpoint.rotate(tmp_path, 2, 0, newest=newest)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-step-9", "checkpoint-step-10"}
-    checkpoint.rotate(tmp_path, keep=1, newest=newest)
+    checkpoint.rotate(tmp_path, 1, 0, newest=newest)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-step-10"}
+
+
+def test_rotation_keeps_the_best_and_every_mth(tmp_path: Path) -> None:
+    losses = {10: 5.0, 20: 3.0, 25: None, 30: 4.0, 40: 4.5, 50: 4.2}
+    for step, loss in losses.items():
+        state = {"step": step, "validation_loss": loss}
+        newest = checkpoint.save(tmp_path, f"checkpoint-step-{step}", *trained(1), state)
+    checkpoint.rotate(tmp_path, keep=1, keep_every=15, newest=newest)
+    assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-step-{step}" for step in (20, 30, 50)}
+
+
+def test_a_save_in_the_background_holds_what_was_there_when_it_began(tmp_path: Path) -> None:
+    saver = checkpoint.Saver(tmp_path, keep=2, keep_every=0)
+    model, optimizer = trained(3)
+    wanted = model.weight.detach().clone()
+    saver.begin("checkpoint-step-3", model, optimizer, {"step": 3})
+    model.weight.data.zero_()
+    assert saver.wait(30)
+    checkpoint.verify(tmp_path / "checkpoint-step-3")
+    checkpoint.load_parameters(tmp_path / "checkpoint-step-3", model)
+    assert torch.equal(model.weight, wanted)
+
+
+def test_where_memory_is_short_training_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_copies", lambda tensors: pytest.fail("copied"))
+    monkeypatch.setattr(checkpoint.psutil, "virtual_memory", lambda: SimpleNamespace(available=10))
+    saver = checkpoint.Saver(tmp_path, keep=2, keep_every=0)
+    saver.begin("checkpoint-step-3", *trained(3), {"step": 3})
+    checkpoint.verify(tmp_path / "checkpoint-step-3")
+    assert saver.wait(0)
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_a_kill_at_any_moment_of_a_save_loses_that_save_at_most(moment: int, tmp_path: Path) -> None:
+    """kill -9 when the files are written, each time before the next is flushed, and after the rename."""
+    save(tmp_path, 1)
+
+    def die() -> None:
+        original, count = checkpoint._flush, 0
+
+        def flush(path: Path) -> None:
+            nonlocal count
+            if count == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+            original(path)
+
+        checkpoint._flush = flush
+        saver = checkpoint.Saver(tmp_path, keep=1, keep_every=0)
+        saver.begin("checkpoint-step-2", *trained(2), {"step": 2})
+        saver.wait()
+
+    process = multiprocessing.get_context("fork").Process(target=die)
+    process.start()
+    process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+    found = checkpoint.newest_valid(tmp_path, print)
+    assert found
+    assert found.step == (2 if moment == 5 else 1)
 
 
 def test_a_damaged_newer_one_does_not_push_out_good_ones(tmp_path: Path) -> None:
@@ -124,7 +188,7 @@ def test_a_damaged_newer_one_does_not_push_out_good_ones(tmp_path: Path) -> None
     flip_a_bit(tmp_path / "checkpoint-step-9" / "model.safetensors")
     checkpoint.tidy(tmp_path, step=2)
     assert (tmp_path / "damaged-checkpoint-step-9").exists()
-    checkpoint.rotate(tmp_path, keep=2, newest=save(tmp_path, 3))
+    checkpoint.rotate(tmp_path, 2, 0, newest=save(tmp_path, 3))
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-step-2", "checkpoint-step-3"}
 
 

@@ -109,7 +109,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("style", ["-", "_"])
 def test_the_flags_of_guide_000(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aura import train
+    from aura import attempt
 
     calls: list[tuple[Any, ...]] = []
 
@@ -117,7 +117,7 @@ def test_the_flags_of_guide_000(style: str, monkeypatch: pytest.MonkeyPatch) -> 
         calls.append(arguments)
         return 0
 
-    monkeypatch.setattr(train, "run", run)
+    monkeypatch.setattr(attempt, "run", run)
     flags = (
         "--backend nccl --use-custom-model --custom-preset gpt2-medium --seq-len 1024 --batch-size 2 "
         "--gradient-accumulation-steps 16 --precision bf16 --lr 3e-4 --weight-decay 0.02 --log-dir runs/node0 "

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aura import prepare as preparing
+from aura.config import resolve
 from aura.corpus import Corpus
 from aura.data import Order, Windows, check_corpus, even_share, permutation, share_of
 from aura.errors import DataError
@@ -82,14 +83,19 @@ def test_validation_is_divided_completely(ranks: int) -> None:
 
 
 def test_a_corpus_that_does_not_fit_is_refused(corpus: Corpus) -> None:
-    check_corpus(corpus, vocab_size=300, preset="p", seq_len=16, windows_per_step=10)
+    def check(world_size: int = 1, **settings: object) -> None:
+        values = {"vocab_size": 300, "seq_len": 16, "batch_size": 10, **settings}
+        check_corpus(corpus, resolve("gpt2-nano", values), world_size)
+
+    check()
     with pytest.raises(DataError, match=r"vocabulary of 300.*vocab_size=299.*--vocab-size 299"):
-        check_corpus(corpus, vocab_size=299, preset="p", seq_len=16, windows_per_step=10)
+        check(vocab_size=299)
     windows = len(Windows(corpus, "train", 16))
-    check_corpus(corpus, vocab_size=300, preset="p", seq_len=16, windows_per_step=windows)
-    with pytest.raises(DataError, match=rf"{windows} sequences of 16, but .* takes {windows + 1}"):
-        check_corpus(corpus, vocab_size=300, preset="p", seq_len=16, windows_per_step=windows + 1)
+    check(batch_size=windows)
+    with pytest.raises(DataError, match=rf"{windows} sequences of 16, but .* takes {windows + 1} .*--allow-"):
+        check(batch_size=windows + 1)
+    with pytest.raises(DataError, match=rf"takes {2 * windows} .* 2 ranks"):
+        check(2, batch_size=windows)
+    check(batch_size=windows + 1, allow_dataset_oversubscription=True)
     with pytest.raises(DataError, match="validation tokens, less than one"):
-        check_corpus(
-            corpus, vocab_size=300, preset="p", seq_len=corpus.tokens["validation"], windows_per_step=1
-        )
+        check(batch_size=1, seq_len=corpus.tokens["validation"])

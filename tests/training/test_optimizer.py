@@ -40,3 +40,80 @@ def test_it_does_not_import_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     model(torch.ones(2)).sum().backward()
     mine.step(lr=0.1)
     assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(("format", "tolerance"), [("bf16", 0.02), ("int8", 0.1)])
+def test_small_moments_go_the_same_way(format: str, tolerance: float) -> None:
+    """After 50 steps with noisy gradients, the parameters have moved as with fp32 moments, but for a few percent."""
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(40, 30) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    before = models[0].weight.detach().clone()
+    optimizers = [
+        optimizer.AdamW(models[0], 0.9, 0.95, 0.1),
+        optimizer.AdamW(models[1], 0.9, 0.95, 0.1, format),
+    ]
+    scale = torch.logspace(-6, 0, 1200).view(30, 40)  # gradients of very different size
+    for _ in range(50):
+        gradient = (torch.randn(30, 40) + 0.5) * scale
+        for model, mine in zip(models, optimizers, strict=True):
+            model.weight.grad, model.bias.grad = gradient.clone(), torch.ones(30)
+            mine.step(1e-2)
+    moved, wanted = models[1].weight - before, models[0].weight - before
+    assert (moved - wanted).norm() < tolerance * wanted.norm()
+    assert (moved - wanted).norm() > 0
+
+
+def test_eight_bits_keep_small_numbers_and_never_make_a_square_zero() -> None:
+    value = torch.cat([torch.logspace(-6, 0, 300), torch.zeros(20)])
+    code, scales = optimizer.compress(value, signed=False)
+    assert (code.dtype, len(scales)) == (torch.uint8, 2)
+    back = optimizer.expand(code, scales)
+    assert torch.equal(back == 0, value == 0)
+    assert (back >= value * 0.9999).all()
+    signed = torch.cat([-value, value])
+    code, scales = optimizer.compress(signed, signed=True)
+    assert code.dtype == torch.int8
+    back = optimizer.expand(code, scales)
+    large = signed.abs() > 1e-2
+    assert torch.allclose(back[large], signed[large], rtol=0.1)
+    assert (back * signed >= 0).all()
+
+
+def test_random_rounding_keeps_the_mean_and_is_the_same_everywhere() -> None:
+    value = torch.full((100_000,), 1 + 1 / 512)  # half-way between two neighbours would be 1 + 1/256
+    value[1::2] *= -1
+    rounded = optimizer.round_at_random(value, seed=5)
+    assert torch.equal(rounded, rounded.bfloat16().float())
+    assert set(rounded.abs().tolist()) == {1.0, 1 + 1 / 128}
+    assert rounded.abs().mean().item() == pytest.approx(1 + 1 / 512, abs=1e-4)
+    assert torch.equal(rounded, optimizer.round_at_random(value, seed=5))
+    assert not torch.equal(rounded, optimizer.round_at_random(value, seed=6))
+    exact = torch.tensor([0.0, -2.0, 1.5])
+    assert torch.equal(optimizer.round_at_random(exact, seed=1), exact)
+
+
+def test_tiny_updates_of_bf16_parameters_add_up() -> None:
+    """Rounded to nearest, 1 - 1e-3 * lr would stay 1 for ever."""
+    model = torch.nn.Linear(100, 100, bias=False).to(torch.bfloat16)
+    torch.nn.init.ones_(model.weight)
+    mine = optimizer.AdamW(model, 0.9, 0.95, 0.0, "int8", seed=3)
+    for _ in range(100):
+        model.weight.grad = torch.ones_like(model.weight)
+        mine.step(1e-4)
+    assert model.weight.dtype == torch.bfloat16
+    assert model.weight.float().mean().item() == pytest.approx(1 - 100 * 1e-4, abs=1e-3)
+
+
+def test_pieces_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for piece in (1 << 22, 512):
+        monkeypatch.setattr(optimizer, "PIECE", piece)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(50, 40)
+        mine = optimizer.AdamW(model, 0.9, 0.95, 0.1, "int8")
+        for _ in range(3):
+            model.weight.grad, model.bias.grad = torch.randn(40, 50), torch.randn(40)
+            mine.step(1e-2)
+        results.append(model.weight.detach().clone())
+    assert torch.equal(*results)

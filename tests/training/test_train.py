@@ -15,6 +15,7 @@ import pytest
 import torch
 from aura import checkpoint
 from aura.corpus import Corpus
+from aura.data import Windows
 from aura.model import GPT
 from aura.prepare import prepare
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -167,6 +168,62 @@ def test_five_ranks_learn_as_one_rank_with_five_times_the_batch(corpus: Corpus, 
     assert "Gradientes sincronizados" not in one[0].text
 
 
+def test_unequal_ranks_learn_as_one(corpus: Corpus, tmp_path: Path) -> None:
+    """A rank with three times the micro-batch counts three times: the gradient is weighted by tokens."""
+    unequal = complete(start(tmp_path / "unequal", corpus, 2, "--rank-batch-sizes 3,1 --steps 10"))
+    one = complete(start(tmp_path / "one", corpus, 1, "--batch-size 4 --steps 10"))
+    assert curve(unequal[0]) == pytest.approx(curve(one[0]), abs=1e-4)
+    assert unequal[0].done["validation_loss"] == pytest.approx(one[0].done["validation_loss"], abs=1e-4)
+    (refused, _) = start(tmp_path / "refused", corpus, 2, "--rank-batch-sizes 3,1,1")
+    assert refused.end() == 64
+    assert "has 3 numbers, but 2 ranks take part" in refused.text
+
+
+def test_the_smallest_formats_learn_and_resume_exactly(corpus: Corpus, tmp_path: Path) -> None:
+    settings = "--precision bf16 --parameter-format bf16 --moment-format int8 --gradient-checkpointing "
+    settings += "--loss-chunk 20 --vocab-multiple 64 --steps 8 --lr 2e-2"
+    straight = complete(start(tmp_path / "a", corpus, 2, settings))
+    assert straight[0].done["validation_loss"] < straight[0].done["first_validation_loss"] - 0.1
+    assert straight[0].files("checkpoint-step-8") == straight[1].files("checkpoint-step-8")
+    stop = at_step(4, send_self(signal.SIGTERM))
+    for trainer in start(tmp_path / "b", corpus, 2, settings, faults={0: stop, 1: stop}):
+        assert trainer.end() == 0, trainer.text
+    resumed = complete(start(tmp_path / "b", corpus, 2, settings))
+    assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
+
+
+def test_a_run_of_one_epoch_sees_every_window_once(corpus: Corpus, tmp_path: Path) -> None:
+    (trainer,) = complete(start(tmp_path, corpus, 1, "--epochs 1 --batch-size 200 --warmup-steps 0"))
+    windows = len(Windows(corpus, "train", 16))
+    assert trainer.done["step"] == math.ceil(windows / 200) == trainer.status["max_steps"]
+    assert trainer.done["tokens_seen"] >= windows * 16
+
+
+def test_a_corpus_smaller_than_a_step_can_be_repeated(corpus: Corpus, tmp_path: Path) -> None:
+    windows = len(Windows(corpus, "train", 16))
+    settings = f"--batch-size {windows + 1} --steps 1 --warmup-steps 0"
+    (refused,) = start(tmp_path, corpus, 1, settings)
+    assert refused.end() == 65
+    assert f"takes {windows + 1} (micro-batch" in refused.text
+    (trainer,) = complete(start(tmp_path, corpus, 1, f"{settings} --allow-dataset-oversubscription"))
+    assert trainer.done["tokens_seen"] == (windows + 1) * 16
+
+
+def test_out_of_memory_names_the_ways_out(corpus: Corpus, tmp_path: Path) -> None:
+    def exhaust() -> None:
+        def loss_sum(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return torch.empty(1 << 50)
+
+        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
+
+    (trainer,) = start(tmp_path, corpus, 1, faults={0: exhaust})
+    assert trainer.end() == 64
+    last = trainer.text.splitlines()[-1]
+    assert "Out of memory on rank 0 on node0 with a micro-batch of 2 x 16 tokens." in last
+    assert "--batch-size 1 --gradient-accumulation-steps 2 (the same step)" in last
+    assert "--gradient-checkpointing" in last
+
+
 def test_another_number_of_ranks_goes_on_with_the_same_data(
     reference: list[Trainer], corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -277,7 +334,7 @@ def full_disk() -> None:
     def save(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    checkpoint.save = save  # type: ignore[assignment]
+    checkpoint.write = save  # type: ignore[assignment]
 
 
 def test_one_full_disk_does_not_stop_the_others(corpus: Corpus, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Checkpoints: complete or absent, checked when read, safetensors and JSON only.
 
     checkpoints/checkpoint-step-200/    (interrupt-step-N when the run was asked to stop)
-        model.safetensors       parameters, fp32, under their names in aura/model.py
+        model.safetensors       parameters under their names in aura/model.py
         optimizer.safetensors   AdamW's <parameter>.exp_avg, .exp_avg_sq and .step
-        state.json              step, position in the data, configuration, fingerprint of the corpus
+        state.json              step, position in the data, configuration, fingerprint of the corpus, and the
+                                validation loss if it was measured at this very step
         manifest.json           SHA-256 and size of the three files above
 
 A checkpoint is written to a temporary directory, flushed to the disk and renamed; older ones go only after that.
@@ -16,11 +17,14 @@ import json
 import os
 import re
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -51,13 +55,68 @@ class Found:
     model_sha256: str
 
 
+class Saver:
+    """Saves in the background: training waits only while its numbers are copied into memory.
+
+    One checkpoint is on its way at most. Where the copy would not fit into memory, training waits for the disk.
+    """
+
+    def __init__(self, directory: Path, keep: int, keep_every: int) -> None:
+        self.directory, self.keep, self.keep_every = directory, keep, keep_every
+        self.name = ""
+        self.stall = 0.0  # seconds that training waited for the last save
+        self.seconds = 0.0  # that writing took
+        self.error: OSError | None = None
+        self.thread = threading.Thread()
+
+    def begin(self, name: str, model: nn.Module, optimizer: AdamW, state: State) -> None:
+        """The one before must have been waited for."""
+        assert not self.thread.is_alive()
+        began = time.perf_counter()
+        self.name, self.error = name, None
+        tensors = _parameters(model), optimizer.tensors()
+        size = sum(tensor.nbytes for part in tensors for tensor in part.values())
+        fits = size < 0.8 * psutil.virtual_memory().available
+        if fits:
+            tensors = _copies(tensors[0]), _copies(tensors[1])
+        self.thread = threading.Thread(target=self._write, args=(name, *tensors, state))
+        self.thread.start()
+        if not fits:
+            self.thread.join()
+        self.stall = time.perf_counter() - began
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until the checkpoint is on the disk; False when it could not be written (`error` says why) or is not yet."""
+        if self.thread.ident is not None:
+            self.thread.join(seconds)
+        return bool(self.name) and self.error is None and not self.thread.is_alive()
+
+    def _write(
+        self, name: str, parameters: dict[str, Tensor], optimizer: dict[str, Tensor], state: State
+    ) -> None:
+        began = time.perf_counter()
+        try:
+            path = write(self.directory, name, parameters, optimizer, state)
+            rotate(self.directory, self.keep, self.keep_every, path)
+        except OSError as error:
+            self.error = error
+        self.seconds = time.perf_counter() - began
+
+
 def save(directory: Path, name: str, model: nn.Module, optimizer: AdamW, state: State) -> Path:
     """Write the checkpoint `name`, then return its path. Raises OSError, and then leaves nothing behind."""
+    return write(directory, name, _parameters(model), optimizer.tensors(), state)
+
+
+def write(
+    directory: Path, name: str, parameters: dict[str, Tensor], optimizer: dict[str, Tensor], state: State
+) -> Path:
+    """The same, of tensors by name."""
     final, temporary = directory / name, directory / f"{name}{TEMPORARY}{os.getpid()}"
     try:
         temporary.mkdir(parents=True)
-        _save_tensors(_parameters(model), temporary / MODEL)
-        _save_tensors(optimizer.tensors(), temporary / OPTIMIZER)
+        _save_tensors(parameters, temporary / MODEL)
+        _save_tensors(optimizer, temporary / OPTIMIZER)
         (temporary / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
         files = {
             file: {"sha256": sha256_of(temporary / file), "bytes": (temporary / file).stat().st_size}
@@ -78,14 +137,28 @@ def save(directory: Path, name: str, model: nn.Module, optimizer: AdamW, state: 
     return final
 
 
-def rotate(directory: Path, keep: int, newest: Path) -> None:
-    """After `newest` is safe on the disk: keep it and the `keep` - 1 before it, remove everything else."""
+def rotate(directory: Path, keep: int, keep_every: int, newest: Path) -> None:
+    """After `newest` is safe on the disk: keep it, the `keep` - 1 before it, those of multiples of `keep_every` and
+    the one with the lowest validation loss; remove everything else."""
     step = _step_of(newest)
     older = sorted((path for path in _checkpoints(directory) if _step_of(path) < step), key=_step_of)
     kept = {newest, *older[len(older) - (keep - 1) :]}
+    kept |= {path for path in older if keep_every and _step_of(path) % keep_every == 0}
+    losses = {path: loss for path in (*older, newest) if (loss := _validation_loss(path)) is not None}
+    if losses:
+        kept.add(min(losses, key=lambda path: losses[path]))
     for path in directory.iterdir():
         if path.is_dir() and path not in kept:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _validation_loss(path: Path) -> float | None:
+    """Of the parameters in this checkpoint; None when it was saved between two validations or cannot be read."""
+    try:
+        loss = read_state(path).get("validation_loss")
+    except (OSError, ValueError):
+        return None
+    return float(loss) if loss is not None else None
 
 
 def newest_valid(directory: Path, report: Report) -> Found | None:
@@ -202,6 +275,10 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 def _overwrite(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
     for name, target in targets.items():
         target.copy_(sources[name])
+
+
+def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:

@@ -98,7 +98,7 @@ def train(argv: list[str]) -> int:
     config = resolve_here(arguments.preset, given_settings(arguments))
     run_dir = arguments.run_dir or Path("runs", config.preset)
 
-    from aura.train import run
+    from aura.attempt import run
 
     log_dir = arguments.log_dir or run_dir / "tensorboard"
     return run(config, arguments.corpus, run_dir, log_dir, arguments.backend, arguments.join_timeout)

@@ -205,8 +205,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings of the preset that may be replaced")
     for name, setting in SETTINGS.items():
         choices = setting.metadata.get("choices")
-        metavar = "|".join(choices) if choices else name.upper()
-        # A flag alone, as the guides have --gradient_checkpointing, means true.
+        metavar = "|".join(choices) if choices else "true|false" if setting.type == "bool" else name.upper()
+        # A switch may stand alone, as the guides' --gradient_checkpointing: it means true.
         alone: dict[str, Any] = {"nargs": "?", "const": "true"} if setting.type == "bool" else {}
         group.add_argument(*_flags(name), metavar=metavar, help=setting.metadata["help"], **alone)
 

@@ -50,3 +50,7 @@ def epoch(number: int, epochs: int, train_loss: float, validation_loss: float, s
 
 def completed(ranks_compared: bool) -> str:
     return "Entrenamiento completado." + (" Gradientes sincronizados." if ranks_compared else "")
+
+
+def saved(name: str, stall: float, seconds: float) -> str:
+    return f"Guardado {name}: el entrenamiento esperó {stall:.2f} s, escribirlo tomó {seconds:.1f} s"

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from aura.config import TrainConfig
 from aura.corpus import Corpus
 from aura.errors import DataError
 
@@ -104,23 +105,26 @@ def even_share(rank: int, ranks: int, count: int) -> range:
     return range(count * rank // ranks, count * (rank + 1) // ranks)
 
 
-def check_corpus(corpus: Corpus, vocab_size: int, preset: str, seq_len: int, windows_per_step: int) -> None:
+def check_corpus(corpus: Corpus, config: TrainConfig, world_size: int) -> None:
     """Refuse a corpus that does not fit the configuration. Raises DataError."""
-    if corpus.vocab_size > vocab_size:
+    if corpus.vocab_size > config.vocab_size:
         raise DataError(
-            f"The corpus {corpus.path} has a vocabulary of {corpus.vocab_size}, but preset {preset!r} has only "
-            f"vocab_size={vocab_size}: prepare it again with --vocab-size {vocab_size}, or train with "
+            f"The corpus {corpus.path} has a vocabulary of {corpus.vocab_size}, but preset {config.preset!r} has only "
+            f"vocab_size={config.vocab_size}: prepare it again with --vocab-size {config.vocab_size}, or train with "
             f"--vocab-size {corpus.vocab_size}."
         )
-    windows = len(Windows(corpus, "train", seq_len))
-    if windows < windows_per_step:
+    windows, shares = len(Windows(corpus, "train", config.seq_len)), config.shares(world_size)
+    short = windows < sum(shares)
+    if short and not (config.allow_dataset_oversubscription and windows):
         raise DataError(
-            f"The corpus {corpus.path} has {corpus.tokens['train']} training tokens, that is {windows} sequences of "
-            f"{seq_len}, but one optimizer step takes {windows_per_step} (micro-batch x accumulation x ranks): use "
-            "more text, or reduce --batch-size, --gradient-accumulation-steps or --seq-len."
+            f"The corpus {corpus.path} has {corpus.tokens['train']:,} training tokens, that is {windows} sequences of "
+            f"{config.seq_len}, but one optimizer step takes {sum(shares)} (micro-batch x "
+            f"{config.gradient_accumulation_steps} accumulation x {world_size} ranks): use more text, reduce "
+            "--batch-size, --gradient-accumulation-steps or --seq-len, use fewer ranks, or let a step see the same "
+            "text more than once with --allow-dataset-oversubscription."
         )
-    if not len(Windows(corpus, "validation", seq_len)):
+    if not len(Windows(corpus, "validation", config.seq_len)):
         raise DataError(
             f"The corpus {corpus.path} has {corpus.tokens['validation']} validation tokens, less than one sequence "
-            f"of {seq_len}: prepare it with a larger --validation-fraction or more text, or reduce --seq-len."
+            f"of {config.seq_len}: prepare it with a larger --validation-fraction or more text, or reduce --seq-len."
         )

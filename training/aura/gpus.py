@@ -73,7 +73,7 @@ def find(name: str) -> Gpu:
 
 
 def called(name: str, memory: float) -> Gpu:
-    """The GPU that the driver calls so, with the memory that it has [bytes]; one that is not in the table has no peak."""
+    """The GPU that the driver calls so, with the memory that it has [bytes]; without a peak when unknown."""
     try:
         return replace(find(name), memory=memory)
     except ConfigError:

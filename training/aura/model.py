@@ -6,12 +6,16 @@ The modules are named as in the original, so an export renames and transposes bu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from aura.config import TrainConfig
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Attention(nn.Module):
@@ -63,33 +67,72 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The output matrix is the embedding `wte` itself (tied), so it is no parameter of its own."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, device: torch.device | str = "cpu") -> None:
         super().__init__()
-        self.seq_len, self.dropout = config.seq_len, config.dropout
-        self.wte = nn.Embedding(config.vocab_size, config.d_model)
-        self.wpe = nn.Embedding(config.seq_len, config.d_model)
-        self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.ln_f = nn.LayerNorm(config.d_model)
+        self.seq_len, self.vocab_size, self.dropout = config.seq_len, config.vocab_size, config.dropout
+        self.loss_chunk, self.gradient_checkpointing = config.loss_chunk, config.gradient_checkpointing
+        rows = math.ceil(config.vocab_size / config.vocab_multiple) * config.vocab_multiple
+        with torch.device("meta"):  # torch would fill them with numbers first, which takes a while
+            self.wte = nn.Embedding(rows, config.d_model)
+            self.wpe = nn.Embedding(config.seq_len, config.d_model)
+            self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
+            self.ln_f = nn.LayerNorm(config.d_model)
+        self.to(DTYPES[config.parameter_format])
+        if torch.device(device).type != "meta":
+            self.to_empty(device=device)
+            self._initialise(config)
+
+    @torch.no_grad()
+    def _initialise(self, config: TrainConfig) -> None:
+        """The same numbers for the same seed, whatever the format and the number of unused rows."""
+        generator = torch.Generator(self.wte.weight.device).manual_seed(config.seed)
         for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            elif parameter.dim() == 2:
+            if parameter.dim() == 2:
                 # GPT-2 scales what is added to the residual stream by 1/sqrt(number of additions).
-                depth = 2 * config.layers if name.endswith("c_proj.weight") else 1
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(depth))
+                std = 0.02 / math.sqrt(2 * config.layers if name.endswith("c_proj.weight") else 1)
+                rows = config.vocab_size if name == "wte.weight" else len(parameter)
+                drawn = torch.empty(rows, parameter.shape[1], device=parameter.device)
+                parameter.zero_()[:rows].copy_(drawn.normal_(std=std, generator=generator))
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids (batch, time) to logits (batch, time, vocab_size)."""
+        return self._logits(self._last_hidden(tokens))
+
+    def _last_hidden(self, tokens: Tensor) -> Tensor:  # (batch, time, d_model)
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = functional.dropout(self.wte(tokens) + self.wpe(positions), self.dropout, self.training)
         for block in self.h:
-            x = block(x)
-        return functional.linear(self.ln_f(x), self.wte.weight)
+            x = self._recomputed(block, x) if self.gradient_checkpointing else block(x)
+        return self.ln_f(x)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        # The unused rows are no words: they take no part in the softmax.
+        return functional.linear(hidden, self.wte.weight)[..., : self.vocab_size]
 
     def loss_sum(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy in nats, in fp32, summed over all batch * time targets."""
-        logits = self(tokens).float()
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        hidden, targets = self._last_hidden(tokens).flatten(0, 1), targets.flatten()
+        if self.loss_chunk == 0 or len(targets) <= self.loss_chunk:
+            return self._cross_entropy(hidden, targets)
+        total = torch.zeros((), device=hidden.device)
+        for part, wanted in zip(
+            torch.split(hidden, self.loss_chunk), torch.split(targets, self.loss_chunk), strict=True
+        ):
+            total = total + self._recomputed(self._cross_entropy, part, wanted)
+        return total
+
+    def _cross_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(self._logits(hidden).float(), targets, reduction="sum")
+
+    def _recomputed(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """`function` of the inputs; of what it computes on the way nothing stays in memory for the backward pass."""
+        if not torch.is_grad_enabled():
+            return function(*inputs)
+        return checkpoint(function, *inputs, use_reentrant=False)
 
     def parameter_count(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
+        """Without the unused rows of the embedding."""
+        unused = (len(self.wte.weight) - self.vocab_size) * self.wte.weight.shape[1]
+        return sum(parameter.numel() for parameter in self.parameters()) - unused

@@ -150,7 +150,9 @@ class DataParallel:
 
         Different GPUs add in different order, and clipping by two different norms would part the ranks for ever.
         """
-        norms = torch.stack([torch.linalg.vector_norm(bucket) for bucket in self.buckets])
+        norms = torch.stack(
+            [torch.linalg.vector_norm(bucket, dtype=torch.float32) for bucket in self.buckets]
+        )
         norm = torch.linalg.vector_norm(norms).to(self.ranks.device)
         return self.ranks.broadcast(norm, source=0).item()
 
@@ -176,11 +178,14 @@ def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """64 bits from the sums of the raw 32-bit words of every tensor.
+    """64 bits from the sums of the raw words (elements) of every tensor.
 
     Any single changed bit changes it; changes within one tensor that cancel in its sum are not seen.
     """
-    sums = torch.stack([t.detach().flatten().view(torch.int32).sum(dtype=torch.int64) for t in tensors])
+    words = {4: torch.int32, 2: torch.int16}
+    sums = torch.stack(
+        [t.detach().flatten().view(words[t.element_size()]).sum(dtype=torch.int64) for t in tensors]
+    )
     return int.from_bytes(
         hashlib.blake2b(sums.cpu().numpy().tobytes(), digest_size=8).digest(), "big", signed=True
     )

@@ -1,45 +1,38 @@
-"""One rank's training, from the first line to the last.
-
-`run` joins the gang and turns whatever happens into an exit code; `train` reads from top to bottom.
-"""
+"""The training loop of one rank: `train` reads from top to bottom."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
 import shutil
-import signal
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from aura import checkpoint, console, gang
+from aura import checkpoint, console
 from aura.board import Board
 from aura.config import TrainConfig
-from aura.corpus import TOKENIZER, Corpus, read_corpus
-from aura.data import Order, Windows, check_corpus, even_share, share_of
-from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataError
-from aura.model import GPT
+from aura.corpus import TOKENIZER, Corpus
+from aura.data import Order, Windows, even_share, share_of
+from aura.errors import ConfigError, DataError
+from aura.model import DTYPES, GPT
 from aura.optimizer import AdamW
-from aura.place import Place, choose_device, place_from_environment
+from aura.place import Place
 from aura.status import Status, write_atomically
-from aura.sync import CollectiveFailed, DataParallel, Ranks, checksum, collective
+from aura.stop import StopSignal
+from aura.sync import DataParallel, Ranks, checksum
 
 # A checkpoint of a run with other values of these is another model or another order of the data.
-FIXED = ("layers", "heads", "d_model", "seq_len", "vocab_size", "seed", "strategy")
+FIXED = (
+    *("layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),
+    *("parameter_format", "moment_format", "seed", "strategy"),
+)
 SMALLEST_LOSS_SCALE = 2.0**-20  # fp16: gradients that are not finite at this scale are not finite at any
 
 
@@ -55,119 +48,8 @@ class Progress:
     epoch_seconds: float = 0.0
     loss: float | None = None
     validation_loss: float | None = None
+    validated_step: int = -1
     first_validation_loss: float | None = None
-
-
-class StoppedWhileWaiting(BaseException):
-    """SIGTERM or SIGINT came while nothing was under way that would have to be saved."""
-
-
-class StopSignal:
-    """SIGTERM and SIGINT. All ranks agree on it at the end of a step; while waiting for the gang it acts at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self.waiting = True
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        if self.waiting:
-            self.waiting = False
-            raise StoppedWhileWaiting
-
-
-def run(
-    config: TrainConfig, corpus_dir: Path, run_dir: Path, log_dir: Path, backend: str, join_timeout: float
-) -> int:
-    """Train as the rank that the environment says; the exit code (see aura/errors.py)."""
-    place = place_from_environment()
-    device, backend = choose_device(place, backend)
-    speaker = console.Console(place.rank, place.world_size, place.node, str(device))
-    status = Status(
-        run_dir / f"rank-{place.rank}" / "status.json",
-        rank=place.rank,
-        world_size=place.world_size,
-        node=place.node,
-        device=str(device),
-        max_steps=config.steps,
-    )
-
-    def end(state: str, sentence: str, code: int) -> int:
-        speaker.say(sentence)
-        status.set(state=state, message=sentence)
-        return code
-
-    def end_now(sentence: str) -> NoReturn:
-        """Without destructors: those of torch.distributed may wait for ranks that are gone."""
-        end("failed", sentence, EXIT_TEMPORARY)
-        exit_now(EXIT_TEMPORARY)
-
-    stop = StopSignal()
-    members: gang.Gang | None = None
-    try:
-        corpus = read_corpus(corpus_dir)
-        windows_per_step = sum(config.shares(place.world_size))
-        check_corpus(corpus, config.vocab_size, config.preset, config.seq_len, windows_per_step)
-        if is_done(run_dir, config, corpus):
-            status.set(step=config.steps)
-            return end("done", f"{run_dir} is done: {config.steps} steps of this configuration.", EXIT_OK)
-        if place.world_size > 1:
-            speaker.say(console.distributed(backend))
-            status.set(state="joining", message="waiting for the other ranks")
-            members = gang.join(
-                rank=place.rank,
-                world_size=place.world_size,
-                master_address=place.master_address,
-                master_port=place.master_port,
-                run=run_dir.absolute().name,
-                node=place.node,
-                join_timeout=join_timeout,
-                report=speaker.say,
-            )
-            status.set(attempt=members.attempt, message="")
-            members.watch(end_now)
-            stop.waiting = False
-            with collective():
-                timeout = timedelta(seconds=config.collective_timeout)
-                dist.init_process_group(
-                    backend,
-                    store=members.store,
-                    rank=place.rank,
-                    world_size=place.world_size,
-                    timeout=timeout,
-                )
-        else:
-            speaker.say(console.alone())
-            status.set(state="joining", attempt="alone")
-            stop.waiting = False
-        nodes = [member.node for member in members.members] if members else [place.node]
-        ranks = Ranks(place.rank, nodes, device)
-        finished = train(config, corpus, run_dir, log_dir, place, device, ranks, stop, speaker.say, status)
-    except StoppedWhileWaiting:
-        return end("stopped", "Stopped while waiting for the other ranks; nothing was lost.", EXIT_OK)
-    except gang.GangBroken as error:
-        return end("failed", str(error), EXIT_TEMPORARY)
-    except gang.GangMismatch as error:
-        return end("failed", str(error), ConfigError.exit_code)
-    except CollectiveFailed as error:
-        assert members
-        end_now(members.explain(error))
-    except AuraError as error:  # once the gang is there, these are raised by all ranks alike
-        code = end("failed", str(error), error.exit_code)
-        leave(members)
-        return code
-    except Exception as error:
-        traceback.print_exc()
-        end("failed", f"{type(error).__name__}: {error}", 1)
-        exit_now(1)  # the gang notices
-    leave(members)
-    if finished:
-        return end("done", console.completed(ranks_compared=place.world_size > 1), EXIT_OK)
-    if stop.requested:
-        return end("stopped", "Saved and stopped.", EXIT_OK)
-    return end("stopped", "Saved and stopped, because another rank was asked to.", EXIT_TEMPORARY)
 
 
 def train(
@@ -179,6 +61,7 @@ def train(
     device: torch.device,
     ranks: Ranks,
     stop: StopSignal,
+    saver: checkpoint.Saver,
     say: Callable[[str], None],
     status: Status,
 ) -> bool:
@@ -186,13 +69,14 @@ def train(
     check_ranks_mean_the_same(ranks, config, corpus)
 
     # What is trained, and on what
-    torch.manual_seed(config.seed)
-    model = GPT(config).to(device)
-    optimizer = AdamW(model, config.beta1, config.beta2, config.weight_decay)
+    model = GPT(config, device)
+    optimizer = AdamW(
+        model, config.beta1, config.beta2, config.weight_decay, config.moment_format, config.seed
+    )
     # Losses are summed over a micro-batch, so that a scale that suits the mean has to be smaller by its tokens.
     scaler = torch.amp.GradScaler(
         device.type,
-        init_scale=65536 / (config.batch_size * config.seq_len),
+        init_scale=65536 / (max(config.batch_sizes(place.world_size)) * config.seq_len),
         enabled=config.precision == "fp16",
     )
     strategy = DataParallel(model, ranks)
@@ -201,6 +85,7 @@ def train(
     shares = config.shares(place.world_size)
     offset, share = share_of(place.rank, shares)
     micro_batch = config.batch_sizes(place.world_size)[place.rank]
+    loss_sum_of = torch.compile(model.loss_sum, dynamic=False) if config.compile else model.loss_sum
     say(console.model(config))
     say(console.precision(config.precision))
     if place.rank == 0:
@@ -208,9 +93,9 @@ def train(
             f"{model.parameter_count():,} parameters; {sum(shares)} sequences = {sum(shares) * config.seq_len:,} "
             f"tokens per step, {len(data):,} sequences per epoch, corpus {corpus.fingerprint[:12]}"
         )
-        if config.warmup_steps >= config.steps:
+        if warmup_steps(config) >= config.steps:
             say(
-                f"Note: the warm-up ({config.warmup_steps} steps) is not shorter than the run ({config.steps})."
+                f"Note: the warm-up ({warmup_steps(config)} steps) is not shorter than the run ({config.steps})."
             )
 
     # Where it goes on
@@ -251,6 +136,7 @@ def train(
         loss = validation_loss(model, validation, config, ranks, device)
         status.set(message="", validation_loss=loss)
         board.add("Loss/validation", loss, progress.step)
+        progress.validation_loss, progress.validated_step = loss, progress.step
         return loss
 
     def end_epoch(epoch: int) -> None:
@@ -271,20 +157,44 @@ def train(
             "corpus": corpus.fingerprint,
             "world_size": place.world_size,
             "parameters_checksum": f"{checksum(model.parameters()) & (2**64 - 1):016x}",
+            # Of these very parameters: rotation keeps the best.
+            "validation_loss": progress.validation_loss if progress.validated_step == progress.step else None,
         }
 
-    def save(kind: str) -> None:
+    saving = ""  # the checkpoint that is under way
+
+    def save(kind: str, wait: bool) -> None:
+        nonlocal saving
+        finish_save()
         status.set(state="saving")
-        state = state_now()
-        save_on_every_node(
-            checkpoints, f"{kind}-step-{progress.step}", model, optimizer, state, config, saves, ranks, say
-        )
+        saving = f"{kind}-step-{progress.step}"
+        if saves:
+            saver.begin(saving, model, optimizer, state_now())
+        if wait:
+            finish_save()
         status.set(state="training")
+
+    def finish_save() -> None:
+        """Wait for the save that is under way. One node without space does not end a run that others have saved."""
+        nonlocal saving
+        if not saving:
+            return
+        saved = saves and saver.wait()
+        if saves and saver.error:
+            say(
+                f"{checkpoints / saving} could not be written: {saver.error.strerror}. Older checkpoints are untouched."
+            )
+        if ranks.total([float(saved)])[0] == 0:
+            raise DataError(f"No rank could write {saving}: stopped. Make space and start again.")
+        if saved and place.rank == 0:
+            say(console.saved(saving, saver.stall, saver.seconds))
+            board.add("Time/save_stall_seconds", saver.stall, progress.step)
+        saving = ""
 
     if strategy.agrees_after(progress.step):
         compare()
     if progress.first_validation_loss is None:
-        progress.first_validation_loss = progress.validation_loss = validate()
+        progress.first_validation_loss = validate()
         if place.rank == 0:
             say(
                 f"Validation loss at start: {progress.first_validation_loss:.4f} "
@@ -308,7 +218,7 @@ def train(
         for first in range(0, share, micro_batch):
             inputs, targets = data.read(mine[first : first + micro_batch])
             with autocast(config, device):
-                loss = model.loss_sum(inputs.to(device), targets.to(device))
+                loss = loss_sum_of(inputs.to(device), targets.to(device))
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
 
@@ -358,16 +268,17 @@ def train(
             board.add_system(step, device)
         status.set(at_once=step == first_step, step=step, epoch=epoch + 1, loss=progress.loss)
         if step % config.validate_every == 0 or epoch_ended or last:
-            progress.validation_loss = validate()
+            validate()
         if epoch_ended or last:
             end_epoch(epoch + 1)
         if stopping and not last:
-            save("interrupt")
+            save("interrupt", wait=True)
         elif step % config.save_every == 0 or last:
             if strategy.agrees_after(step):
                 compare()
-            save("checkpoint")
+            save("checkpoint", wait=last)
 
+    finish_save()
     board.close()
     if progress.step < config.steps:
         return False
@@ -416,17 +327,28 @@ def check_resumable(
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Linear warm-up, then half a cosine down to min_lr_ratio. `step` counts from 0."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    floor = config.min_lr_ratio
+    """Linear warm-up, then the schedule down to min_lr_ratio. `step` counts from 0.
+
+    cosine: half a period. wsd (warm-up, stable, decay: Hu et al. 2024, MiniCPM): constant, then linear.
+    """
+    warmup, floor = warmup_steps(config), config.min_lr_ratio
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    if config.schedule == "wsd":
+        decay = max(1, round(config.steps * config.decay_ratio))
+        return config.lr * (floor + (1 - floor) * min(1.0, max(0.0, (config.steps - step) / decay)))
+    progress = (step - warmup) / max(1, config.steps - warmup)
     return config.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
 
 
+def warmup_steps(config: TrainConfig) -> int:
+    return config.warmup_steps or round(config.steps * config.warmup_ratio)
+
+
 def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
-    return torch.autocast(device.type, dtype=dtype, enabled=config.precision != "fp32")
+    # Parameters in bf16 need no conversion: everything already is.
+    enabled = config.precision != "fp32" and config.parameter_format == "fp32"
+    return torch.autocast(device.type, dtype=DTYPES[config.precision], enabled=enabled)
 
 
 @torch.no_grad()
@@ -439,8 +361,9 @@ def validation_loss(
     chosen = np.array([i * len(windows) // count for i in share], dtype=np.int64)
     model.eval()
     loss_sum = 0.0
-    for first in range(0, len(chosen), config.batch_size):
-        inputs, targets = windows.read(chosen[first : first + config.batch_size])
+    batch_size = config.batch_sizes(ranks.world_size)[ranks.rank]
+    for first in range(0, len(chosen), batch_size):
+        inputs, targets = windows.read(chosen[first : first + batch_size])
         with autocast(config, device):
             loss_sum += model.loss_sum(inputs.to(device), targets.to(device)).item()
     model.train()
@@ -448,57 +371,11 @@ def validation_loss(
     return total / tokens
 
 
-def save_on_every_node(
-    directory: Path,
-    name: str,
-    model: GPT,
-    optimizer: AdamW,
-    state: checkpoint.State,
-    config: TrainConfig,
-    saves: bool,
-    ranks: Ranks,
-    say: Callable[[str], None],
-) -> None:
-    """One node without space does not end a run that the others have saved. Raises DataError when nobody could."""
-    saved = False
-    if saves:
-        try:
-            path = checkpoint.save(directory, name, model, optimizer, state)
-            checkpoint.rotate(directory, config.keep_checkpoints, path)
-            saved = True
-        except OSError as error:
-            say(
-                f"{directory / name} could not be written: {error.strerror}. Older checkpoints are untouched."
-            )
-    if ranks.total([float(saved)])[0] == 0:
-        raise DataError(f"No rank could write {name}: stopped. Make space and start again.")
-
-
 def not_finite(what: str, step: int, where: str) -> DataError:
     return DataError(
         f"The {what} is not finite at step {step} on {where}. Stopped before the optimizer step; nothing was changed. "
         "Continue with a lower --lr, or with --precision fp32 or bf16."
     )
-
-
-def is_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> bool:
-    """Has this very run been completed here? If only the mark of it is missing, put it there."""
-    try:
-        done = json.loads((run_dir / "done.json").read_text(encoding="utf-8"))
-        return bool(done["config_digest"] == config.digest() and done["corpus"] == corpus.fingerprint)
-    except (OSError, ValueError, KeyError):
-        pass
-    # A rank that ended between its last checkpoint and its done.json must not wait for ranks that are done.
-    last = run_dir / "checkpoints" / f"checkpoint-step-{config.steps}"
-    try:
-        checkpoint.verify(last)
-    except checkpoint.Damaged:
-        return False
-    state = checkpoint.read_state(last)
-    if state["config"] != asdict(config) or state["corpus"] != corpus.fingerprint:
-        return False
-    write_done(run_dir, config, corpus, state)
-    return True
 
 
 def write_done(run_dir: Path, config: TrainConfig, corpus: Corpus, state: dict[str, Any]) -> None:
@@ -514,19 +391,6 @@ def write_done(run_dir: Path, config: TrainConfig, corpus: Corpus, state: dict[s
         **{key: state["progress"][key] for key in shown},
     }
     write_atomically(run_dir / "done.json", done)
-
-
-def leave(members: gang.Gang | None) -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    if members:
-        members.leave()
-
-
-def exit_now(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _seed(*parts: int) -> int:

@@ -1,0 +1,199 @@
+"""One attempt of one rank: joins the gang, trains, and turns whatever happens into an exit code."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import traceback
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from aura import checkpoint, console, gang
+from aura.config import TrainConfig
+from aura.corpus import Corpus, read_corpus
+from aura.data import Windows, check_corpus
+from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError
+from aura.place import Place, choose_device, place_from_environment
+from aura.status import Status
+from aura.stop import StoppedWhileWaiting, StopSignal
+from aura.sync import CollectiveFailed, Ranks, collective
+from aura.train import train, write_done
+
+SAVE_PATIENCE = 300.0  # seconds that a broken attempt waits for a checkpoint that is being written
+
+
+def run(
+    config: TrainConfig, corpus_dir: Path, run_dir: Path, log_dir: Path, backend: str, join_timeout: float
+) -> int:
+    """Train as the rank that the environment says; the exit code (see aura/errors.py)."""
+    place = place_from_environment()
+    device, backend = choose_device(place, backend)
+    speaker = console.Console(place.rank, place.world_size, place.node, str(device))
+    status = Status(
+        run_dir / f"rank-{place.rank}" / "status.json",
+        rank=place.rank,
+        world_size=place.world_size,
+        node=place.node,
+        device=str(device),
+        max_steps=config.steps,
+    )
+
+    def end(state: str, sentence: str, code: int) -> int:
+        speaker.say(sentence)
+        status.set(state=state, message=sentence)
+        return code
+
+    def end_now(sentence: str) -> NoReturn:
+        """Without destructors: those of torch.distributed may wait for ranks that are gone."""
+        end("failed", sentence, EXIT_TEMPORARY)
+        saver.wait(SAVE_PATIENCE)
+        exit_now(EXIT_TEMPORARY)
+
+    saver = checkpoint.Saver(run_dir / "checkpoints", config.keep_checkpoints, config.keep_every)
+    stop = StopSignal()
+    members: gang.Gang | None = None
+    try:
+        corpus = read_corpus(corpus_dir)
+        check_corpus(corpus, config, place.world_size)
+        config = with_steps(config, corpus, place.world_size)
+        status.set(max_steps=config.steps)
+        if is_done(run_dir, config, corpus):
+            status.set(step=config.steps)
+            return end("done", f"{run_dir} is done: {config.steps} steps of this configuration.", EXIT_OK)
+        if place.world_size > 1:
+            speaker.say(console.distributed(backend))
+            status.set(state="joining", message="waiting for the other ranks")
+            members = gang.join(
+                rank=place.rank,
+                world_size=place.world_size,
+                master_address=place.master_address,
+                master_port=place.master_port,
+                run=run_dir.absolute().name,
+                node=place.node,
+                join_timeout=join_timeout,
+                report=speaker.say,
+            )
+            status.set(attempt=members.attempt, message="")
+            members.watch(end_now)
+            stop.waiting = False
+            with collective():
+                timeout = timedelta(seconds=config.collective_timeout)
+                dist.init_process_group(
+                    backend,
+                    store=members.store,
+                    rank=place.rank,
+                    world_size=place.world_size,
+                    timeout=timeout,
+                )
+        else:
+            speaker.say(console.alone())
+            status.set(state="joining", attempt="alone")
+            stop.waiting = False
+        nodes = [member.node for member in members.members] if members else [place.node]
+        ranks = Ranks(place.rank, nodes, device)
+        finished = train(
+            config, corpus, run_dir, log_dir, place, device, ranks, stop, saver, speaker.say, status
+        )
+    except StoppedWhileWaiting:
+        return end("stopped", "Stopped while waiting for the other ranks; nothing was lost.", EXIT_OK)
+    except gang.GangBroken as error:
+        return end("failed", str(error), EXIT_TEMPORARY)
+    except gang.GangMismatch as error:
+        return end("failed", str(error), ConfigError.exit_code)
+    except CollectiveFailed as error:
+        assert members
+        end_now(members.explain(error))
+    except AuraError as error:  # once the gang is there, these are raised by all ranks alike
+        code = end("failed", str(error), error.exit_code)
+        leave(members)
+        return code
+    except Exception as error:
+        if is_out_of_memory(error):
+            code = end("failed", out_of_memory(config, place), ConfigError.exit_code)
+        else:
+            traceback.print_exc()
+            code = end("failed", f"{type(error).__name__}: {error}", 1)
+        saver.wait(SAVE_PATIENCE)
+        exit_now(code)  # the gang notices
+    leave(members)
+    if finished:
+        return end("done", console.completed(ranks_compared=place.world_size > 1), EXIT_OK)
+    if stop.requested:
+        return end("stopped", "Saved and stopped.", EXIT_OK)
+    return end("stopped", "Saved and stopped, because another rank was asked to.", EXIT_TEMPORARY)
+
+
+def with_steps(config: TrainConfig, corpus: Corpus, world_size: int) -> TrainConfig:
+    """The length of the run in steps, where it was given in epochs."""
+    if not config.epochs:
+        return config
+    windows = len(Windows(corpus, "train", config.seq_len))
+    return replace(config, steps=math.ceil(config.epochs * windows / sum(config.shares(world_size))))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    # On the CPU torch raises a plain RuntimeError.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def out_of_memory(config: TrainConfig, place: Place) -> str:
+    """What to do about it: the same step in smaller micro-batches, then what costs speed, then precision."""
+    size = config.batch_sizes(place.world_size)[place.rank]
+    ways = []
+    if size > 1 and not config.rank_batch_sizes:
+        accumulation = config.gradient_accumulation_steps * size // (size // 2)
+        ways.append(f"--batch-size {size // 2} --gradient-accumulation-steps {accumulation} (the same step)")
+    elif size > 1:
+        ways.append(f"a smaller number for rank {place.rank} in --rank-batch-sizes")
+    if not config.gradient_checkpointing:
+        ways.append("--gradient-checkpointing")
+    if not config.loss_chunk or config.loss_chunk > 256:
+        ways.append("--loss-chunk 256")
+    if config.moment_format != "int8":
+        ways.append("--moment-format int8")
+    if config.parameter_format == "fp32" and config.precision == "bf16":
+        ways.append("--parameter-format bf16")
+    return (
+        f"Out of memory on rank {place.rank} on {place.node} with a micro-batch of {size} x {config.seq_len} tokens. "
+        f"What helps, in this order: {'; '.join(ways) or 'a smaller model'}. `aura plan` says how much each saves."
+    )
+
+
+def is_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> bool:
+    """Has this very run been completed here? If only the mark of it is missing, put it there."""
+    try:
+        done = json.loads((run_dir / "done.json").read_text(encoding="utf-8"))
+        return bool(done["config_digest"] == config.digest() and done["corpus"] == corpus.fingerprint)
+    except (OSError, ValueError, KeyError):
+        pass
+    # A rank that ended between its last checkpoint and its done.json must not wait for ranks that are done.
+    last = run_dir / "checkpoints" / f"checkpoint-step-{config.steps}"
+    try:
+        checkpoint.verify(last)
+    except checkpoint.Damaged:
+        return False
+    state = checkpoint.read_state(last)
+    if state["config"] != asdict(config) or state["corpus"] != corpus.fingerprint:
+        return False
+    write_done(run_dir, config, corpus, state)
+    return True
+
+
+def leave(members: gang.Gang | None) -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if members:
+        members.leave()
+
+
+def exit_now(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,26 @@
+"""SIGTERM and SIGINT, for a process that must save before it leaves."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+
+class StoppedWhileWaiting(BaseException):
+    """SIGTERM or SIGINT came while nothing was under way that would have to be saved."""
+
+
+class StopSignal:
+    """SIGTERM and SIGINT. All ranks agree on it at the end of a step; while waiting for the gang it acts at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.waiting = True
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        if self.waiting:
+            self.waiting = False
+            raise StoppedWhileWaiting
