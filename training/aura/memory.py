@@ -1,8 +1,8 @@
 """How much memory one rank of a training needs, by what it is for. Standard library only.
 
 The formulas follow aura/model.py and aura/optimizer.py operation by operation, and tests/training/test_plan_memory.py
-holds them against the tensors that are really alive. `unit` below is one element per token and channel: micro-batch
-x sequence x d_model. Assumed: attention of the flash kind (no matrix of all pairs of positions), and eager execution;
+holds them against the tensors that are really alive. A unit is one element per token and channel: micro-batch x
+sequence x d_model. Assumed: attention of the flash kind (no matrix of all pairs of positions), and eager execution;
 torch.compile usually keeps less.
 """
 
@@ -84,59 +84,7 @@ def checkpoint_bytes(config: TrainConfig) -> int:
 
 def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool) -> Memory:
     """Of a rank with that micro-batch [sequences]."""
-    parameter = BYTES[config.parameter_format]
-    autocast = config.precision != "fp32" and parameter == 4
-    narrow = 2 if autocast else parameter  # bytes of what matrix products read and write
-    d, tokens = config.d_model, micro_batch * config.seq_len
-    unit, embedding = tokens * d, rows(config) * d
-    chunks = math.ceil(tokens / config.loss_chunk) if config.loss_chunk else 1
-    chunk = config.loss_chunk if chunks > 1 else tokens
-
-    # The forward pass keeps these. In a block, per unit: the two inputs of LayerNorm as wide as the parameters, and
-    # what the matrix products, attention and GELU read: 1 + 3 + 1 + 1 + 4 + 4. LayerNorms keep two statistics.
-    statistics = 2 * tokens * parameter
-    block = (2 * parameter + 14 * narrow) * unit + 2 * statistics + 4 * tokens * config.heads
-    input_of_block = parameter * unit
-    hidden = (narrow if chunks == 1 else parameter) * unit  # what the output matrix reads
-    end = input_of_block + statistics + hidden
-    kept = config.layers * (input_of_block if config.gradient_checkpointing else block) + end
-
-    # Copies of the matrices and biases of all blocks, and of the embedding as output matrix
-    copy_of_block = 2 * (12 * d * d + 9 * d) if autocast else 0
-    copies = copy_of_block * (1 if config.gradient_checkpointing else config.layers)
-    copy_of_embedding = 2 * embedding if autocast else 0
-
-    # The moments that may need most, each with (weight copies, kept activations, logits, workspace).
-    of_loss = ((0 if config.gradient_checkpointing else copies) + copy_of_embedding, kept)
-    several = chunks > 1
-    moments = {
-        # Autocast holds every copy that it has made until the forward pass ends; logits and softmax in fp32
-        "forward": (
-            config.layers * copy_of_block + copy_of_embedding,
-            kept,
-            8 * chunk * config.vocab_size,
-            0,
-        ),
-        # Softmax, its gradient and the logits' gradient, in fp32; of the chunks before, the gradient of the
-        # embedding and of what the output matrix has read
-        "loss": (*of_loss, 12 * chunk * config.vocab_size, narrow * (embedding + unit) if several else 0),
-        # The gradient of the embedding, the next part of it, and their sum (or a wider copy of it)
-        "output matrix": (*of_loss, 0, 3 * narrow * embedding + narrow * unit),
-        # The last block: the gradient of the embedding waits for its other half; gradients of the residual stream
-        # (twice where it is cast), of GELU's output, of one matrix; the block's activations where none were kept
-        "block": (
-            copies,
-            kept - end + statistics,
-            0,
-            parameter * embedding
-            + (block - input_of_block if config.gradient_checkpointing else 0)
-            + (4 * narrow + parameter + (narrow if autocast else 0)) * unit
-            + 4 * d * d * (narrow + (parameter if autocast else 0)),
-        ),
-        # Both halves of the embedding's gradient
-        "embedding": (0, 0, 0, 2 * parameter * embedding + parameter * unit),
-        "optimizer": (0, 0, 0, _update_bytes(config) * min(PIECE, max(embedding, 4 * d * d))),
-    }
+    moments = _moments(config, Sizes(config, micro_batch))
     name = max(moments, key=lambda name: sum(moments[name]))
     weight_copies, activations, logits, workspace = moments[name]
     return Memory(
@@ -150,6 +98,68 @@ def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool) -> Memory:
         context=CONTEXT if on_gpu else 0,
         moment=name,
     )
+
+
+class Sizes:
+    """What the pieces of one forward pass need [bytes]."""
+
+    def __init__(self, config: TrainConfig, micro_batch: int) -> None:
+        d, tokens = config.d_model, micro_batch * config.seq_len
+        self.parameter = BYTES[config.parameter_format]
+        self.autocast = config.precision != "fp32" and self.parameter == 4
+        self.narrow = 2 if self.autocast else self.parameter  # of what matrix products read and write
+        self.unit, self.embedding = tokens * d, rows(config) * d  # elements
+        self.several_chunks = 0 < config.loss_chunk < tokens
+        self.chunk = config.loss_chunk if self.several_chunks else tokens  # tokens
+        # A block keeps, per unit, the two inputs of LayerNorm in the format of the parameters, and what the matrix
+        # products, attention and GELU read: 1 + 3 + 1 + 1 + 4 + 4. A LayerNorm keeps two statistics.
+        self.statistics = 2 * tokens * self.parameter
+        self.block = (2 * self.parameter + 14 * self.narrow) * self.unit
+        self.block += 2 * self.statistics + 4 * tokens * config.heads
+        self.input_of_block = self.parameter * self.unit
+        self.kept_of_block = self.input_of_block if config.gradient_checkpointing else self.block
+        # After the blocks: the input of the last LayerNorm, and what the output matrix reads.
+        hidden = (self.parameter if self.several_chunks else self.narrow) * self.unit
+        self.end = self.input_of_block + self.statistics + hidden
+        self.kept = config.layers * self.kept_of_block + self.end
+        # The copies of the matrices and biases of a block, and of the embedding as output matrix.
+        self.copy_of_block = 2 * (12 * d * d + 9 * d) if self.autocast else 0
+        self.copy_of_embedding = 2 * self.embedding if self.autocast else 0
+
+
+def _moments(config: TrainConfig, s: Sizes) -> dict[str, tuple[int, int, int, int]]:
+    """The moments of a step that may need most: (weight copies, kept activations, logits, workspace)."""
+    all_copies = config.layers * s.copy_of_block
+    copies = s.copy_of_block if config.gradient_checkpointing else all_copies
+    of_loss = ((0 if config.gradient_checkpointing else copies) + s.copy_of_embedding, s.kept)
+    matrix = 4 * config.d_model**2  # elements of the largest of a block
+    return {
+        # Autocast holds every copy that it has made until the forward pass ends; logits and softmax in fp32
+        "forward": (all_copies + s.copy_of_embedding, s.kept, 8 * s.chunk * config.vocab_size, 0),
+        # Softmax, its gradient and the logits' gradient, in fp32; of the chunks before, the gradient of the
+        # embedding and of what the output matrix has read
+        "loss": (
+            *of_loss,
+            12 * s.chunk * config.vocab_size,
+            s.narrow * (s.embedding + s.unit) if s.several_chunks else 0,
+        ),
+        # The gradient of the embedding, the next part of it, and their sum (or a wider copy of it)
+        "output matrix": (*of_loss, 0, s.narrow * (3 * s.embedding + s.unit)),
+        # The last block: the gradient of the embedding waits for its other half; gradients of the residual stream
+        # (twice where it is cast), of GELU's output, of one matrix; the block's activations where none were kept
+        "block": (
+            copies,
+            s.kept - s.end + s.statistics,
+            0,
+            s.parameter * s.embedding
+            + (s.block - s.kept_of_block)
+            + (4 * s.narrow + s.parameter + (s.narrow if s.autocast else 0)) * s.unit
+            + matrix * (s.narrow + (s.parameter if s.autocast else 0)),
+        ),
+        # Both halves of the embedding's gradient
+        "embedding": (0, 0, 0, s.parameter * (2 * s.embedding + s.unit)),
+        "optimizer": (0, 0, 0, _update_bytes(config) * min(PIECE, max(s.embedding, matrix))),
+    }
 
 
 def _update_bytes(config: TrainConfig) -> int:

@@ -19,6 +19,7 @@ from aura.auto import choose
 from aura.config import AUTO, TrainConfig, add_flags, canonical, given_settings, parse_assignments, resolve
 from aura.corpus import read_corpus
 from aura.errors import ConfigError, Parser
+from aura.flops import flops_per_token, recomputed_flops_per_token, utilisation
 from aura.gpus import Gpu
 from aura.memory import (
     GIB,
@@ -27,13 +28,11 @@ from aura.memory import (
     memory_of,
     parameter_bytes,
     parameter_count,
-    rows,
     settings_that_fit,
 )
 
 SCHEMA = "aura-plan-1"
 GIGABIT = 117.5e6  # bytes per second of data: TCP over Ethernet with frames of 1,500 bytes
-EAGER = 1 / 1.85  # nanoGPT's README: torch.compile takes a step from 250 ms to 135 ms
 ENOUGH_TOKENS = 20  # per parameter, for the best model of a given cost: Hoffmann et al. 2022 (Chinchilla)
 
 
@@ -91,11 +90,8 @@ class Plan:
         """What a person reads: (name, value)."""
         yield "preset", f"{self.preset}, {self.parameters:,} parameters"
         yield "on", f"{self.nodes} node(s), {self.ranks} rank(s), {self.device}"
-        fits = f" of {_gib(self.device_memory)}" if self.device_memory else ""
-        yield (
-            "memory of a rank",
-            f"{_gib(self.memory.total)}{fits}, most in the moment '{self.memory.moment}'",
-        )
+        room = f"{_gib(self.memory.total)} of {_gib(self.device_memory)}"
+        yield "memory of a rank", f"{room}, at its highest ({self.memory.moment})"
         for name, value in asdict(self.memory).items():
             if name != "moment" and value:
                 yield f"  {name.replace('_', ' ')}", _gib(value) + (" (assumed)" if name == "context" else "")
@@ -104,12 +100,12 @@ class Plan:
         yield "work", f"{self.flops_per_token / 1e9:.3g} GFLOP per token (6 N + 12 layers d_model seq_len)"
         yield "time of a step", _seconds(self.seconds_per_step) + self._parts()
         if self.communication_bytes:
-            sent = f"{self.communication_bytes / 1e9:.3g} GB each way and node"
+            sent = f"{_size(self.communication_bytes)} each way and node"
             yield "communication of a step", f"{sent} at {self.link_mbit:g} Mbit/s (ring all-reduce)"
-        disk = f"{self.checkpoint_bytes / 1e9:.3g} GB each, up to {self.checkpoints_on_disk} at a time"
+        disk = f"{_size(self.checkpoint_bytes)} each, up to {self.checkpoints_on_disk} at a time"
         yield (
             "checkpoints",
-            f"{disk}: {self.checkpoint_bytes * self.checkpoints_on_disk / 1e9:.3g} GB on every node",
+            f"{disk}: {_size(self.checkpoint_bytes * self.checkpoints_on_disk)} on every node",
         )
         yield "run", f"{self.steps:,} steps, {self.tokens:,} tokens, {duration(self.seconds)}"
         yield "tokens per parameter", f"{self.tokens / self.parameters:.2g}"
@@ -124,24 +120,6 @@ class Plan:
         if self.compute_seconds is None or not self.communication_bytes:
             return ""
         return f" = {_seconds(self.compute_seconds)} computing + {_seconds(self.communication_seconds)} communicating"
-
-
-def flops_per_token(config: TrainConfig) -> int:
-    """Forward and backward: 6 N + 12 layers d_model seq_len, N without the position embedding.
-
-    PaLM (Chowdhery et al. 2022), appendix B, as nanoGPT's estimate_mfu counts it. What is computed twice to save
-    memory does not count.
-    """
-    n = parameter_count(config) - config.seq_len * config.d_model
-    return 6 * n + 12 * config.layers * config.d_model * config.seq_len
-
-
-def recomputed_flops_per_token(config: TrainConfig) -> int:
-    """The forward work that is done a second time, because its results were not kept."""
-    d, blocks = config.d_model, 0
-    if config.gradient_checkpointing:
-        blocks = config.layers * (24 * d * d + 4 * d * config.seq_len)
-    return blocks + (2 * rows(config) * d if config.loss_chunk else 0)
 
 
 def plan_for(
@@ -165,12 +143,12 @@ def plan_for(
     memory = memory_of(config, max(sizes), gpu.is_gpu)
     sharing = 1 if gpu.is_gpu else math.ceil(ranks / nodes)  # the ranks of one node share its processor
     peak = gpu.peak.get("bf16" if config.parameter_format == "bf16" else config.precision)
-    utilisation, why = _utilisation(config, gpu, mfu)
+    reached, why = utilisation(config, gpu, mfu)
     compute = None
     if peak:
         tokens_of_slowest = max(sizes) * config.gradient_accumulation_steps * config.seq_len
         work = flops_per_token(config) + recomputed_flops_per_token(config)
-        compute = tokens_of_slowest * work * sharing / (peak * utilisation)
+        compute = tokens_of_slowest * work * sharing / (peak * reached)
     sent = 2 * (ranks - 1) * parameter_bytes(config) // ranks if nodes > 1 else 0
     communication = sent / (GIGABIT * link_mbit / 1000)
     tokens_per_step = sum(sizes) * config.gradient_accumulation_steps * config.seq_len
@@ -204,7 +182,7 @@ def plan_for(
         device=gpu.name,
         device_memory=room,
         peak_flops=peak,
-        utilisation=utilisation,
+        utilisation=reached,
         nodes=nodes,
         ranks=ranks,
         link_mbit=link_mbit,
@@ -240,19 +218,6 @@ def compare(plan: Plan, measured_seconds_per_step: float, measured_peak_bytes: i
             f"({measured_peak_bytes / plan.memory.tensors - 1:+.0%})"
         )
     return f"Predicted: {'; '.join(words)}."
-
-
-def _utilisation(config: TrainConfig, gpu: Gpu, given: float | None) -> tuple[float, str]:
-    """The part of the peak that is reached, and the sentence that says where the number comes from."""
-    if given is not None:
-        return given, f"{given:.0%} of that are reached (--mfu)."
-    if config.compile or not gpu.is_gpu:
-        return gpu.mfu, f"{gpu.mfu:.0%} of that are reached ({gpu.mfu_source})."
-    reached = gpu.mfu * EAGER
-    return reached, (
-        f"{reached:.0%} of that are reached: {gpu.mfu:.0%} with torch.compile ({gpu.mfu_source}), which takes 1/1.85 "
-        "of the time without it (nanoGPT's README). --mfu says it better, once measured."
-    )
 
 
 def _memory_assumptions(config: TrainConfig, gpu: Gpu) -> Iterator[str]:
@@ -292,6 +257,11 @@ def _note_on_traffic(compute: float | None, communication: float, config: TrainC
 
 def _gib(value: float) -> str:
     return f"{value / GIB:.2f} GiB" if value >= 0.1 * GIB else f"{value / 2**20:.1f} MiB"
+
+
+def _size(value: float) -> str:
+    """As disks and networks are sold."""
+    return f"{value / 1e9:.3g} GB" if value >= 1e8 else f"{value / 1e6:.3g} MB"
 
 
 def _seconds(value: float | None) -> str:
@@ -389,19 +359,17 @@ def _parser() -> Parser:
     parser.add_argument(
         "--gpu", metavar="NAME", help="of every rank, such as 3060, or cpu (this machine's best)"
     )
+    parser.add_argument("--peak-tflops", type=number, metavar="X", help="of a GPU that is not in the table")
+    parser.add_argument("--memory-gb", type=number, metavar="GB", help="of a GPU that is not in the table")
     parser.add_argument(
-        "--peak-tflops", type=_positive, metavar="X", help="of a GPU that is not in the table"
+        "--mfu", type=fraction, metavar="X", help="part of the peak that is reached, such as 0.4"
     )
-    parser.add_argument("--memory-gb", type=_positive, metavar="GB", help="of a GPU that is not in the table")
-    parser.add_argument(
-        "--mfu", type=_fraction, metavar="X", help="part of the peak that is reached, such as 0.4"
-    )
-    parser.add_argument("--nodes", type=_count, default=1, metavar="N", help="PCs (1)")
-    parser.add_argument("--ranks-per-node", type=_count, default=1, metavar="K", help="GPUs of each (1)")
-    parser.add_argument("--link", type=_positive, default=1000, metavar="MBIT", help="of each node (1000)")
+    parser.add_argument("--nodes", type=count, default=1, metavar="N", help="PCs (1)")
+    parser.add_argument("--ranks-per-node", type=count, default=1, metavar="K", help="GPUs of each (1)")
+    parser.add_argument("--link", type=number, default=1000, metavar="MBIT", help="of each node (1000)")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--tokens", type=_positive, metavar="N", help="length of the run, such as 2.5e9")
-    length.add_argument("--hours", type=_positive, metavar="H", help="length of the run")
+    length.add_argument("--tokens", type=number, metavar="N", help="length of the run, such as 2.5e9")
+    length.add_argument("--hours", type=number, metavar="H", help="length of the run")
     length.add_argument(
         "--corpus", type=Path, metavar="DIR", help="`epochs` passes over it (one where epochs is 0)"
     )
@@ -409,20 +377,20 @@ def _parser() -> Parser:
     return parser
 
 
-def _positive(text: str) -> float:
+def number(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} must be more than 0")
     return value
 
 
-def _fraction(text: str) -> float:
-    if (value := _positive(text)) > 1:
+def fraction(text: str) -> float:
+    if (value := number(text)) > 1:
         raise argparse.ArgumentTypeError(f"{text} must be at most 1")
     return value
 
 
-def _count(text: str) -> int:
-    if (value := _positive(text)) != int(value):
+def count(text: str) -> int:
+    if (value := number(text)) != int(value):
         raise argparse.ArgumentTypeError(f"{text} must be a whole number")
     return int(value)
