@@ -7,10 +7,10 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from aura import __version__
-from aura.config import SETTINGS, preset_names, resolve
+from aura.auto import resolve_here
+from aura.config import add_flags, given_settings
 from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
 from aura.runlog import versions
 
@@ -18,6 +18,11 @@ from aura.runlog import versions
 COMMANDS = {
     "prepare": ("aura.prepare", "main", "turn text files into a corpus: a tokenizer and files of token ids"),
     "train": ("aura.cli", "train", "train a model, alone or as one rank of several"),
+    "plan": (
+        "aura.plan",
+        "main",
+        "predict memory, time, traffic and disk of a training, before any training",
+    ),
     "sample": ("aura.sample", "main", "continue a text with a trained model"),
     "export": ("aura.export", "main", "write a trained model for transformers"),
     "launch-local": (
@@ -74,9 +79,6 @@ def train(argv: list[str]) -> int:
         "that holds checkpoints is continued. SIGTERM saves and stops.",
     )
     parser.add_argument(
-        "--preset", "--custom-preset", required=True, help=f"one of: {', '.join(preset_names())}"
-    )
-    parser.add_argument(
         "--corpus", "--dataset-path", type=Path, required=True, metavar="DIR", help="made by aura prepare"
     )
     parser.add_argument(
@@ -107,17 +109,9 @@ def train(argv: list[str]) -> int:
     parser.add_argument(
         "--use-custom-model", action="store_true", help="accepted, as the guides have it; no effect"
     )
-    settings = parser.add_argument_group("settings of the preset that may be replaced")
-    for name, setting in SETTINGS.items():
-        choices = setting.metadata.get("choices")
-        metavar = "|".join(choices) if choices else "true|false" if setting.type == "bool" else name.upper()
-        # A switch may stand alone: --compile is --compile true.
-        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if setting.type == "bool" else {}
-        flag = f"--{name.replace('_', '-')}"
-        settings.add_argument(flag, metavar=metavar, help=setting.metadata["help"], **alone)
+    add_flags(parser)
     arguments = parser.parse_args(argv)
-    given = {name: getattr(arguments, name) for name in SETTINGS}
-    config = resolve(arguments.preset, {name: value for name, value in given.items() if value is not None})
+    config = resolve_here(arguments.preset, given_settings(arguments))
     run_dir = arguments.run_dir or Path("runs", config.preset)
     _check_paths(arguments.corpus, run_dir, arguments.resume_from)
 
