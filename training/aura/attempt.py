@@ -30,7 +30,13 @@ SAVE_PATIENCE = 300.0  # seconds that a broken attempt waits for a checkpoint th
 
 
 def run(
-    config: TrainConfig, corpus_dir: Path, run_dir: Path, log_dir: Path, backend: str, join_timeout: float
+    config: TrainConfig,
+    corpus_dir: Path,
+    run_dir: Path,
+    log_dir: Path,
+    backend: str,
+    join_timeout: float,
+    resume_from: Path | None = None,
 ) -> int:
     """Train as the rank that the environment says; the exit code (see aura/errors.py)."""
     place = place_from_environment()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import json
-import platform
 import signal
 import sys
 from pathlib import Path
@@ -13,7 +11,8 @@ from pathlib import Path
 from aura import __version__
 from aura.auto import resolve_here
 from aura.config import add_flags, given_settings
-from aura.errors import EXIT_USAGE, AuraError, Parser, did_you_mean
+from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
+from aura.runlog import versions
 
 # name: (module, function, description)
 COMMANDS = {
@@ -25,6 +24,13 @@ COMMANDS = {
         "predict memory, time, traffic and disk of a training, before any training",
     ),
     "sample": ("aura.sample", "main", "continue a text with a trained model"),
+    "export": ("aura.export", "main", "write a trained model for transformers"),
+    "launch-local": (
+        "aura.launch_local",
+        "main",
+        "start all ranks on this machine: one per GPU, or N on the CPU",
+    ),
+    "monitor": ("aura.monitor", "main", "show the load of processor, memory and GPUs every few seconds"),
     "check-allreduce": ("aura.allreduce", "main", "let all ranks add numbers and check the sum"),
     "probe": ("aura.probe", "main", "answer or measure connections between nodes"),
     "fingerprint": ("aura.corpus", "main", "verify a corpus and print its fingerprint"),
@@ -72,8 +78,18 @@ def train(argv: list[str]) -> int:
         "MASTER_ADDR, MASTER_PORT) it is one rank of several, started by systemd, torchrun or by hand. A run directory "
         "that holds checkpoints is continued. SIGTERM saves and stops.",
     )
-    parser.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="made by aura prepare")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="checkpoints and logs (runs/<preset>)")
+    parser.add_argument(
+        "--corpus", "--dataset-path", type=Path, required=True, metavar="DIR", help="made by aura prepare"
+    )
+    parser.add_argument(
+        "--run-dir", "--output-dir", type=Path, metavar="DIR", help="checkpoints and logs (runs/<preset>)"
+    )
+    parser.add_argument(
+        "--resume-from",
+        type=Path,
+        metavar="DIR",
+        help="go on from this checkpoint of the run directory, not from the newest; newer ones are set aside",
+    )
     parser.add_argument(
         "--log-dir", type=Path, metavar="DIR", help="TensorBoard (<run directory>/tensorboard)"
     )
@@ -97,28 +113,45 @@ def train(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     config = resolve_here(arguments.preset, given_settings(arguments))
     run_dir = arguments.run_dir or Path("runs", config.preset)
+    _check_paths(arguments.corpus, run_dir, arguments.resume_from)
 
     from aura.attempt import run
 
     log_dir = arguments.log_dir or run_dir / "tensorboard"
-    return run(config, arguments.corpus, run_dir, log_dir, arguments.backend, arguments.join_timeout)
+    return run(
+        config,
+        arguments.corpus,
+        run_dir,
+        log_dir,
+        arguments.backend,
+        arguments.join_timeout,
+        resume_from=arguments.resume_from,
+    )
+
+
+def _check_paths(corpus: Path, run_dir: Path, resume_from: Path | None) -> None:
+    if corpus.is_file():
+        raise ConfigError(
+            f"{corpus} is a file, not a corpus. Prepare it once: aura prepare --dataset-path {corpus} --output DIR, "
+            "then train with --corpus DIR."
+        )
+    if resume_from is None:
+        return
+    checkpoints = run_dir / "checkpoints"
+    if resume_from.resolve().parent != checkpoints.resolve():
+        raise ConfigError(
+            f"--resume-from {resume_from} is not in {checkpoints}: a run goes on from its own checkpoints."
+        )
+    if not resume_from.is_dir():
+        there = sorted(path.name for path in checkpoints.glob("*-step-*"))
+        raise ConfigError(
+            f"--resume-from {resume_from} does not exist. There are: {', '.join(there) or 'none'}."
+        )
 
 
 def version(argv: list[str]) -> int:
     Parser(prog="aura version", description="Print the versions of everything that takes part.").parse_args(
         argv
     )
-    # A release is installed as …/releases/<id>/venv.
-    venv = Path(sys.prefix)
-    versions: dict[str, str | None] = {
-        "release": venv.parent.name if venv.parent.parent.name == "releases" else None,
-        "aura": __version__,
-        "python": platform.python_version(),
-    }
-    for package in ("torch", "numpy", "tokenizers", "safetensors", "tensorboard", "psutil"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    print(json.dumps(versions, indent=2))
+    print(json.dumps(versions(), indent=2))
     return 0

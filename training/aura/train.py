@@ -235,13 +235,14 @@ def train(
         stopping = stop_requests > 0
 
         # The optimizer step
-        strategy.reduce_gradients(tokens)
+        strategy.reduce_gradients()
         scaler.unscale_(optimizer)  # type: ignore[arg-type]
-        norm = strategy.gradient_norm()
+        norm = strategy.gradient_norm() / tokens
         if not math.isfinite(norm) and (not scaler.is_enabled() or scaler.get_scale() < SMALLEST_LOSS_SCALE):
             raise not_finite("gradient", progress.step + 1, "the sum over all ranks")
-        if math.isfinite(norm) and norm > config.clip:
-            strategy.scale_gradients(config.clip / norm)
+        # From the sum to the mean over all tokens, and clipped, in one pass over the gradients
+        if math.isfinite(norm):
+            strategy.scale_gradients(min(1.0, config.clip / norm) / tokens if norm else 1 / tokens)
         # In fp16, a gradient that is not finite changes nothing but the scale.
         scaler.step(optimizer, lr=learning_rate(config, progress.step))  # type: ignore[arg-type]
         scaler.update()
