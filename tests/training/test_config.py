@@ -113,7 +113,7 @@ def test_the_flags_of_guide_000(style: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     calls: list[tuple[Any, ...]] = []
 
-    def run(*arguments: Any) -> int:
+    def run(*arguments: Any, **_: Any) -> int:
         calls.append(arguments)
         return 0
 

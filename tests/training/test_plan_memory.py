@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 SHAPES = [
     {"layers": 4, "d_model": 64, "vocab_size": 4000, "seq_len": 64},
     {"layers": 3, "d_model": 64, "vocab_size": 100, "seq_len": 256},
-    {"layers": 6, "d_model": 128, "vocab_size": 2000, "seq_len": 128},
+    {"layers": 3, "d_model": 96, "vocab_size": 2000, "seq_len": 96},
     {"layers": 8, "d_model": 128, "vocab_size": 100, "seq_len": 16},
 ]
 FORMATS = [  # precision, parameters, moments

@@ -110,7 +110,7 @@ def test_the_flags_of_guide_004(style: str, monkeypatch: pytest.MonkeyPatch) -> 
     from aura import attempt
 
     made: list[Any] = []
-    monkeypatch.setattr(attempt, "run", lambda *arguments: made.append(arguments[0]) or 0)
+    monkeypatch.setattr(attempt, "run", lambda *arguments, **_: made.append(arguments[0]) or 0)
     flags = (
         "--model-preset manual --embed-size 96 --num-layers 3 --num-heads 6 --seq-length 64 --gradient-checkpointing "
         "--log-interval 100 --save-steps 500 --learning-rate 2e-4 --epochs 3 --corpus c"

@@ -248,7 +248,7 @@ def _note_on_tokens(parameters: int, tokens: int) -> Iterator[str]:
 
 
 def _note_on_traffic(compute: float | None, communication: float, config: TrainConfig) -> Iterator[str]:
-    if compute is not None and communication > compute:
+    if compute is not None and communication > 1.1 * compute:
         yield (
             f"The link takes {communication / compute:.1f} times as long as the computing: raise "
             f"gradient_accumulation_steps (now {config.gradient_accumulation_steps}), or take fewer nodes."
