@@ -101,7 +101,7 @@ def test_a_finished_run_says_so_and_does_not_wait_for_others(
     assert again.done == reference[0].done
     # Another length is another run: it goes on.
     more = complete(start(folder, corpus, 2, "--steps 22"))
-    assert "Changed since step 20: steps 20 -> 22." in more[0].text
+    assert "Cambios desde el paso 20: steps 20 -> 22." in more[0].text
     assert more[0].done["step"] == 22
 
 
@@ -129,7 +129,7 @@ def test_ten_steps_an_end_and_ten_more_are_twenty_steps(
         assert "rank 1 on node1" in ranks[0].status["message"]
         assert ranks[0].checkpoints() == ["checkpoint-step-10", "checkpoint-step-5"]
     ranks = complete(start(tmp_path, corpus, 2))
-    assert "Continuing after step 10." in ranks[0].text
+    assert "Se continúa después del paso 10." in ranks[0].text
     for trainer in ranks:
         assert trainer.files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")
     assert curve(ranks[0]) == curve(reference[0])
@@ -266,7 +266,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
     complete(ranks)
     for trainer in ranks:
         assert "REFUSED: checkpoint-step-15 is damaged" in trainer.text
-        assert "Continuing after step 10." in trainer.text
+        assert "Se continúa después del paso 10." in trainer.text
         assert trainer.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
 
 

@@ -15,12 +15,13 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from aura import checkpoint, console, gang
+from aura import checkpoint, console, gang, gpus
 from aura.config import TrainConfig
 from aura.corpus import Corpus, read_corpus
 from aura.data import Windows, check_corpus
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError
 from aura.place import Place, choose_device, place_from_environment
+from aura.plan import plan_for
 from aura.status import Status
 from aura.stop import StoppedWhileWaiting, StopSignal
 from aura.sync import CollectiveFailed, Ranks, collective
@@ -70,7 +71,7 @@ def run(
         check_corpus(corpus, config, place.world_size)
         config = with_steps(config, corpus, place.world_size)
         status.set(max_steps=config.steps)
-        if is_done(run_dir, config, corpus):
+        if not resume_from and is_done(run_dir, config, corpus):
             status.set(step=config.steps)
             return end("done", f"{run_dir} is done: {config.steps} steps of this configuration.", EXIT_OK)
         if place.world_size > 1:
@@ -104,8 +105,14 @@ def run(
             stop.waiting = False
         nodes = [member.node for member in members.members] if members else [place.node]
         ranks = Ranks(place.rank, nodes, device)
+        plan = plan_for(config, place.world_size, gpu_of(device), nodes=len(set(nodes)))
+        if place.rank == 0:
+            for line in plan.lines():
+                speaker.say(line)
+        status.set(message="")
         finished = train(
-            config, corpus, run_dir, log_dir, place, device, ranks, stop, saver, speaker.say, status
+            *(config, corpus, run_dir, log_dir, place, device, ranks, stop, saver, plan),
+            *(speaker.say, status, resume_from),
         )
     except StoppedWhileWaiting:
         return end("stopped", "Stopped while waiting for the other ranks; nothing was lost.", EXIT_OK)
@@ -132,7 +139,7 @@ def run(
     if finished:
         return end("done", console.completed(ranks_compared=place.world_size > 1), EXIT_OK)
     if stop.requested:
-        return end("stopped", "Saved and stopped.", EXIT_OK)
+        return end("stopped", console.stopped(), EXIT_OK)
     return end("stopped", "Saved and stopped, because another rank was asked to.", EXIT_TEMPORARY)
 
 
@@ -142,6 +149,13 @@ def with_steps(config: TrainConfig, corpus: Corpus, world_size: int) -> TrainCon
         return config
     windows = len(Windows(corpus, "train", config.seq_len))
     return replace(config, steps=math.ceil(config.epochs * windows / sum(config.shares(world_size))))
+
+
+def gpu_of(device: torch.device) -> gpus.Gpu:
+    if device.type == "cpu":
+        return gpus.cpu()
+    properties = torch.cuda.get_device_properties(device)
+    return gpus.called(properties.name, properties.total_memory)
 
 
 def is_out_of_memory(error: Exception) -> bool:
