@@ -154,9 +154,10 @@ def test_what_the_backward_pass_keeps(
 @pytest.mark.parametrize(
     ("shape", "formats"),
     [
-        *itertools.product(SHAPES, [FORMATS[0], FORMATS[1], FORMATS[4]]),
-        (SHAPES[0], FORMATS[2]),
-        (SHAPES[0], FORMATS[3]),
+        *itertools.product(SHAPES[:1], FORMATS),
+        *itertools.product(SHAPES[1:], FORMATS[1:2]),
+        (SHAPES[1], FORMATS[0]),
+        (SHAPES[2], FORMATS[4]),
     ],
 )
 def test_the_highest_sum_of_what_is_alive(shape: dict[str, int], formats: tuple[str, str, str]) -> None:
