@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 SHAPES = [
     {"layers": 4, "d_model": 64, "vocab_size": 4000, "seq_len": 64},
     {"layers": 3, "d_model": 64, "vocab_size": 100, "seq_len": 256},
-    {"layers": 6, "d_model": 128, "vocab_size": 2000, "seq_len": 128},
+    {"layers": 3, "d_model": 96, "vocab_size": 2000, "seq_len": 96},
     {"layers": 8, "d_model": 128, "vocab_size": 100, "seq_len": 16},
 ]
 FORMATS = [  # precision, parameters, moments
@@ -152,9 +152,10 @@ def test_what_the_backward_pass_keeps(
 @pytest.mark.parametrize(
     ("shape", "formats"),
     [
-        *itertools.product(SHAPES, [FORMATS[0], FORMATS[1], FORMATS[4]]),
-        (SHAPES[0], FORMATS[2]),
-        (SHAPES[0], FORMATS[3]),
+        *itertools.product(SHAPES[:1], FORMATS),
+        *itertools.product(SHAPES[1:], FORMATS[1:2]),
+        (SHAPES[1], FORMATS[0]),
+        (SHAPES[2], FORMATS[4]),
     ],
 )
 def test_the_highest_sum_of_what_is_alive(shape: dict[str, int], formats: tuple[str, str, str]) -> None:
