@@ -1,7 +1,7 @@
 """The memory model of `aura plan` against the tensors that are alive while a real step is computed, on the CPU.
 
 The static part has to be exact. What a micro-batch keeps has to be right within 1 %, and the highest sum of everything
-that is alive at one moment within 5 %. On a GPU, attention keeps the same things (its inputs, its output, one fp32
+that is alive at one moment within 3 % (its temporary part from 5 % below to 20 % above the truth). On a GPU, attention keeps the same things (its inputs, its output, one fp32
 number per token and head), and LayerNorm reads and writes fp32 under autocast as it does here.
 """
 
@@ -169,7 +169,7 @@ def test_the_highest_sum_of_what_is_alive(shape: dict[str, int], formats: tuple[
         predicted = memory_of(config, config.batch_size, on_gpu=False)
         temporary = predicted.total - nbytes(step.static())
         assert predicted.total == pytest.approx(measured, rel=0.03), (loss_chunk, checkpointing)
-        assert temporary == pytest.approx(alive.highest, rel=0.05), (loss_chunk, checkpointing)
+        assert 0.95 <= temporary / alive.highest <= 1.2, (loss_chunk, checkpointing)
 
 
 def test_the_settings_that_fit_keep_the_tokens_of_a_step() -> None:
