@@ -1,8 +1,9 @@
 """The memory model of `aura plan` against the tensors that are alive while a real step is computed, on the CPU.
 
 The static part has to be exact. What a micro-batch keeps has to be right within 1 %, and the highest sum of everything
-that is alive at one moment within 3 % (its temporary part from 5 % below to 20 % above the truth). On a GPU, attention keeps the same things (its inputs, its output, one fp32
-number per token and head), and LayerNorm reads and writes fp32 under autocast as it does here.
+that is alive at one moment within 3 % (its temporary part from 5 % below to 20 % above the truth). On a GPU, attention
+keeps the same things (its inputs, its output, one fp32 number per token and head), and LayerNorm reads and writes fp32
+under autocast as it does here.
 """
 
 from __future__ import annotations
