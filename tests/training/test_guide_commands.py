@@ -147,11 +147,14 @@ def test_resume_from_is_a_checkpoint_of_this_run(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(attempt, "run", run)
     there = tmp_path / "run" / "checkpoints" / "checkpoint-step-5"
     there.mkdir(parents=True)
+    aside = there.with_name("superseded-checkpoint-step-6-1")
+    aside.mkdir()
     words = ["--preset", "gpt2-nano", "--corpus", str(tmp_path), "--output-dir", str(tmp_path / "run")]
     assert cli.train([*words, "--resume-from", str(there)]) == 0
     assert given == {"resume_from": there}
     for path, message in (
-        (there.with_name("checkpoint-step-6"), r"does not exist\. There are: checkpoint-step-5\."),
+        (there.with_name("checkpoint-step-6"), r"is no checkpoint\. There are: checkpoint-step-5\."),
+        (aside, r"is no checkpoint\. There are: checkpoint-step-5\."),
         (tmp_path / "run" / "checkpoint-step-5.pt", r"is not in .*checkpoints"),
         (tmp_path / "other" / "checkpoints" / "checkpoint-step-5", r"is not in .*checkpoints"),
     ):

@@ -6,14 +6,16 @@ import csv
 import json
 import multiprocessing
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
-from aura import __version__
+from aura import __version__, export
 from aura.config import resolve
 from aura.corpus import Corpus
 from aura.runlog import COLUMNS, HEADER, LOG, MODEL_CONFIG, Row, RunLog, write_model_config
+from trainers import at_step, complete, send_self, start
 
 
 def row(step: int) -> Row:
@@ -120,3 +122,29 @@ def test_model_config_names_everything(corpus: Corpus, tmp_path: Path) -> None:
     assert content["tokenizer_sha256"] == corpus.tokenizer_sha256
     assert content["versions"]["aura"] == __version__
     assert content["versions"]["torch"]
+
+
+def test_what_a_killed_run_leaves_when_it_is_done(corpus: Corpus, tmp_path: Path) -> None:
+    """Every step once in the log; model_config.json and the final model. Then again from an older checkpoint."""
+    (trainer,) = start(tmp_path, corpus, 1, faults={0: at_step(19, send_self(signal.SIGKILL))})
+    assert trainer.end() == -signal.SIGKILL
+    before = rows(trainer.run_dir / LOG)
+    assert [entry["step"] for entry in before] == ["1", "5", "10", "15"]
+    resumed = complete(start(tmp_path, corpus, 1))[0]
+    found = re.search(r"Se continúa después del paso (\d+)\.", resumed.text)
+    assert found  # 15, or 10 when it was killed before step 15 was on the disk
+    steps = {1, 5, 10, 15, int(found[1]) + 1, 20}
+    after = rows(trainer.run_dir / LOG)
+    assert [int(entry["step"]) for entry in after] == sorted(steps)
+    assert after[:3] == before[:3]
+    assert [entry["step"] for entry in after if entry["validation_loss"]] == ["10", "20"]
+    assert (trainer.run_dir / MODEL_CONFIG).is_file()
+    final = (trainer.run_dir / "final" / export.MODEL).read_bytes()
+    assert export.load(trainer.run_dir / "final").seq_len == 16
+
+    there = trainer.run_dir / "checkpoints" / "checkpoint-step-15"
+    again = complete(start(tmp_path, corpus, 1, f"--resume-from {there}"))[0]
+    assert "Se continúa después del paso 15." in again.text
+    assert [int(entry["step"]) for entry in rows(trainer.run_dir / LOG)] == sorted({*steps, 16})
+    assert any(name.startswith("superseded-checkpoint-step-20") for name in again.checkpoints())
+    assert (trainer.run_dir / "final" / export.MODEL).read_bytes() == final  # the same steps, the same bits

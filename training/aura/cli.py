@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -37,6 +38,7 @@ COMMANDS = {
     "config": ("aura.config", "main", "print a complete training configuration, or what is wrong with it"),
     "version": ("aura.cli", "version", "print the versions of everything that takes part, as JSON"),
 }
+CHECKPOINT = re.compile(r"(checkpoint|interrupt)-step-\d+")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -142,10 +144,11 @@ def _check_paths(corpus: Path, run_dir: Path, resume_from: Path | None) -> None:
         raise ConfigError(
             f"--resume-from {resume_from} is not in {checkpoints}: a run goes on from its own checkpoints."
         )
-    if not resume_from.is_dir():
-        there = sorted(path.name for path in checkpoints.glob("*-step-*"))
+    if not resume_from.is_dir() or not CHECKPOINT.fullmatch(resume_from.name):
+        names = (path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else ()
+        there = sorted(name for name in names if CHECKPOINT.fullmatch(name))
         raise ConfigError(
-            f"--resume-from {resume_from} does not exist. There are: {', '.join(there) or 'none'}."
+            f"--resume-from {resume_from} is no checkpoint. There are: {', '.join(there) or 'none'}."
         )
 
 
