@@ -151,7 +151,7 @@ class Words:
 
     def _learn(self, words: list[str]) -> None:
         """Many words in one text, each on a line: asking the library for each word costs five times as much."""
-        plain = [word for word in words if not WHITE.search(word)]
+        plain = [word for word in words if word and not WHITE.search(word)]
         for begin in range(0, len(plain), WORDS_AT_ONCE):
             some = plain[begin : begin + WORDS_AT_ONCE]
             ids = np.frombuffer(self.encoder.library(["\n".join(f" {word}" for word in some)])[0], self.dtype)

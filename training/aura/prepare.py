@@ -113,6 +113,11 @@ def main(argv: list[str]) -> int:
     column = arguments.dataset_column
     source: Source
     if arguments.input:
+        for path in arguments.input:
+            if arguments.output.resolve().is_relative_to(path.resolve()):
+                raise ConfigError(
+                    f"--output {arguments.output} lies in the input {path}: choose another --output."
+                )
         source = LocalFiles(arguments.input, column, arguments.documents_per_line)
     else:
         source = HubDataset(

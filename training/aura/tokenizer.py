@@ -101,6 +101,12 @@ def load(name: str, say: Callable[[str], None]) -> Prepared:
 def _prepared(tokenizer: Tokenizer, end: str, pad: str) -> Prepared:
     tokenizer.add_special_tokens(list(dict.fromkeys([end, pad])))
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if len(set(vocabulary.values())) < len(
+        vocabulary
+    ):  # `tokenizers` counts tokens, and takes no heed of gaps
+        raise ConfigError(
+            "The ids of this tokenizer have gaps, so no token can be added: add one for padding in it."
+        )
     return Prepared(
         json=tokenizer.to_str(pretty=False),
         vocab_size=max(vocabulary.values()) + 1,
@@ -144,6 +150,7 @@ def _from_json_or_hub(name: str, path: Path) -> Tokenizer:
 def _from_sentencepiece(path: Path) -> Tokenizer:
     """The same tokenizer for `tokenizers`; refused when it would not give the same ids.
 
+    One difference stays: where "</s>" stands in a text, a unigram model of `tokenizers` finds its token.
     What the parts mean: sentencepiece_model.proto in the repository google/sentencepiece.
     """
     import sentencepiece
@@ -157,28 +164,28 @@ def _from_sentencepiece(path: Path) -> Tokenizer:
         processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     except (DecodeError, RuntimeError, OSError):
         raise ConfigError(f"{path} is no SentencePiece model.") from None
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
     kinds = format.ModelProto.SentencePiece
-    fallback = proto.trainer_spec.byte_fallback
-    if proto.trainer_spec.model_type == format.TrainerSpec.UNIGRAM:
-        model: Any = models.Unigram(pieces, proto.trainer_spec.unk_id, fallback)
-    elif proto.trainer_spec.model_type == format.TrainerSpec.BPE:
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    settings = proto.trainer_spec
+    if settings.model_type == format.TrainerSpec.UNIGRAM:
+        model: Any = models.Unigram(pieces, settings.unk_id, settings.byte_fallback)
+    elif settings.model_type == format.TrainerSpec.BPE:
         ids = {piece: number for number, (piece, _) in enumerate(pieces)}
-        unknown = proto.pieces[proto.trainer_spec.unk_id].piece
-        model = models.BPE(ids, _merges(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=fallback)
+        model = models.BPE(
+            ids,
+            _merges(pieces),
+            unk_token=pieces[settings.unk_id][0],
+            fuse_unk=True,
+            byte_fallback=settings.byte_fallback,
+        )
     else:
         raise ConfigError(f"{path} is a SentencePiece model of words or letters; Aura reads unigram and BPE.")
     tokenizer = Tokenizer(model)
-    steps: list[Any] = []
-    if proto.normalizer_spec.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap))
-    if proto.normalizer_spec.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    scheme = "first" if proto.normalizer_spec.add_dummy_prefix else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", scheme, split=False)
-    bytes_back = [decoders.ByteFallback(), decoders.Fuse()] if fallback else []
-    tokenizer.decoder = decoders.Sequence([*bytes_back, decoders.Metaspace("▁", scheme)])
+    tokenizer.normalizer = _normalizer(proto.normalizer_spec)
+    begin = [decoders.Strip(" ", 1, 0)] if proto.normalizer_spec.add_dummy_prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *begin]
+    )
     control = [piece.piece for piece in proto.pieces if piece.type in (kinds.CONTROL, kinds.UNKNOWN)]
     tokenizer.add_special_tokens([AddedToken(piece, special=True) for piece in control])
     tokenizer.encode_special_tokens = True
@@ -189,6 +196,17 @@ def _from_sentencepiece(path: Path) -> Tokenizer:
                 "transformers and give its tokenizer.json."
             )
     return tokenizer
+
+
+def _normalizer(spec: Any) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = []
+    if spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend("▁"))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
 
 
 def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
