@@ -122,7 +122,7 @@ def test_a_killed_process_leaves_no_worker_and_goes_on(lines: Path, tmp_path: Pa
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": "training"},
+            env=os.environ | {"PYTHONPATH": str(Path(module.__file__).parents[1])},
         ) as process:
             deadline = time.monotonic() + 60
             while not (journal.exists() and journal.stat().st_mtime_ns > before):

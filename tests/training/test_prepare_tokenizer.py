@@ -117,7 +117,9 @@ def test_sentencepiece(kind: str, byte_fallback: bool, text: Path, tmp_path: Pat
     assert back == "El perro lee la red."
 
 
-def test_a_large_vocabulary_takes_32_bits(text: Path, tmp_path: Path) -> None:
+def test_a_large_vocabulary_takes_32_bits(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = sorted(set(text.read_text(encoding="utf-8").replace("\n", " ").split(" ")))
     vocabulary = {f"nunca{i}": i for i in range(70000)} | {word: 70000 + i for i, word in enumerate(words)}
     large = Tokenizer(models.WordLevel(vocabulary | {"[UNK]": 70000 + len(words)}, "[UNK]"))
@@ -125,6 +127,10 @@ def test_a_large_vocabulary_takes_32_bits(text: Path, tmp_path: Path) -> None:
     large.save(str(tmp_path / "large.json"))
     settings = Settings(None, 0.1, tokenizer=str(tmp_path / "large.json"))
     made = build(LocalFiles([text]), tmp_path / "c", settings)
+    assert "does not know" not in capsys.readouterr().out
+    (tmp_path / "new.txt").write_text(text.read_text(encoding="utf-8").replace("perro", "can"))
+    build(LocalFiles([tmp_path / "new.txt"]), tmp_path / "d", settings)
+    assert f"became the same token ({70000 + len(words)})" in capsys.readouterr().out
     assert made.bytes_per_token == 4
     assert made.vocab_size == 70003 + len(words)
     inputs, _ = Windows(made, "train", 32).read(np.array([0, 1]))

@@ -117,6 +117,15 @@ def _prepared(tokenizer: Tokenizer, end: str, pad: str) -> Prepared:
     )
 
 
+def unknown_id(tokenizer: Prepared) -> int | None:
+    """The id that stands for letters which the vocabulary does not have; None where there is no such letter."""
+    model = json.loads(tokenizer.json)["model"]
+    if model["type"] == "Unigram":
+        return None if model["byte_fallback"] else model["unk_id"]
+    vocabulary: dict[str, int] = model["vocab"]
+    return vocabulary.get(model["unk_token"]) if model.get("unk_token") else None
+
+
 def _chosen(configured: Any, known: tuple[str, ...], vocabulary: dict[str, int]) -> str | None:
     """The token that the configuration names, or a well-known name; None when the vocabulary has none."""
     named = configured.get("content") if isinstance(configured, dict) else configured
@@ -142,7 +151,7 @@ def _from_json_or_hub(name: str, path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path)) if path.is_file() else Tokenizer.from_pretrained(name)
     except Exception as error:  # tokenizers raises nothing more precise
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0].rstrip(".")
         where = "" if path.is_file() else " It is no file or directory here, and the hub did not give it."
         raise ConfigError(f"The tokenizer {name} cannot be used: {reason}.{where}") from None
 

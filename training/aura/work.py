@@ -233,6 +233,12 @@ class Work:
         return any(writer.documents == 0 for writer in self.writers.values())
 
     def meta(self) -> dict[str, Any]:
+        unknown = tokenizer.unknown_id(self.tokenizer)
+        if unknown is not None and self.counts[unknown]:
+            say(
+                f"Note: the tokenizer does not know {self.counts[unknown]:,} pieces of the training text; all became the "
+                f"same token ({unknown})."
+            )
         entries = {split: writer.close() for split, writer in self.writers.items()}
         documents = {split: writer.documents for split, writer in self.writers.items()}
         return {
