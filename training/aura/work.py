@@ -236,8 +236,8 @@ class Work:
         unknown = tokenizer.unknown_id(self.tokenizer)
         if unknown is not None and self.counts[unknown]:
             say(
-                f"Note: the tokenizer does not know {self.counts[unknown]:,} pieces of the training text; all became the "
-                f"same token ({unknown})."
+                f"Note: the tokenizer does not know {self.counts[unknown]:,} pieces of the training text; all became "
+                f"the same token ({unknown})."
             )
         entries = {split: writer.close() for split, writer in self.writers.items()}
         documents = {split: writer.documents for split, writer in self.writers.items()}
