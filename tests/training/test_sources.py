@@ -172,17 +172,18 @@ def test_parquet_columns_empty_cells_and_damage(tmp_path: Path) -> None:
 
 def test_reading_goes_on_behind_any_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_text, "DOCUMENT_CHARS", 100)
+    monkeypatch.setattr(running_text, "CHUNK", 64)
     (tmp_path / "a.jsonl").write_text(
         json_lines(TEXTS[:3]) + "broken\n\n" + json_lines(TEXTS[3:5]) + "broken\n"
     )
-    (tmp_path / "b.txt").write_bytes(b"\xff" + "\n\n".join(TEXTS).encode())
+    (tmp_path / "b.txt").write_bytes(b"\xff" + "\n\n".join(TEXTS).encode().replace(b"20:", b"20\xf1"))
     write_parquet(tmp_path / "c.parquet", [TEXTS[0], None, *TEXTS[1:10]])
     source = LocalFiles([tmp_path])
-    expected, counts, _ = read(source, limit=3)
-    assert counts == {"broken": 3, "empty": 2}
-    problems = Problems(3, print)
+    expected, counts, _ = read(source, limit=4)
+    assert counts == {"broken": 4, "empty": 2}
+    problems = Problems(4, print)
     for number, _ in enumerate(source.documents(None, problems, nothing), start=1):
-        rest, new, _ = read(LocalFiles([tmp_path]), source.position, limit=3)
+        rest, new, _ = read(LocalFiles([tmp_path]), source.position, limit=4)
         assert rest == expected[number:]
         assert {kind: problems.counts[kind] + new[kind] for kind in new} == counts
 
