@@ -175,6 +175,11 @@ def test_other_settings_do_not_touch_what_was_begun(
     with pytest.raises(ConfigError, match="unfinished corpus from other text or settings"):
         build(LocalFiles([lines]), output, Settings(301, 0.1, max_errors=2))
     assert content(Workplace(output).corpus) == before
+    journal = json.loads(Workplace(output).journal.read_text())
+    journal["request"] = {"dataset": "acme/es", "revision": "abc"}
+    Workplace(output).journal.write_text(json.dumps(journal))
+    with pytest.raises(ConfigError, match="newer one: go on with --dataset-revision abc"):
+        Workplace(output).read_journal({"dataset": "acme/es", "revision": "def"})
     with (Workplace(output).path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="Another `aura prepare` is at work"):

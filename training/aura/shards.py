@@ -117,12 +117,18 @@ class Workplace:
             self.start_again()
             return None
         journal: dict[str, Any] = json.loads(self.journal.read_text(encoding="utf-8"))
-        if journal["request"] != request:
+        begun = journal["request"]
+        if begun == request:
+            return journal
+        if "revision" in begun and request | {"revision": begun["revision"]} == begun:
             raise ConfigError(
-                f"{self.path} holds an unfinished corpus from other text or settings: go on with those, remove it, "
-                "or choose another --output."
+                f"{self.path} was begun with commit {begun['revision']} of the dataset, and there is a newer one: go on "
+                f"with --dataset-revision {begun['revision']}, or remove it."
             )
-        return journal
+        raise ConfigError(
+            f"{self.path} holds an unfinished corpus from other text or settings: go on with those, remove it, or "
+            "choose another --output."
+        )
 
     def start_again(self) -> None:
         self.journal.unlink(missing_ok=True)
