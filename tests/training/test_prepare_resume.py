@@ -196,9 +196,10 @@ def test_one_document_at_least_is_for_validation(tmp_path: Path) -> None:
 
 
 def test_the_output_may_not_lie_in_the_input(text: Path) -> None:
-    words = ["--input", str(text.parent), "--output", str(text.parent / "c"), "--vocab-size", "300"]
-    with pytest.raises(ConfigError, match="lies in the input"):
-        module.main(words)
+    for flag in ("--input", "--dataset-name"):
+        words = [flag, str(text.parent), "--output", str(text.parent / "c"), "--vocab-size", "300"]
+        with pytest.raises(ConfigError, match="lies in the input"):
+            module.main(words)
 
 
 @pytest.mark.parametrize(

@@ -112,12 +112,12 @@ def main(argv: list[str]) -> int:
         raise ConfigError("Say either --input PATH, for files, or --dataset-name NAME, for a dataset.")
     column = arguments.dataset_column
     source: Source
+    for path in arguments.input or [Path(arguments.dataset_name)]:
+        if arguments.output.resolve().is_relative_to(path.resolve()):
+            raise ConfigError(
+                f"--output {arguments.output} lies in the input {path}: choose another --output."
+            )
     if arguments.input:
-        for path in arguments.input:
-            if arguments.output.resolve().is_relative_to(path.resolve()):
-                raise ConfigError(
-                    f"--output {arguments.output} lies in the input {path}: choose another --output."
-                )
         source = LocalFiles(arguments.input, column, arguments.documents_per_line)
     else:
         source = HubDataset(

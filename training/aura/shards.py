@@ -122,8 +122,8 @@ class Workplace:
             return journal
         if "revision" in begun and request | {"revision": begun["revision"]} == begun:
             raise ConfigError(
-                f"{self.path} was begun with commit {begun['revision']} of the dataset, and there is a newer one: go on "
-                f"with --dataset-revision {begun['revision']}, or remove it."
+                f"{self.path} was begun with commit {begun['revision']} of the dataset, and there is a newer one: go "
+                f"on with --dataset-revision {begun['revision']}, or remove it."
             )
         raise ConfigError(
             f"{self.path} holds an unfinished corpus from other text or settings: go on with those, remove it, or "
