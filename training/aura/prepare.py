@@ -113,7 +113,7 @@ def main(argv: list[str]) -> int:
     column = arguments.dataset_column
     source: Source
     for path in arguments.input or [Path(arguments.dataset_name)]:
-        if arguments.output.resolve().is_relative_to(path.resolve()):
+        if path.is_dir() and arguments.output.resolve().is_relative_to(path.resolve()):
             raise ConfigError(
                 f"--output {arguments.output} lies in the input {path}: choose another --output."
             )
