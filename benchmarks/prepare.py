@@ -152,7 +152,8 @@ def recipe(text: str, tokenizer_file: str, folder: str, cores: int) -> None:
 
 def main() -> int:
     if sys.argv[1:2] == ["--recipe"]:
-        recipe(*sys.argv[2:5], int(sys.argv[5]))
+        text, tokenizer, folder, processes = sys.argv[2:]
+        recipe(text, tokenizer, folder, int(processes))
         return 0
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
