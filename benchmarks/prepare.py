@@ -152,8 +152,7 @@ def recipe(text: str, tokenizer_file: str, folder: str, cores: int) -> None:
 
 def main() -> int:
     if sys.argv[1:2] == ["--recipe"]:
-        text, tokenizer, folder, processes = sys.argv[2:]
-        recipe(text, tokenizer, folder, int(processes))
+        recipe(sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))
         return 0
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
