@@ -19,7 +19,7 @@ from aura import checkpoint, console, gang, gpus
 from aura.config import TrainConfig
 from aura.corpus import Corpus, read_corpus
 from aura.data import Windows, check_corpus
-from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError
+from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataError
 from aura.place import Place, choose_device, place_from_environment
 from aura.plan import plan_for
 from aura.status import Status
@@ -71,7 +71,9 @@ def run(
         check_corpus(corpus, config, place.world_size)
         config = with_steps(config, corpus, place.world_size)
         status.set(max_steps=config.steps)
-        if not resume_from and is_done(run_dir, config, corpus):
+        if resume_from:
+            verify_first(resume_from)
+        elif is_done(run_dir, config, corpus):
             status.set(step=config.steps)
             return end("done", f"{run_dir} is done: {config.steps} steps of this configuration.", EXIT_OK)
         if place.world_size > 1:
@@ -149,6 +151,14 @@ def with_steps(config: TrainConfig, corpus: Corpus, world_size: int) -> TrainCon
         return config
     windows = len(Windows(corpus, "train", config.seq_len))
     return replace(config, steps=math.ceil(config.epochs * windows / sum(config.shares(world_size))))
+
+
+def verify_first(resume_from: Path) -> None:
+    """Before what is newer is set aside for a checkpoint that cannot be used."""
+    try:
+        checkpoint.verify(resume_from)
+    except checkpoint.Damaged as reason:
+        raise DataError(f"--resume-from {resume_from} cannot be used: {reason}.") from None
 
 
 def gpu_of(device: torch.device) -> gpus.Gpu:

@@ -109,8 +109,10 @@ def train(
 
     checkpoints = run_dir / "checkpoints"
     saves = place.local_rank == 0  # the ranks of one node share a disk
-    if resume_from and saves:
-        checkpoint.supersede(checkpoints, checkpoint.step_of(resume_from))
+    if resume_from:
+        if saves:
+            checkpoint.supersede(checkpoints, checkpoint.step_of(resume_from))
+        ranks.total([0.0])  # nobody looks at a disk before its newer checkpoints are out of the way
     state = checkpoint.agree_and_load(checkpoints, model, optimizer, ranks, check, say)
     progress = Progress(**state["progress"]) if state else Progress()
     if state:
