@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura import checkpoint
+from aura import attempt, checkpoint, export
 from aura.corpus import Corpus
 from aura.data import Windows
 from aura.model import GPT
 from aura.prepare import prepare
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import TINY, Trainer, at_step, complete, free_port, send_self, start
 
@@ -421,3 +422,25 @@ def test_ranks_of_one_disk_go_back_together(corpus: Corpus, tmp_path: Path) -> N
         assert trainer.end() == 65
         assert "cannot be used: model.safetensors has 1 bytes" in trainer.text
     assert first.checkpoints() == before
+
+
+def test_a_final_model_that_was_not_written_is_written_by_the_next_start(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    def end_there() -> None:
+        def die(*_: object) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        attempt.export_checkpoint = die
+
+    (killed,) = start(tmp_path, corpus, 1, faults={0: end_there})
+    assert killed.end() == -signal.SIGKILL
+    assert killed.done["step"] == 20
+    assert not (killed.run_dir / "final").exists()
+    (again,) = complete(start(tmp_path, corpus, 1))
+    assert "is done: 20 steps" in again.text
+    model = export.load(killed.run_dir / "final")
+    saved = load_file(killed.run_dir / "checkpoints" / "checkpoint-step-20" / "model.safetensors")
+    assert torch.equal(model.wpe.weight, saved["wpe.weight"])
+    assert "Modelo final" in again.text
+    assert "Modelo final" not in complete(start(tmp_path, corpus, 1))[0].text  # once is enough
