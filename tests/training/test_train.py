@@ -213,7 +213,7 @@ def test_a_corpus_smaller_than_a_step_can_be_repeated(corpus: Corpus, tmp_path: 
 
 def test_out_of_memory_names_the_ways_out(corpus: Corpus, tmp_path: Path) -> None:
     def exhaust() -> None:
-        def loss_sum(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
             return torch.empty(1 << 50)
 
         GPT.loss_sum = loss_sum  # type: ignore[method-assign]
@@ -276,10 +276,10 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_step(corpus: Corpu
     def poison() -> None:
         original, calls = GPT.loss_sum, 0
 
-        def loss_sum(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
             nonlocal calls
             calls += self.training
-            return original(self, tokens, targets) * (math.nan if calls == 8 else 1)
+            return original(self, *arguments) * (math.nan if calls == 8 else 1)
 
         GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
@@ -295,12 +295,12 @@ def test_ranks_that_have_drifted_apart_stop(corpus: Corpus, tmp_path: Path) -> N
     def drift() -> None:
         original, calls = GPT.loss_sum, 0
 
-        def loss_sum(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
             nonlocal calls
             calls += self.training
             if calls == 7:  # one bit of one number; the very last ones may be rounded away by the next update
                 self.wte.weight.data.view(torch.int32)[3, 3] ^= 1 << 12
-            return original(self, tokens, targets)
+            return original(self, *arguments)
 
         GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 

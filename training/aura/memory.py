@@ -118,9 +118,8 @@ class Sizes:
         self.block += 2 * self.statistics + 4 * tokens * config.heads
         self.input_of_block = self.parameter * self.unit
         self.kept_of_block = self.input_of_block if config.gradient_checkpointing else self.block
-        # After the blocks: the input of the last LayerNorm, and what the output matrix reads.
-        hidden = (self.parameter if self.several_chunks else self.narrow) * self.unit
-        self.end = self.input_of_block + self.statistics + hidden
+        # After the blocks: the input of the last LayerNorm, and the gradient of what the output matrix has read.
+        self.end = self.input_of_block + self.statistics + self.narrow * self.unit
         self.kept = config.layers * self.kept_of_block + self.end
         # The copies of the matrices and biases of a block, and of the embedding as output matrix.
         self.copy_of_block = 2 * (12 * d * d + 9 * d) if self.autocast else 0
@@ -131,20 +130,31 @@ def _moments(config: TrainConfig, s: Sizes) -> dict[str, tuple[int, int, int, in
     """The moments of a step that may need most: (weight copies, kept activations, logits, workspace)."""
     all_copies = config.layers * s.copy_of_block
     copies = s.copy_of_block if config.gradient_checkpointing else all_copies
-    of_loss = ((0 if config.gradient_checkpointing else copies) + s.copy_of_embedding, s.kept)
     matrix = 4 * config.d_model**2  # elements of the largest of a block
+    logits = s.chunk * rows(config)
+    of_blocks = 0 if config.gradient_checkpointing else all_copies
+    of_loss = (of_blocks + s.copy_of_embedding, s.kept)
     return {
-        # Autocast holds every copy that it has made until the forward pass ends; logits and softmax in fp32
-        "forward": (all_copies + s.copy_of_embedding, s.kept, 8 * s.chunk * config.vocab_size, 0),
-        # Softmax, its gradient and the logits' gradient, in fp32; of the chunks before, the gradient of the
-        # embedding and of what the output matrix has read
+        # Logits and their softmax in fp32; of the chunks before, the gradient of the embedding
+        "softmax": (
+            *of_loss,
+            8 * logits,
+            s.narrow * (s.unit + (s.embedding if s.several_chunks else 0)),
+        ),
+        # The gradient of the logits, in fp32 and narrow, makes that of the embedding
         "loss": (
             *of_loss,
-            12 * s.chunk * config.vocab_size,
-            s.narrow * (s.embedding + s.unit) if s.several_chunks else 0,
+            (4 + (2 if s.narrow == 2 else 0)) * logits,
+            s.narrow * (s.unit + s.embedding),
         ),
-        # The gradient of the embedding, the next part of it, and their sum (or a wider copy of it)
-        "output matrix": (*of_loss, 0, s.narrow * (3 * s.embedding + s.unit)),
+        # The gradient of the embedding, and a copy of it in fp32
+        "output matrix": (
+            of_blocks,
+            s.kept,
+            0,
+            (s.narrow + (s.parameter if s.autocast else 0)) * s.embedding
+            + (s.parameter if s.autocast else 0) * s.unit,
+        ),
         # The last block: the gradient of the embedding waits for its other half; gradients of the residual stream
         # (twice where it is cast), of GELU's output, of one matrix; the block's activations where none were kept
         "block": (

@@ -6,7 +6,6 @@ The modules are named as in the original, so an export renames and transposes bu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from aura.config import TrainConfig
+from aura.loss import LinearCrossEntropy
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -121,26 +121,34 @@ class GPT(nn.Module):
         # The unused rows are no words: they take no part in the softmax.
         return functional.linear(hidden, self.wte.weight)[..., : self.vocab_size]
 
-    def loss_sum(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy in nats, in fp32, summed over all batch * time targets."""
+    def loss_sum(self, tokens: Tensor, targets: Tensor, gradient_scale: Tensor | None = None) -> Tensor:
+        """Cross-entropy in nats, in fp32, summed over all batch * time targets.
+
+        gradient_scale: what the result is multiplied with before its backward pass (loss scaling).
+        """
         hidden, targets = self._last_hidden(tokens).flatten(0, 1), targets.flatten()
-        if self.loss_chunk == 0 or len(targets) <= self.loss_chunk:
-            return self._cross_entropy(hidden, targets)
-        total = torch.zeros((), device=hidden.device)
-        for part, wanted in zip(
-            torch.split(hidden, self.loss_chunk), torch.split(targets, self.loss_chunk), strict=True
-        ):
-            total = total + self._recomputed(self._cross_entropy, part, wanted)
-        return total
+        if not torch.is_grad_enabled():
+            parts = zip(self._pieces(hidden), self._pieces(targets), strict=True)
+            return torch.stack([self._cross_entropy(part, wanted) for part, wanted in parts]).sum()
+        weight, kind = self.wte.weight, hidden.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            hidden, weight = hidden.to(dtype), weight.to(dtype)
+        with torch.autocast(kind, enabled=False):
+            chunk = self.loss_chunk or len(targets)
+            return LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+                hidden, weight, targets, self.vocab_size, chunk, gradient_scale
+            )
 
     def _cross_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(self._logits(hidden).float(), targets, reduction="sum")
 
-    def _recomputed(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """`function` of the inputs; of what it computes on the way nothing stays in memory for the backward pass."""
-        if not torch.is_grad_enabled():
-            return function(*inputs)
-        return checkpoint(function, *inputs, use_reentrant=False)
+    def _pieces(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(tensor, self.loss_chunk or len(tensor))
+
+    def _recomputed(self, block: nn.Module, x: Tensor) -> Tensor:
+        """`block(x)`; of what it computes on the way nothing stays in memory for the backward pass."""
+        return checkpoint(block, x, use_reentrant=False) if torch.is_grad_enabled() else block(x)
 
     def parameter_count(self) -> int:
         """Without the unused rows of the embedding."""

@@ -248,7 +248,7 @@ def _note_on_tokens(parameters: int, tokens: int) -> Iterator[str]:
 
 
 def _note_on_traffic(compute: float | None, communication: float, config: TrainConfig) -> Iterator[str]:
-    if compute is not None and communication > compute:
+    if compute is not None and communication > 1.1 * compute:
         yield (
             f"The link takes {communication / compute:.1f} times as long as the computing: raise "
             f"gradient_accumulation_steps (now {config.gradient_accumulation_steps}), or take fewer nodes."
@@ -287,6 +287,10 @@ def main(argv: list[str]) -> int:
         preset, reason = choose(found, overrides)
         print(reason, file=sys.stderr)
     config = resolve(preset, overrides)
+    if config.epochs and not (arguments.tokens or arguments.hours or arguments.corpus):
+        raise ConfigError(
+            f"epochs={config.epochs:g} are passes over a corpus: name it with --corpus, or give --tokens or --hours."
+        )
     ranks = arguments.nodes * arguments.ranks_per_node
     steps = None
     tokens_per_step = sum(config.shares(ranks)) * config.seq_len
@@ -349,8 +353,7 @@ def _show(plan: Plan) -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog="aura plan",
-        description="Predict what a training needs: memory, time, traffic, disk. Nothing is trained, and torch is not "
-        "needed.",
+        description="Predict what a training needs: memory, time, traffic, disk. Nothing is trained.",
     )
     add_flags(parser)
     parser.add_argument(

@@ -222,10 +222,11 @@ def train(
         strategy.zero_gradients()
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         mine = order.at(progress.windows_seen + offset, share)
+        scale = torch.tensor(scaler.get_scale(), device=device) if scaler.is_enabled() else None
         for first in range(0, share, micro_batch):
             inputs, targets = data.read(mine[first : first + micro_batch])
             with autocast(config, device):
-                loss = loss_sum_of(inputs.to(device), targets.to(device))
+                loss = loss_sum_of(inputs.to(device), targets.to(device), scale)
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
 
@@ -366,7 +367,8 @@ def warmup_steps(config: TrainConfig) -> int:
 def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
     # Parameters in bf16 need no conversion: everything already is.
     enabled = config.precision != "fp32" and config.parameter_format == "fp32"
-    return torch.autocast(device.type, dtype=DTYPES[config.precision], enabled=enabled)
+    # Each weight is used once in a forward pass: keeping the converted copies would only cost memory.
+    return torch.autocast(device.type, DTYPES[config.precision], enabled, cache_enabled=False)
 
 
 @torch.no_grad()

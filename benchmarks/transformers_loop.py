@@ -1,0 +1,105 @@
+"""GPT2LMHeadModel of `transformers` with torch's AdamW in a plain loop, to compare what is learnt from equal tokens.
+
+Same corpus, same windows in the same order, same batch, same schedule and clipping; the validation loss is taken on the
+windows that `aura train` takes. Model, initial parameters and optimizer are those of the libraries.
+
+    python benchmarks/transformers_loop.py --preset gpt2-nano --corpus DIR --set steps=800 --lr 3e-3 6e-3
+
+Prints one line of JSON: for every learning rate, validation_loss [nats per token] and seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from aura.config import TrainConfig, parse_assignments, resolve
+from aura.corpus import read_corpus
+from aura.data import Order, Windows
+from reference_loop import learning_rate
+from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
+
+
+def gpt2(config: TrainConfig) -> GPT2LMHeadModel:
+    torch.manual_seed(config.seed)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=config.vocab_size,
+            n_positions=config.seq_len,
+            n_embd=config.d_model,
+            n_layer=config.layers,
+            n_head=config.heads,
+            bos_token_id=0,
+            eos_token_id=0,
+            resid_pdrop=config.dropout,
+            embd_pdrop=config.dropout,
+            attn_pdrop=config.dropout,
+        )
+    )
+
+
+def train(config: TrainConfig, corpus: Path) -> dict[str, Any]:
+    started = time.perf_counter()
+    windows, validation = (
+        Windows(read_corpus(corpus), split, config.seq_len) for split in ("train", "validation")
+    )
+    order = Order(len(windows), config.seed)
+    model = gpt2(config).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+    for step in range(config.steps):
+        inputs, targets = windows.read(order.at(step * config.batch_size, config.batch_size))
+        loss = F.cross_entropy(model(input_ids=inputs).logits.flatten(0, 1), targets.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    loss_at_end = validation_loss(model, validation, config)
+    return {"lr": config.lr, "validation_loss": loss_at_end, "seconds": time.perf_counter() - started}
+
+
+@torch.no_grad()
+def validation_loss(model: GPT2LMHeadModel, windows: Windows, config: TrainConfig) -> float:
+    """The mean over the windows that `aura train` validates on [nats per token]."""
+    count = min(len(windows), config.validation_windows)
+    chosen = np.array([i * len(windows) // count for i in range(count)])
+    model.eval()  # type: ignore[no-untyped-call]
+    total = 0.0
+    for part in np.array_split(chosen, -(-count // config.batch_size)):
+        inputs, targets = windows.read(part)
+        logits = model(input_ids=inputs).logits.flatten(0, 1)
+        total += F.cross_entropy(logits, targets.flatten(), reduction="sum").item()
+    return total / (count * config.seq_len)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", required=True)
+    parser.add_argument("--corpus", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="SETTING=VALUE")
+    parser.add_argument("--lr", type=float, nargs="+", required=True, help="learning rates to try")
+    arguments = parser.parse_args()
+    config = resolve(arguments.preset, parse_assignments(arguments.set))
+    print(json.dumps([train(replace(config, lr=lr), arguments.corpus) for lr in arguments.lr]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

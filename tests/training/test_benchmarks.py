@@ -1,0 +1,48 @@
+"""The benchmarks measure what they say: the reference loop learns exactly what ours does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu
+import pytest
+import reference_loop
+import torch
+from aura.config import from_values
+from aura.corpus import Corpus
+from trainers import complete, start
+
+
+def test_the_reference_loop_sees_the_same_batches_and_makes_the_same_steps(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    settings = "--gradient-accumulation-steps 2 --vocab-multiple 1 --clip 0.5"
+    (ours,) = complete(start(tmp_path, corpus, 1, settings))
+    config = from_values(json.loads((ours.run_dir / "config.json").read_text()))
+    losses = reference_loop.train(config, corpus.path, config.steps)["losses"]
+    assert len(losses) == ours.done["step"]
+    assert losses[-1] == pytest.approx(ours.done["loss"], abs=1e-5)
+
+
+def test_without_a_gpu_the_gpu_benchmark_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    assert gpu.main() == gpu.NO_GPU
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1 and "needs an NVIDIA GPU" in output.err and not output.out
+
+
+def test_the_cpu_benchmark_explains_itself() -> None:
+    program = Path(gpu.__file__).with_name("cpu.py")
+    environment = os.environ | {"PYTHONPATH": str(program.parent.parent / "training")}
+    done = subprocess.run(
+        [sys.executable, program, "--help"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "bench-results/cpu.json" in done.stdout
