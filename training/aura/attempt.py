@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +20,8 @@ from aura import checkpoint, console, gang, gpus
 from aura.config import TrainConfig
 from aura.corpus import Corpus, read_corpus
 from aura.data import Windows, check_corpus
-from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError
+from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataError
+from aura.export import export_checkpoint
 from aura.place import Place, choose_device, place_from_environment
 from aura.plan import plan_for
 from aura.status import Status
@@ -27,6 +29,7 @@ from aura.stop import StoppedWhileWaiting, StopSignal
 from aura.sync import CollectiveFailed, Ranks, collective
 from aura.train import train, write_done
 
+FINAL = "final"  # in the run directory: the model as `aura export` writes it
 SAVE_PATIENCE = 300.0  # seconds that a broken attempt waits for a checkpoint that is being written
 
 
@@ -71,8 +74,12 @@ def run(
         check_corpus(corpus, config, place.world_size)
         config = with_steps(config, corpus, place.world_size)
         status.set(max_steps=config.steps)
-        if not resume_from and is_done(run_dir, config, corpus):
+        if resume_from:
+            verify_first(resume_from)
+        elif is_done(run_dir, config, corpus):
             status.set(step=config.steps)
+            if place.rank == 0 and not (run_dir / FINAL).exists():
+                export_final(run_dir, config.steps, speaker.say)
             return end("done", f"{run_dir} is done: {config.steps} steps of this configuration.", EXIT_OK)
         if place.world_size > 1:
             speaker.say(console.distributed(backend))
@@ -136,6 +143,8 @@ def run(
         saver.wait(SAVE_PATIENCE)
         exit_now(code)  # the gang notices
     leave(members)
+    if finished and place.rank == 0:
+        export_final(run_dir, config.steps, speaker.say)
     if finished:
         return end("done", console.completed(ranks_compared=place.world_size > 1), EXIT_OK)
     if stop.requested:
@@ -149,6 +158,27 @@ def with_steps(config: TrainConfig, corpus: Corpus, world_size: int) -> TrainCon
         return config
     windows = len(Windows(corpus, "train", config.seq_len))
     return replace(config, steps=math.ceil(config.epochs * windows / sum(config.shares(world_size))))
+
+
+def export_final(run_dir: Path, steps: int, say: Callable[[str], None]) -> None:
+    """The trained model for `transformers`; the run is complete also where this cannot be written.
+
+    From the last checkpoint, and when the ranks have parted: the others must not wait for this disk.
+    """
+    try:
+        export_checkpoint(run_dir / "checkpoints" / f"checkpoint-step-{steps}", run_dir / FINAL)
+    except AuraError as error:
+        say(f"{error} Later: aura export --run-dir {run_dir} --output DIR")
+    else:
+        say(console.final(run_dir / FINAL))
+
+
+def verify_first(resume_from: Path) -> None:
+    """Before what is newer is set aside for a checkpoint that cannot be used."""
+    try:
+        checkpoint.verify(resume_from)
+    except checkpoint.Damaged as reason:
+        raise DataError(f"--resume-from {resume_from} cannot be used: {reason}.") from None
 
 
 def gpu_of(device: torch.device) -> gpus.Gpu:

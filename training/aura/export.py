@@ -29,17 +29,16 @@ from torch import Tensor
 
 from aura import checkpoint
 from aura.config import TrainConfig, from_values, resolve
-from aura.corpus import END_OF_TEXT, TOKENIZER
+from aura.corpus import TOKENIZER
 from aura.errors import ConfigError, DataError, Parser
 from aura.model import GPT
+from aura.tokenizer import ENDS, PADS
 
 MODEL, CONFIG = "model.safetensors", "config.json"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 FILES = {MODEL, CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS}
 MATRIX_OF_A_BLOCK = re.compile(r"h\.\d+\.(attn|mlp)\.c_\w+\.weight")
-# Byte-level tokenizers end a text with the first, SentencePiece's with the second.
-ENDS, PADS = (END_OF_TEXT, "</s>"), ("<|pad|>", "<pad>", "[PAD]")
 
 
 def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path: Path, output: Path) -> None:
@@ -166,8 +165,7 @@ def _first_of(tokens: tuple[str, ...], tokenizer: Tokenizer) -> str | None:
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
     """A tokenizer without a padding token pads with the end of the text, as is usual for GPT-2."""
     end = _first_of(ENDS, tokenizer)
-    named = tokenizer.padding["pad_token"] if tokenizer.padding else _first_of(PADS, tokenizer)
-    tokens = {"bos_token": end, "eos_token": end, "pad_token": named or end}
+    tokens = {"bos_token": end, "eos_token": end, "pad_token": _first_of(PADS, tokenizer) or end}
     return {name: token for name, token in tokens.items() if token is not None}
 
 

@@ -20,8 +20,7 @@ from aura.board import Board
 from aura.config import TrainConfig
 from aura.corpus import TOKENIZER, Corpus
 from aura.data import Order, Windows, even_share, share_of
-from aura.errors import AuraError, ConfigError, DataError
-from aura.export import export
+from aura.errors import ConfigError, DataError
 from aura.model import DTYPES, GPT
 from aura.optimizer import AdamW
 from aura.pace import Pace
@@ -109,8 +108,10 @@ def train(
 
     checkpoints = run_dir / "checkpoints"
     saves = place.local_rank == 0  # the ranks of one node share a disk
-    if resume_from and saves:
-        checkpoint.supersede(checkpoints, checkpoint.step_of(resume_from))
+    if resume_from:
+        if saves:
+            checkpoint.supersede(checkpoints, checkpoint.step_of(resume_from))
+        ranks.total([0.0])  # nobody looks at a disk before its newer checkpoints are out of the way
     state = checkpoint.agree_and_load(checkpoints, model, optimizer, ranks, check, say)
     progress = Progress(**state["progress"]) if state else Progress()
     if state:
@@ -305,7 +306,6 @@ def train(
         start, end = progress.first_validation_loss, progress.validation_loss
         say(console.validation_at_end(end, start, corpus.unigram_entropy))
         say(pace.compared())
-        export_final(model, config, run_dir, say)
     status.set(sync=compare())
     if saves:
         write_done(run_dir, config, corpus, state_now())
@@ -389,17 +389,6 @@ def validation_loss(
     model.train()
     total, tokens = ranks.total([loss_sum, float(len(chosen) * config.seq_len)])
     return total / tokens
-
-
-def export_final(model: GPT, config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> None:
-    """The trained model for `transformers`. The run is complete also where this cannot be written."""
-    final = run_dir / "final"
-    try:
-        export(config, dict(model.named_parameters()), run_dir / TOKENIZER, final)
-    except AuraError as error:
-        say(f"{error} Later: aura export --run-dir {run_dir} --output DIR")
-    else:
-        say(console.final(final))
 
 
 def not_finite(what: str, step: int, where: str) -> DataError:
