@@ -62,7 +62,9 @@ def write_input(path: Path, documents: list[str], size: int, new_words: float) -
                     for number in range(len(words)):
                         if rng.random() < new_words:
                             words[number] = "".join(rng.sample(words[number], len(words[number])))
-                written += file.write(json.dumps({"text": " ".join(words)}, ensure_ascii=False) + "\n")
+                written += file.write(
+                    json.dumps({"text": " ".join(words).strip()}, ensure_ascii=False) + "\n"
+                )
                 if written >= size:
                     break
     return path.stat().st_size
