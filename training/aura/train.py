@@ -226,7 +226,7 @@ def train(
         for first in range(0, share, micro_batch):
             inputs, targets = data.read(mine[first : first + micro_batch])
             with autocast(config, device):
-                loss = loss_sum_of(inputs.to(device), targets.to(device), scale)
+                loss = loss_sum_of(*to_device(inputs, targets, device=device), scale)
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
 
@@ -371,6 +371,13 @@ def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManage
     return torch.autocast(device.type, DTYPES[config.precision], enabled, cache_enabled=False)
 
 
+def to_device(*tensors: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+    """From pinned memory, so that the copy does not wait for what the GPU is still computing."""
+    if device.type == "cpu":
+        return list(tensors)
+    return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
+
+
 @torch.no_grad()
 def validation_loss(
     model: GPT, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
@@ -385,7 +392,7 @@ def validation_loss(
     for first in range(0, len(chosen), batch_size):
         inputs, targets = windows.read(chosen[first : first + batch_size])
         with autocast(config, device):
-            loss_sum += model.loss_sum(inputs.to(device), targets.to(device)).item()
+            loss_sum += model.loss_sum(*to_device(inputs, targets, device=device)).item()
     model.train()
     total, tokens = ranks.total([loss_sum, float(len(chosen) * config.seq_len)])
     return total / tokens
