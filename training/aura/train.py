@@ -90,7 +90,9 @@ def train(
     shares = config.shares(place.world_size)
     offset, share = share_of(place.rank, shares)
     micro_batch = config.batch_sizes(place.world_size)[place.rank]
-    loss_sum_of = torch.compile(model.loss_sum, dynamic=False) if config.compile else model.loss_sum
+    loss_sum_of: Callable[..., torch.Tensor] = model.loss_sum
+    if config.compile:
+        loss_sum_of = torch.compile(model.loss_sum, dynamic=False)
     say(console.model(config))
     say(console.precision(config.precision))
     if place.rank == 0:
