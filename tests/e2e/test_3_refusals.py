@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -30,6 +31,26 @@ def test_launch_refuses_a_corpus_with_a_larger_vocabulary(cluster: Cluster) -> N
     assert "2048" in output
     assert "512" in output
     assert {rank["unit"]["ActiveState"] for rank in cluster.ranks()} <= {"inactive", "failed"}
+
+
+def test_prepare_takes_a_dataset_or_a_text(cluster: Cluster, tmp_path: Path) -> None:
+    """A directory of node0 that is a dataset goes the way of a name on the hub, which the lab cannot reach."""
+    lines = "".join(f'{{"frase": "El nodo {i} escribe la fila {i * i} en el disco."}}\\n' for i in range(400))
+    cluster.sh("node0", f"mkdir -p /srv/frases && printf '%b' '{lines}' > /srv/frases/train.jsonl")
+    words = ("-e", "dataset=/srv/frases", "-e", "corpus=frases", *NANO, "-e", "vocab_size=400")
+    assert "Both a text and a dataset" in cluster.refused(
+        "playbooks/prepare.yml", *words, "-e", f"text={tmp_path}"
+    )
+    assert "Unknown setting 'dataset_colum'" in cluster.refused(
+        "playbooks/prepare.yml", *words, "-e", "dataset_colum=frase"
+    )
+    cluster.ansible(
+        "playbooks/prepare.yml", *words, "-e", "dataset_column=frase", "-e", "dataset_max_tokens=5000"
+    )
+    verify = "/opt/aura/current/venv/bin/aura fingerprint /var/lib/aura/corpora/frases"
+    assert len({cluster.sh(node, verify) for node in NODES}) == 1
+    meta = json.loads(cluster.sh("node4", "cat /var/lib/aura/corpora/frases/meta.json"))
+    assert 5000 <= sum(meta["tokens"].values()) < 5100
 
 
 def changed_inventory(folder: Path, old: str, new: str) -> str:
