@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from aura.corpus import Corpus
 from aura.prepare import prepare
 
 WORDS = "el la los un una casa perro red nodo cable datos modelo aprende lee escribe rápido lento cinco y de en con"
+
+# Whatever the locale of this machine: the tests look for the guides' lines, in processes too.
+os.environ["AURA_LANG"] = "es"
 
 
 @pytest.fixture(autouse=True)

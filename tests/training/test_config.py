@@ -22,7 +22,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_preset_is_complete_and_valid() -> None:
-    assert config.preset_names() == ["gpt2-medium", "gpt2-nano"]
+    assert "gpt2-medium" in config.preset_names()
     for name in config.preset_names():
         assert config.resolve(name).preset == name
 
@@ -40,7 +40,7 @@ def test_gpt2_medium_is_what_guide_000_runs() -> None:
     [
         ("gpt2-medum", {}, ["'gpt2-medum'", "Did you mean 'gpt2-medium'?", "gpt2-nano"]),
         ("gpt2-nano", {"stepps": "3"}, ["'stepps'", "Did you mean 'steps'?", "weight_decay"]),
-        ("gpt2-nano", {"preset": "x"}, ["'preset'"]),
+        ("gpt2-nano", {"preset": "x"}, ["Unknown preset 'x'"]),
         ("gpt2-nano", {"steps": "many"}, ["steps='many'", "whole number"]),
         ("gpt2-nano", {"steps": "2.5"}, ["steps='2.5'", "whole number"]),
         ("gpt2-nano", {"steps": 2.0}, ["whole number"]),
@@ -90,7 +90,7 @@ def test_as_a_program() -> None:
 
 
 def test_the_commands_that_ansible_calls_import_nothing_heavy() -> None:
-    loaded = run("-c", "import sys, aura.cli, aura.config, aura.corpus; print(*sys.modules)")
+    loaded = run("-c", "import sys, aura.cli, aura.config, aura.corpus, aura.plan; print(*sys.modules)")
     assert loaded.returncode == 0, loaded.stderr
     assert not {"torch", "numpy", "rich", "tokenizers"} & set(loaded.stdout.split())
 
@@ -113,7 +113,7 @@ def test_the_flags_of_guide_000(style: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     calls: list[tuple[Any, ...]] = []
 
-    def run(*arguments: Any) -> int:
+    def run(*arguments: Any, **_: Any) -> int:
         calls.append(arguments)
         return 0
 

@@ -68,7 +68,9 @@ class Cluster:
             "link_speed": 1000,
         }
         for rank, name in enumerate(NAMES):
-            line = f"[Rank {rank}/5 | Node {name} | Device cpu] all_reduce = 15 (esperado 15) OK"
+            line = (
+                f"[Rank {rank}/5 | Node {name} | Device cpu] Backend=gloo | all_reduce = 15 (esperado 15) OK"
+            )
             self.evidence["all_reduce"][name] = {"rc": 0, "stdout": line, "stderr": ""}
 
     def about(self, name: str) -> Json:

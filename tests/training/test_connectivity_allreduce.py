@@ -79,7 +79,7 @@ def test_real_ranks(tmp_path: Path) -> None:
 
 def lines_of_two() -> list[str]:
     who = f"Node {socket.gethostname()} | Device cpu"
-    return [f"[Rank {rank}/2 | {who}] all_reduce = 3 (esperado 3) OK" for rank in (0, 1)]
+    return [f"[Rank {rank}/2 | {who}] Backend=gloo | all_reduce = 3 (esperado 3) OK" for rank in (0, 1)]
 
 
 def set_environment(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:

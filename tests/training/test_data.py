@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aura import prepare as preparing
+from aura import shards
 from aura.config import resolve
 from aura.corpus import Corpus
 from aura.data import Order, Windows, check_corpus, even_share, permutation, share_of
@@ -26,7 +26,7 @@ def test_windows_are_the_text_in_order_and_share_one_token(corpus: Corpus) -> No
 def test_windows_do_not_see_the_borders_of_files(
     corpus: Corpus, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparing, "SHARD_TOKENS", 3000)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 3000)
     cut = Windows(prepare([text], tmp_path / "c", 300, 0.1), "train", 16)
     whole = Windows(corpus, "train", 16)
     assert len(cut.shards) > 3

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from aura import corpus as corpora
 from aura import prepare as module
+from aura import running_text, shards
 from aura.corpus import Corpus, verify
 from aura.errors import ConfigError, DataError
-from aura.prepare import prepare, read_documents
+from aura.prepare import prepare
 from tokenizers import Tokenizer
 
 
@@ -38,13 +39,18 @@ def documents_of(corpus: Corpus, split: str) -> list[str]:
     return [tokenizer.decode(ids) for ids in documents]
 
 
-def nothing(count: int) -> None:
-    pass
+def refuse(sentence: str) -> None:
+    raise AssertionError(sentence)
+
+
+def read_documents(file: Path) -> Iterator[str]:
+    with file.open("rb") as stream:
+        yield from running_text.read_documents(file, stream, refuse)
 
 
 def test_every_document_is_in_one_split_and_comes_back_as_it_was(corpus: Corpus, text: Path) -> None:
     train, validation = documents_of(corpus, "train"), documents_of(corpus, "validation")
-    assert sorted(train + validation) == sorted(read_documents(text, nothing))
+    assert sorted(train + validation) == sorted(read_documents(text))
     assert not set(train) & set(validation)
     assert len(train) > len(validation) > 0
 
@@ -115,21 +121,21 @@ def test_documents_do_not_depend_on_how_the_file_is_read(
     paragraphs = [f"párrafo {i} " + "ñandú " * (i % 40) for i in range(100)]
     separators = ["\n\n", "\r\n\r\n", "\n \t\n\n  "]
     file.write_bytes("".join(p + separators[i % 3] for i, p in enumerate(paragraphs)).encode())
-    monkeypatch.setattr(module, "DOCUMENT_CHARS", 300)
-    monkeypatch.setattr(module, "LONGEST_DOCUMENT", 2000)
-    expected = list(read_documents(file, nothing))
-    monkeypatch.setattr(module, "CHUNK", chunk)
-    assert list(read_documents(file, nothing)) == expected
+    monkeypatch.setattr(running_text, "DOCUMENT_CHARS", 300)
+    monkeypatch.setattr(running_text, "LONGEST_DOCUMENT", 2000)
+    expected = list(read_documents(file))
+    monkeypatch.setattr(running_text, "CHUNK", chunk)
+    assert list(read_documents(file)) == expected
     assert " ".join(" ".join(expected).split()) == " ".join(" ".join(paragraphs).split())
     assert all(300 <= len(document) < 700 for document in expected[:-1])
 
 
 def test_text_without_blank_lines_is_cut_at_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DOCUMENT_CHARS", 300)
-    monkeypatch.setattr(module, "LONGEST_DOCUMENT", 1000)
+    monkeypatch.setattr(running_text, "DOCUMENT_CHARS", 300)
+    monkeypatch.setattr(running_text, "LONGEST_DOCUMENT", 1000)
     file = tmp_path / "t.txt"
     file.write_text("palabra " * 1000)
-    documents = list(read_documents(file, nothing))
+    documents = list(read_documents(file))
     assert all(len(document) <= 1000 for document in documents)
     assert " ".join(documents).split() == ["palabra"] * 1000
 
@@ -164,7 +170,7 @@ def test_refused_input(text: Path, tmp_path: Path) -> None:
     assert "no text in" in refused([blank], tmp_path)
     assert "too little text" in refused([short], tmp_path)
     assert "does not exist" in refused([tmp_path / "missing"], tmp_path)
-    assert "no .txt file" in refused([tmp_path / "folder"], tmp_path)
+    assert "no .txt, .jsonl or .parquet file" in refused([tmp_path / "folder"], tmp_path)
     assert "--vocab-size 256" in refused([text], tmp_path, 256)
     assert "--vocab-size 65537" in refused([text], tmp_path, 65537)
 
@@ -173,7 +179,7 @@ def test_refused_input(text: Path, tmp_path: Path) -> None:
 def test_text_that_is_not_utf8_is_located(
     chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK", chunk)
+    monkeypatch.setattr(running_text, "CHUNK", chunk)
     file = tmp_path / "latin.txt"
     file.write_bytes("uno\ndós\n".encode() + "a\u00f1o\n".encode("latin-1"))
     sentence = refused([file], tmp_path)
@@ -205,17 +211,6 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(text: Path, small_disk: 
     assert list(small_disk.iterdir()) == []
 
 
-def test_what_a_killed_prepare_left_is_removed(text: Path, tmp_path: Path) -> None:
-    dead = subprocess.Popen(["/bin/true"])
-    dead.wait()
-    abandoned, alive = tmp_path / f"c.tmp-{dead.pid}", tmp_path / f"c.tmp-{os.getppid()}"
-    abandoned.mkdir()
-    alive.mkdir()
-    prepare([text], tmp_path / "c", 300)
-    assert not abandoned.exists()
-    assert alive.exists()
-
-
 def test_shards_and_documents_of_several_files(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +220,7 @@ def test_shards_and_documents_of_several_files(
     (folder / "a.txt").write_text(text.read_text()[:half])
     (folder / "b.txt").write_text(text.read_text()[half:])
     (folder / "c.txt").touch()
-    monkeypatch.setattr(module, "SHARD_TOKENS", 5000)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 5000)
     made = prepare([tmp_path / "in"], tmp_path / "c", 300)
     assert len(made.files["train"]) > 2
     assert verify(tmp_path / "c").fingerprint == made.fingerprint

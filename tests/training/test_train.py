@@ -9,17 +9,19 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from aura import checkpoint
+from aura import attempt, checkpoint, export
 from aura.corpus import Corpus
 from aura.data import Windows
 from aura.model import GPT
 from aura.prepare import prepare
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import Trainer, at_step, complete, send_self, start
+from trainers import TINY, Trainer, at_step, complete, free_port, send_self, start
 
 GUIDE_TAGS = {
     "Loss/train_step",
@@ -101,7 +103,7 @@ def test_a_finished_run_says_so_and_does_not_wait_for_others(
     assert again.done == reference[0].done
     # Another length is another run: it goes on.
     more = complete(start(folder, corpus, 2, "--steps 22"))
-    assert "Changed since step 20: steps 20 -> 22." in more[0].text
+    assert "Cambios desde el paso 20: steps 20 -> 22." in more[0].text
     assert more[0].done["step"] == 22
 
 
@@ -129,7 +131,7 @@ def test_ten_steps_an_end_and_ten_more_are_twenty_steps(
         assert "rank 1 on node1" in ranks[0].status["message"]
         assert ranks[0].checkpoints() == ["checkpoint-step-10", "checkpoint-step-5"]
     ranks = complete(start(tmp_path, corpus, 2))
-    assert "Continuing after step 10." in ranks[0].text
+    assert "Se continúa después del paso 10." in ranks[0].text
     for trainer in ranks:
         assert trainer.files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")
     assert curve(ranks[0]) == curve(reference[0])
@@ -211,7 +213,7 @@ def test_a_corpus_smaller_than_a_step_can_be_repeated(corpus: Corpus, tmp_path: 
 
 def test_out_of_memory_names_the_ways_out(corpus: Corpus, tmp_path: Path) -> None:
     def exhaust() -> None:
-        def loss_sum(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
             return torch.empty(1 << 50)
 
         GPT.loss_sum = loss_sum  # type: ignore[method-assign]
@@ -266,7 +268,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
     complete(ranks)
     for trainer in ranks:
         assert "REFUSED: checkpoint-step-15 is damaged" in trainer.text
-        assert "Continuing after step 10." in trainer.text
+        assert "Se continúa después del paso 10." in trainer.text
         assert trainer.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
 
 
@@ -274,10 +276,10 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_step(corpus: Corpu
     def poison() -> None:
         original, calls = GPT.loss_sum, 0
 
-        def loss_sum(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
             nonlocal calls
             calls += self.training
-            return original(self, tokens, targets) * (math.nan if calls == 8 else 1)
+            return original(self, *arguments) * (math.nan if calls == 8 else 1)
 
         GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
@@ -293,12 +295,12 @@ def test_ranks_that_have_drifted_apart_stop(corpus: Corpus, tmp_path: Path) -> N
     def drift() -> None:
         original, calls = GPT.loss_sum, 0
 
-        def loss_sum(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
             nonlocal calls
             calls += self.training
             if calls == 7:  # one bit of one number; the very last ones may be rounded away by the next update
                 self.wte.weight.data.view(torch.int32)[3, 3] ^= 1 << 12
-            return original(self, tokens, targets)
+            return original(self, *arguments)
 
         GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
@@ -379,3 +381,66 @@ def test_dropout_is_the_same_after_a_resume(corpus: Corpus, tmp_path: Path) -> N
     assert first.end() == 0
     (second,) = complete(start(tmp_path / "b", corpus, 1, "--dropout 0.2 --steps 8"))
     assert second.files("checkpoint-step-8") == straight.files("checkpoint-step-8")
+
+
+def two_on_one_disk(
+    folder: Path, corpus: Corpus, settings: str = "", fault: Callable[[], None] | None = None
+) -> list[Trainer]:
+    """Two ranks of one node; `fault` is rank 0's."""
+    port = str(free_port())
+    words = ["--preset", "gpt2-nano", "--corpus", str(corpus.path), *TINY.split(), *settings.split()]
+    ranks = []
+    for rank in range(2):
+        environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "AURA_NODE": "node0"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+        ranks.append(Trainer(folder / "node0", environment, words, None if rank else fault))
+    return ranks
+
+
+def test_ranks_of_one_disk_go_back_together(corpus: Corpus, tmp_path: Path) -> None:
+    """No rank takes the newer checkpoints for its own before rank 0 has set them aside."""
+
+    def be_slow() -> None:
+        supersede = checkpoint.supersede
+
+        def slowly(directory: Path, step: int) -> None:
+            time.sleep(1)
+            supersede(directory, step)
+
+        checkpoint.supersede = slowly
+
+    first = complete(two_on_one_disk(tmp_path, corpus))[0]
+    path = first.run_dir / "checkpoints" / "checkpoint-step-15"
+    with_flag = f"--resume-from {path}"
+    for trainer in complete(two_on_one_disk(tmp_path, corpus, with_flag, be_slow)):
+        assert "Se continúa después del paso 15." in trainer.text
+
+    # A checkpoint that cannot be used is refused before the newer one is touched.
+    (path / "model.safetensors").write_bytes(b"x")
+    before = first.checkpoints()
+    for trainer in two_on_one_disk(tmp_path, corpus, with_flag):
+        assert trainer.end() == 65
+        assert "cannot be used: model.safetensors has 1 bytes" in trainer.text
+    assert first.checkpoints() == before
+
+
+def test_a_final_model_that_was_not_written_is_written_by_the_next_start(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    def end_there() -> None:
+        def die(*_: object) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        attempt.export_checkpoint = die
+
+    (killed,) = start(tmp_path, corpus, 1, faults={0: end_there})
+    assert killed.end() == -signal.SIGKILL
+    assert killed.done["step"] == 20
+    assert not (killed.run_dir / "final").exists()
+    (again,) = complete(start(tmp_path, corpus, 1))
+    assert "is done: 20 steps" in again.text
+    model = export.load(killed.run_dir / "final")
+    saved = load_file(killed.run_dir / "checkpoints" / "checkpoint-step-20" / "model.safetensors")
+    assert torch.equal(model.wpe.weight, saved["wpe.weight"])
+    assert "Modelo final" in again.text
+    assert "Modelo final" not in complete(start(tmp_path, corpus, 1))[0].text  # once is enough

@@ -162,7 +162,7 @@ def reduce(me: Rank, store: Any, backend: str, deadline: Deadline) -> None:
     expected = me.world_size * (me.world_size + 1) // 2
     wrong = result[result != expected]
     shown = f"{result[0].item():g}" if wrong.numel() == 0 else f"{wrong[0].item():g}"
-    line = f"{me.label(str(device))} all_reduce = {shown} (esperado {expected})"
+    line = f"{me.label(str(device))} Backend={backend} | all_reduce = {shown} (esperado {expected})"
     if wrong.numel():
         say(f"{line} ERROR")
         raise CheckFailed(f"{wrong.numel()} of {ELEMENTS} elements are wrong on {me.node}, with {backend}.")

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,22 +16,31 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from aura import checkpoint, console, gang
+from aura import checkpoint, console, gang, gpus
 from aura.config import TrainConfig
 from aura.corpus import Corpus, read_corpus
 from aura.data import Windows, check_corpus
-from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError
+from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataError
+from aura.export import export_checkpoint
 from aura.place import Place, choose_device, place_from_environment
+from aura.plan import plan_for
 from aura.status import Status
 from aura.stop import StoppedWhileWaiting, StopSignal
 from aura.sync import CollectiveFailed, Ranks, collective
 from aura.train import train, write_done
 
+FINAL = "final"  # in the run directory: the model as `aura export` writes it
 SAVE_PATIENCE = 300.0  # seconds that a broken attempt waits for a checkpoint that is being written
 
 
 def run(
-    config: TrainConfig, corpus_dir: Path, run_dir: Path, log_dir: Path, backend: str, join_timeout: float
+    config: TrainConfig,
+    corpus_dir: Path,
+    run_dir: Path,
+    log_dir: Path,
+    backend: str,
+    join_timeout: float,
+    resume_from: Path | None = None,
 ) -> int:
     """Train as the rank that the environment says; the exit code (see aura/errors.py)."""
     place = place_from_environment()
@@ -64,8 +74,12 @@ def run(
         check_corpus(corpus, config, place.world_size)
         config = with_steps(config, corpus, place.world_size)
         status.set(max_steps=config.steps)
-        if is_done(run_dir, config, corpus):
+        if resume_from:
+            verify_first(resume_from)
+        elif is_done(run_dir, config, corpus):
             status.set(step=config.steps)
+            if place.rank == 0 and not (run_dir / FINAL).exists():
+                export_final(run_dir, config.steps, speaker.say)
             return end("done", f"{run_dir} is done: {config.steps} steps of this configuration.", EXIT_OK)
         if place.world_size > 1:
             speaker.say(console.distributed(backend))
@@ -98,8 +112,14 @@ def run(
             stop.waiting = False
         nodes = [member.node for member in members.members] if members else [place.node]
         ranks = Ranks(place.rank, nodes, device)
+        plan = plan_for(config, place.world_size, gpu_of(device), nodes=len(set(nodes)))
+        if place.rank == 0:
+            for line in plan.lines():
+                speaker.say(line)
+        status.set(message="")
         finished = train(
-            config, corpus, run_dir, log_dir, place, device, ranks, stop, saver, speaker.say, status
+            *(config, corpus, run_dir, log_dir, place, device, ranks, stop, saver, plan),
+            *(speaker.say, status, resume_from),
         )
     except StoppedWhileWaiting:
         return end("stopped", "Stopped while waiting for the other ranks; nothing was lost.", EXIT_OK)
@@ -123,10 +143,12 @@ def run(
         saver.wait(SAVE_PATIENCE)
         exit_now(code)  # the gang notices
     leave(members)
+    if finished and place.rank == 0:
+        export_final(run_dir, config.steps, speaker.say)
     if finished:
         return end("done", console.completed(ranks_compared=place.world_size > 1), EXIT_OK)
     if stop.requested:
-        return end("stopped", "Saved and stopped.", EXIT_OK)
+        return end("stopped", console.stopped(), EXIT_OK)
     return end("stopped", "Saved and stopped, because another rank was asked to.", EXIT_TEMPORARY)
 
 
@@ -136,6 +158,34 @@ def with_steps(config: TrainConfig, corpus: Corpus, world_size: int) -> TrainCon
         return config
     windows = len(Windows(corpus, "train", config.seq_len))
     return replace(config, steps=math.ceil(config.epochs * windows / sum(config.shares(world_size))))
+
+
+def export_final(run_dir: Path, steps: int, say: Callable[[str], None]) -> None:
+    """The trained model for `transformers`; the run is complete also where this cannot be written.
+
+    From the last checkpoint, and when the ranks have parted: the others must not wait for this disk.
+    """
+    try:
+        export_checkpoint(run_dir / "checkpoints" / f"checkpoint-step-{steps}", run_dir / FINAL)
+    except AuraError as error:
+        say(f"{error} Later: aura export --run-dir {run_dir} --output DIR")
+    else:
+        say(console.final(run_dir / FINAL))
+
+
+def verify_first(resume_from: Path) -> None:
+    """Before what is newer is set aside for a checkpoint that cannot be used."""
+    try:
+        checkpoint.verify(resume_from)
+    except checkpoint.Damaged as reason:
+        raise DataError(f"--resume-from {resume_from} cannot be used: {reason}.") from None
+
+
+def gpu_of(device: torch.device) -> gpus.Gpu:
+    if device.type == "cpu":
+        return gpus.cpu()
+    properties = torch.cuda.get_device_properties(device)
+    return gpus.called(properties.name, properties.total_memory)
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -37,7 +37,7 @@ FORMAT = "aura-checkpoint-1"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
 NAME = re.compile(r"(checkpoint|interrupt)-step-(\d+)")
-DAMAGED = "damaged-"
+DAMAGED, SUPERSEDED = "damaged-", "superseded-"
 TEMPORARY = ".tmp-"
 
 State = dict[str, Any]
@@ -140,15 +140,15 @@ def write(
 def rotate(directory: Path, keep: int, keep_every: int, newest: Path) -> None:
     """After `newest` is safe on the disk: keep it, the `keep` - 1 before it, those of multiples of `keep_every` and
     the one with the lowest validation loss; remove everything else."""
-    step = _step_of(newest)
-    older = sorted((path for path in _checkpoints(directory) if _step_of(path) < step), key=_step_of)
+    step = step_of(newest)
+    older = sorted((path for path in _checkpoints(directory) if step_of(path) < step), key=step_of)
     kept = {newest, *older[len(older) - (keep - 1) :]}
-    kept |= {path for path in older if keep_every and _step_of(path) % keep_every == 0}
+    kept |= {path for path in older if keep_every and step_of(path) % keep_every == 0}
     losses = {path: loss for path in (*older, newest) if (loss := _validation_loss(path)) is not None}
     if losses:
         kept.add(min(losses, key=lambda path: losses[path]))
     for path in directory.iterdir():
-        if path.is_dir() and path not in kept:
+        if path.is_dir() and path not in kept and not path.name.startswith(SUPERSEDED):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -163,7 +163,7 @@ def _validation_loss(path: Path) -> float | None:
 
 def newest_valid(directory: Path, report: Report) -> Found | None:
     """The newest checkpoint whose files are what they were when written; says loudly which ones it refuses."""
-    for path in sorted(_checkpoints(directory), key=lambda path: (_step_of(path), path.name), reverse=True):
+    for path in sorted(_checkpoints(directory), key=lambda path: (step_of(path), path.name), reverse=True):
         try:
             manifest = verify(path)
         except Damaged as reason:
@@ -180,7 +180,7 @@ def verify(path: Path) -> dict[str, Any]:
         files = manifest["files"]
         if manifest["format"] != FORMAT or set(files) != {MODEL, OPTIMIZER, STATE}:
             raise Damaged(f"{MANIFEST} has an unknown format")
-        if manifest["step"] != _step_of(path):
+        if manifest["step"] != step_of(path):
             raise Damaged(f"{MANIFEST} is of step {manifest['step']}")
         for name, entry in files.items():
             if (size := (path / name).stat().st_size) != entry["bytes"]:
@@ -250,7 +250,7 @@ def tidy(directory: Path, step: int) -> None:
     for path in directory.glob(f"*{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
     for path in _checkpoints(directory):
-        if _step_of(path) > step:
+        if step_of(path) > step:
             aside = directory / f"{DAMAGED}{path.name}"
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
@@ -262,7 +262,14 @@ def _checkpoints(directory: Path) -> list[Path]:
     return [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
 
 
-def _step_of(path: Path) -> int:
+def supersede(directory: Path, step: int) -> None:
+    """Set aside what is newer than `step`, for good: the run shall go on from there."""
+    for path in _checkpoints(directory):
+        if step_of(path) > step:
+            path.rename(directory / f"{SUPERSEDED}{path.name}-{time.time_ns()}")
+
+
+def step_of(path: Path) -> int:
     match = NAME.fullmatch(path.name)
     assert match, path
     return int(match[2])

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import json
-import platform
+import re
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from aura import __version__
-from aura.config import SETTINGS, preset_names, resolve
-from aura.errors import EXIT_USAGE, AuraError, Parser, did_you_mean
+from aura.auto import resolve_here
+from aura.config import add_flags, given_settings
+from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
+from aura.runlog import versions
 
 # name: (module, function, description)
 COMMANDS = {
     "prepare": ("aura.prepare", "main", "turn text files into a corpus: a tokenizer and files of token ids"),
     "train": ("aura.cli", "train", "train a model, alone or as one rank of several"),
+    "plan": (
+        "aura.plan",
+        "main",
+        "predict memory, time, traffic and disk of a training, before any training",
+    ),
     "sample": ("aura.sample", "main", "continue a text with a trained model"),
+    "export": ("aura.export", "main", "write a trained model for transformers"),
+    "launch-local": (
+        "aura.launch_local",
+        "main",
+        "start all ranks on this machine: one per GPU, or N on the CPU",
+    ),
+    "monitor": ("aura.monitor", "main", "show the load of processor, memory and GPUs every few seconds"),
     "check-allreduce": ("aura.allreduce", "main", "let all ranks add numbers and check the sum"),
     "probe": ("aura.probe", "main", "answer or measure connections between nodes"),
     "fingerprint": ("aura.corpus", "main", "verify a corpus and print its fingerprint"),
     "config": ("aura.config", "main", "print a complete training configuration, or what is wrong with it"),
     "version": ("aura.cli", "version", "print the versions of everything that takes part, as JSON"),
 }
+CHECKPOINT = re.compile(r"(checkpoint|interrupt)-step-\d+")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -68,10 +81,17 @@ def train(argv: list[str]) -> int:
         "that holds checkpoints is continued. SIGTERM saves and stops.",
     )
     parser.add_argument(
-        "--preset", "--custom-preset", required=True, help=f"one of: {', '.join(preset_names())}"
+        "--corpus", "--dataset-path", type=Path, required=True, metavar="DIR", help="made by aura prepare"
     )
-    parser.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="made by aura prepare")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="checkpoints and logs (runs/<preset>)")
+    parser.add_argument(
+        "--run-dir", "--output-dir", type=Path, metavar="DIR", help="checkpoints and logs (runs/<preset>)"
+    )
+    parser.add_argument(
+        "--resume-from",
+        type=Path,
+        metavar="DIR",
+        help="go on from this checkpoint of the run directory, not from the newest; newer ones are set aside",
+    )
     parser.add_argument(
         "--log-dir", type=Path, metavar="DIR", help="TensorBoard (<run directory>/tensorboard)"
     )
@@ -91,40 +111,50 @@ def train(argv: list[str]) -> int:
     parser.add_argument(
         "--use-custom-model", action="store_true", help="accepted, as the guides have it; no effect"
     )
-    settings = parser.add_argument_group("settings of the preset that may be replaced")
-    for name, setting in SETTINGS.items():
-        choices = setting.metadata.get("choices")
-        metavar = "|".join(choices) if choices else "true|false" if setting.type == "bool" else name.upper()
-        # A switch may stand alone: --compile is --compile true.
-        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if setting.type == "bool" else {}
-        flag = f"--{name.replace('_', '-')}"
-        settings.add_argument(flag, metavar=metavar, help=setting.metadata["help"], **alone)
+    add_flags(parser)
     arguments = parser.parse_args(argv)
-    given = {name: getattr(arguments, name) for name in SETTINGS}
-    config = resolve(arguments.preset, {name: value for name, value in given.items() if value is not None})
+    config = resolve_here(arguments.preset, given_settings(arguments))
     run_dir = arguments.run_dir or Path("runs", config.preset)
+    _check_paths(arguments.corpus, run_dir, arguments.resume_from)
 
     from aura.attempt import run
 
     log_dir = arguments.log_dir or run_dir / "tensorboard"
-    return run(config, arguments.corpus, run_dir, log_dir, arguments.backend, arguments.join_timeout)
+    return run(
+        config,
+        arguments.corpus,
+        run_dir,
+        log_dir,
+        arguments.backend,
+        arguments.join_timeout,
+        resume_from=arguments.resume_from,
+    )
+
+
+def _check_paths(corpus: Path, run_dir: Path, resume_from: Path | None) -> None:
+    if corpus.is_file():
+        raise ConfigError(
+            f"{corpus} is a file, not a corpus. Prepare it once: aura prepare --dataset-path {corpus} --output DIR, "
+            "then train with --corpus DIR."
+        )
+    if resume_from is None:
+        return
+    checkpoints = run_dir / "checkpoints"
+    if resume_from.resolve().parent != checkpoints.resolve():
+        raise ConfigError(
+            f"--resume-from {resume_from} is not in {checkpoints}: a run goes on from its own checkpoints."
+        )
+    if not resume_from.is_dir() or not CHECKPOINT.fullmatch(resume_from.name):
+        names = (path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else ()
+        there = sorted(name for name in names if CHECKPOINT.fullmatch(name))
+        raise ConfigError(
+            f"--resume-from {resume_from} is no checkpoint. There are: {', '.join(there) or 'none'}."
+        )
 
 
 def version(argv: list[str]) -> int:
     Parser(prog="aura version", description="Print the versions of everything that takes part.").parse_args(
         argv
     )
-    # A release is installed as …/releases/<id>/venv.
-    venv = Path(sys.prefix)
-    versions: dict[str, str | None] = {
-        "release": venv.parent.name if venv.parent.parent.name == "releases" else None,
-        "aura": __version__,
-        "python": platform.python_version(),
-    }
-    for package in ("torch", "numpy", "tokenizers", "safetensors", "tensorboard", "psutil"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    print(json.dumps(versions, indent=2))
+    print(json.dumps(versions(), indent=2))
     return 0

@@ -2,11 +2,13 @@
 
 A preset is data: a file in presets/ that gives every field. The same function checks a preset and the overrides of
 the command line, of launch.yml and of `python -m aura.config`, so that a mistake is found before a node is touched.
-Standard library only.
+Two presets are not a file of their own: `auto` chooses one by the memory of the GPU (aura/auto.py), and `manual` takes
+the size of the model from the command line and the rest from presets/manual.toml. Standard library only.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import math
@@ -131,30 +133,94 @@ class TrainConfig:
 
 
 SETTINGS = {setting.name: setting for setting in fields(TrainConfig) if setting.name != "preset"}
+AUTO, MANUAL = "auto", "manual"
+MANUAL_NEEDS = ("layers", "heads", "d_model", "seq_len")
+# What the guides call a setting: what it is called here. Both are accepted wherever a person names a setting.
+ALIASES = {
+    "custom_preset": "preset",
+    "model_preset": "preset",
+    "num_layers": "layers",
+    "num_heads": "heads",
+    "embed_size": "d_model",
+    "seq_length": "seq_len",
+    "learning_rate": "lr",
+    "log_interval": "log_every",
+    "save_steps": "save_every",
+}
 
 
 def preset_names() -> list[str]:
+    """The complete presets; AUTO and MANUAL are accepted besides them."""
     files = resources.files("aura").joinpath("presets").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    names = (file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    return sorted(name for name in names if name != MANUAL)
 
 
 def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
-    """The preset with some settings replaced; values may be text. Raises ConfigError with one sentence."""
-    names = preset_names()
+    """The preset with some settings replaced; values may be text, and `preset` itself may be among them.
+
+    Raises ConfigError with one sentence.
+    """
+    given = canonical(overrides or {})
+    preset = str(given.pop("preset", preset))
+    names = [*preset_names(), AUTO, MANUAL]
     if preset not in names:
         raise ConfigError(
             f"Unknown preset {preset!r}.{did_you_mean(preset, names)} There are: {', '.join(names)}."
         )
+    if preset == AUTO:
+        raise ConfigError(
+            "preset=auto looks at the GPU of one machine, and several ranks could decide differently: let "
+            "`aura plan --preset auto` choose on the node with the smallest GPU, and use the preset that it names."
+        )
     text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
-    values = tomllib.loads(text)
+    values = tomllib.loads(text) | given
+    lacking = ["/".join(_flags(name)) for name in MANUAL_NEEDS if name not in values]
+    if preset == MANUAL and lacking:
+        raise ConfigError(f"preset=manual needs the size of the model: {', '.join(lacking)} missing.")
     if missing := sorted(set(SETTINGS) - set(values)):
         raise ConfigError(f"Preset {preset!r} is not complete: {', '.join(missing)} missing.")
-    for name, value in (overrides or {}).items():
-        name = name.replace("-", "_")
-        if name not in SETTINGS:
-            raise _unknown_setting(name)
-        values[name] = value
     return from_values({"preset": preset, **values})
+
+
+def canonical(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides under our own names. Raises ConfigError for an unknown one, and for one that is given twice."""
+    values: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for spelling, value in overrides.items():
+        name = spelling.replace("-", "_")
+        name = ALIASES.get(name, name)
+        if name not in SETTINGS and name != "preset":
+            raise _unknown_setting(name)
+        if name in said:
+            raise ConfigError(f"{said[name]} and {spelling} are the same setting: give only one of them.")
+        values[name], said[name] = value, spelling
+    return values
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """--preset, and every setting of a preset, each under all of its names."""
+    names = ", ".join([*preset_names(), AUTO, MANUAL])
+    parser.add_argument(*_flags("preset"), required=True, help=f"one of: {names}")
+    group = parser.add_argument_group("settings of the preset that may be replaced")
+    for name, setting in SETTINGS.items():
+        choices = setting.metadata.get("choices")
+        metavar = "|".join(choices) if choices else "true|false" if setting.type == "bool" else name.upper()
+        # A switch may stand alone, as the guides' --gradient_checkpointing: it means true.
+        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if setting.type == "bool" else {}
+        group.add_argument(*_flags(name), metavar=metavar, help=setting.metadata["help"], **alone)
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, str]:
+    """What `add_flags` has found on the command line."""
+    given = {name: getattr(arguments, name) for name in SETTINGS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _flags(name: str) -> list[str]:
+    """'--lr', '--learning-rate': ours first."""
+    spellings = [name, *(alias for alias, meant in ALIASES.items() if meant == name)]
+    return [f"--{spelling.replace('_', '-')}" for spelling in spellings]
 
 
 def from_values(values: Mapping[str, Any]) -> TrainConfig:
@@ -220,18 +286,19 @@ def main(argv: list[str]) -> int:
     parser = Parser(
         prog="aura config", description="Print a complete configuration as JSON, or what is wrong."
     )
-    parser.add_argument("--preset", help="name of a preset")
+    parser.add_argument(*_flags("preset"), help="name of a preset")
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="SETTING=VALUE", help="replace settings"
     )
     parser.add_argument("--list", action="store_true", help="print the names of the presets")
     arguments = parser.parse_args(argv)
     if arguments.list:
-        print("\n".join(preset_names()))
+        print("\n".join([*preset_names(), MANUAL]))
         return 0
-    if not arguments.preset:
-        parser.error(f"--preset is missing. There are: {', '.join(preset_names())}.")
-    config = resolve(arguments.preset, parse_assignments(arguments.set))
+    overrides = canonical(parse_assignments(arguments.set))
+    if not arguments.preset and "preset" not in overrides:
+        parser.error(f"--preset is missing. There are: {', '.join([*preset_names(), MANUAL])}.")
+    config = resolve(arguments.preset, overrides)
     print(json.dumps(asdict(config), indent=2))
     return 0
 

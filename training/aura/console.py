@@ -1,8 +1,135 @@
-"""What a rank prints. The lines that the guides show are Spanish, in exactly their form."""
+"""What a rank prints: one catalogue of the lines that a person sees when all goes well, in Spanish and English.
+
+The Spanish lines that the guides show have exactly the guides' form. Errors are in aura/errors.py's way: English, one
+sentence. Spanish is the default; a locale that says English, or AURA_LANG=en, changes it.
+"""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from aura.config import TrainConfig
+from aura.errors import ConfigError
+
+LANGUAGES = ("es", "en")
+
+# key: (Spanish, English)
+CATALOGUE = {
+    "distributed": (
+        "Modo Distribuido. Backend={backend}. Sincronizando...",
+        "Distributed. Backend={backend}. Synchronising...",
+    ),
+    "alone": (
+        "Un solo proceso: no hay nada que sincronizar.",
+        "A single process: there is nothing to synchronise.",
+    ),
+    "model": (
+        "Config personalizada '{preset}': d_model={d_model}, layers={layers}, heads={heads}, seq_len={seq_len}",
+        "Custom configuration '{preset}': d_model={d_model}, layers={layers}, heads={heads}, seq_len={seq_len}",
+    ),
+    "precision": (
+        "Precisión activa: {name} | Autocast={autocast} | GradScaler={scaler}",
+        "Precision: {name} | Autocast={autocast} | GradScaler={scaler}",
+    ),
+    "size": (
+        "{parameters:,} parámetros; {sequences} secuencias = {tokens:,} tokens por paso, {epoch:,} secuencias por "
+        "época, corpus {fingerprint}",
+        "{parameters:,} parameters; {sequences} sequences = {tokens:,} tokens per step, {epoch:,} sequences per "
+        "epoch, corpus {fingerprint}",
+    ),
+    "long_warmup": (
+        "Nota: el warm-up ({warmup} pasos) no es más corto que el entrenamiento ({steps}).",
+        "Note: the warm-up ({warmup} steps) is not shorter than the run ({steps}).",
+    ),
+    "changed": ("Cambios desde el paso {step}: {changes}.", "Changed since step {step}: {changes}."),
+    "continuing": ("Se continúa después del paso {step}.", "Continuing after step {step}."),
+    "validation_at_start": (
+        "Loss de validación al inicio: {loss:.4f} (ln({vocab_size}) = {uniform:.4f})",
+        "Validation loss at start: {loss:.4f} (ln({vocab_size}) = {uniform:.4f})",
+    ),
+    "validation_at_end": (
+        "Loss de validación al final: {end:.4f}; al inicio: {start:.4f}; entropía unigrama del corpus: {unigram:.4f}",
+        "Validation loss at the end: {end:.4f}; at start: {start:.4f}; unigram entropy of the corpus: {unigram:.4f}",
+    ),
+    "step": (
+        "Epoch {epoch} | Step {number} | Loss: {loss:.4f} | Sync={sync}",
+        "Epoch {epoch} | Step {number} | Loss: {loss:.4f} | Sync={sync}",
+    ),
+    "live": (
+        "Step {step}/{steps} | {rate:,.0f} tokens/s | MFU: {mfu} | Falta: {eta}",
+        "Step {step}/{steps} | {rate:,.0f} tokens/s | MFU: {mfu} | ETA: {eta}",
+    ),
+    "epoch": (
+        "Epoch {number}/{epochs} | Loss entrenamiento: {train:.4f} | Loss validación: {validation:.4f} | "
+        "Duración epoch: {seconds:.1f}s",
+        "Epoch {number}/{epochs} | Training loss: {train:.4f} | Validation loss: {validation:.4f} | "
+        "Epoch took: {seconds:.1f}s",
+    ),
+    "saved": (
+        "Guardado {name}: el entrenamiento esperó {stall:.2f} s, escribirlo tomó {seconds:.1f} s",
+        "Saved {name}: training waited for {stall:.2f} s, writing took {seconds:.1f} s",
+    ),
+    "stopped": ("Guardado y detenido.", "Saved and stopped."),
+    "final": ("Modelo final y tokenizer: {path}", "Final model and tokenizer: {path}"),
+    "completed": ("Entrenamiento completado.", "Training completed."),
+    "synchronised": ("Gradientes sincronizados.", "Gradients synchronised."),
+    "days": ("{days} d {hours} h", "{days} d {hours} h"),
+    "hours": ("{hours} h {minutes:02d} min", "{hours} h {minutes:02d} min"),
+    "minutes": ("{minutes} min {seconds:02d} s", "{minutes} min {seconds:02d} s"),
+    "unknown": ("?", "?"),
+    # aura monitor
+    "system": (
+        "[{time}] CPU: {cpu:.1f}% | RAM: {ram:.1f}% ({used} / {total}) | RAM proceso: {process}",
+        "[{time}] CPU: {cpu:.1f}% | RAM: {ram:.1f}% ({used} / {total}) | Process RAM: {process}",
+    ),
+    "gpu": (
+        "  - GPU {index} ({name}) | Utilización: {load} | Memoria: {used} / {total}",
+        "  - GPU {index} ({name}) | Utilization: {load} | Memory: {used} / {total}",
+    ),
+    "gpu_failed": (
+        "  - GPU {index} | no responde: {reason}",
+        "  - GPU {index} | does not answer: {reason}",
+    ),
+    "no_gpus": ("Sin GPU NVIDIA: {reason}.", "No NVIDIA GPU: {reason}."),
+    "no_process": ("ninguno", "none"),
+    # aura launch-local
+    "launching": (
+        "{ranks} procesos, {device}, puerto {port}.",
+        "{ranks} processes, {device}, port {port}.",
+    ),
+    "on_gpus": ("una GPU cada uno", "one GPU each"),
+    "on_cpu": ("sin GPU, hilos de CPU para cada uno: {threads}", "no GPU, CPU threads for each: {threads}"),
+    "rank_failed": (
+        "El rank {rank} terminó con {how}. Los demás tienen {seconds:.0f} s para notarlo.",
+        "Rank {rank} ended with {how}. The others have {seconds:.0f} s to notice.",
+    ),
+    "exit_code": ("código {code}", "exit code {code}"),
+    "passing_on": (
+        "{signal}: los ranks guardan y terminan, en {seconds:.0f} s como máximo.",
+        "{signal}: the ranks save and leave, in {seconds:.0f} s at most.",
+    ),
+    "too_late": (
+        "Todavía en marcha: {ranks}. {signal}.",
+        "Still running: {ranks}. {signal}.",
+    ),
+}
+
+
+def language() -> str:
+    """es or en: what AURA_LANG says, else en when the locale is English, else es. Raises ConfigError."""
+    forced = os.environ.get("AURA_LANG")
+    if forced:
+        if forced not in LANGUAGES:
+            raise ConfigError(f"AURA_LANG={forced!r} is unknown. There are: {', '.join(LANGUAGES)}.")
+        return forced
+    # The first of these that is set decides (POSIX, "Internationalization Variables").
+    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    return "en" if locale.lower().startswith("en") else "es"
+
+
+def text(key: str, **values: object) -> str:
+    return CATALOGUE[key][LANGUAGES.index(language())].format(**values)
 
 
 class Console:
@@ -16,41 +143,104 @@ class Console:
 
 
 def distributed(backend: str) -> str:
-    return f"Modo Distribuido. Backend={backend}. Sincronizando..."
+    return text("distributed", backend=backend)
 
 
 def alone() -> str:
-    return "Un solo proceso: no hay nada que sincronizar."
+    return text("alone")
 
 
 def model(config: TrainConfig) -> str:
-    return (
-        f"Config personalizada '{config.preset}': d_model={config.d_model}, layers={config.layers}, "
-        f"heads={config.heads}, seq_len={config.seq_len}"
-    )
+    shown = ("preset", "d_model", "layers", "heads", "seq_len")
+    return text("model", **{name: vars(config)[name] for name in shown})
 
 
 def precision(name: str) -> str:
     def on(state: bool) -> str:
         return "ON" if state else "OFF"
 
-    return f"Precisión activa: {name} | Autocast={on(name != 'fp32')} | GradScaler={on(name == 'fp16')}"
+    return text("precision", name=name, autocast=on(name != "fp32"), scaler=on(name == "fp16"))
 
 
-def step(epoch: int, number: int, loss: float, sync: str) -> str:
-    return f"Epoch {epoch} | Step {number} | Loss: {loss:.4f} | Sync={sync}"
-
-
-def epoch(number: int, epochs: int, train_loss: float, validation_loss: float, seconds: float) -> str:
-    return (
-        f"Epoch {number}/{epochs} | Loss entrenamiento: {train_loss:.4f} | Loss validación: {validation_loss:.4f} | "
-        f"Duración epoch: {seconds:.1f}s"
+def size(parameters: int, sequences: int, tokens: int, sequences_per_epoch: int, fingerprint: str) -> str:
+    """`sequences` and `tokens` are those of one optimizer step of all ranks."""
+    return text(
+        "size",
+        parameters=parameters,
+        sequences=sequences,
+        tokens=tokens,
+        epoch=sequences_per_epoch,
+        fingerprint=fingerprint[:12],
     )
 
 
-def completed(ranks_compared: bool) -> str:
-    return "Entrenamiento completado." + (" Gradientes sincronizados." if ranks_compared else "")
+def long_warmup(warmup_steps: int, steps: int) -> str:
+    return text("long_warmup", warmup=warmup_steps, steps=steps)
+
+
+def changed(step: int, changes: list[str]) -> str:
+    return text("changed", step=step, changes=", ".join(changes))
+
+
+def continuing(step: int) -> str:
+    return text("continuing", step=step)
+
+
+def validation_at_start(loss: float, vocab_size: int, uniform: float) -> str:
+    """`uniform` is the loss of guessing, ln(vocab_size)."""
+    return text("validation_at_start", loss=loss, vocab_size=vocab_size, uniform=uniform)
+
+
+def validation_at_end(end: float, start: float, unigram: float) -> str:
+    return text("validation_at_end", end=end, start=start, unigram=unigram)
+
+
+def step(epoch: int, number: int, loss: float, sync: str) -> str:
+    return text("step", epoch=epoch, number=number, loss=loss, sync=sync)
+
+
+def live(
+    step: int, steps: int, tokens_per_second: float, mfu: float | None, eta_seconds: float | None
+) -> str:
+    """`mfu` from 0 to 1; None where the peak of the device is not known, or no time has been measured yet."""
+    return text(
+        "live",
+        step=step,
+        steps=steps,
+        rate=tokens_per_second,
+        mfu=text("unknown") if mfu is None else f"{mfu:.1%}",
+        eta=text("unknown") if eta_seconds is None else duration(eta_seconds),
+    )
+
+
+def epoch(number: int, epochs: int, train_loss: float, validation_loss: float, seconds: float) -> str:
+    return text(
+        "epoch", number=number, epochs=epochs, train=train_loss, validation=validation_loss, seconds=seconds
+    )
 
 
 def saved(name: str, stall: float, seconds: float) -> str:
-    return f"Guardado {name}: el entrenamiento esperó {stall:.2f} s, escribirlo tomó {seconds:.1f} s"
+    return text("saved", name=name, stall=stall, seconds=seconds)
+
+
+def stopped() -> str:
+    return text("stopped")
+
+
+def final(path: Path) -> str:
+    return text("final", path=path)
+
+
+def completed(ranks_compared: bool) -> str:
+    return text("completed") + (f" {text('synchronised')}" if ranks_compared else "")
+
+
+def duration(seconds: float) -> str:
+    """2 d 3 h, 3 h 05 min or 4 min 07 s."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return text("minutes", minutes=minutes, seconds=rest)
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return text("hours", hours=hours, minutes=minutes)
+    return text("days", days=hours // 24, hours=hours % 24)

@@ -1,7 +1,8 @@
 """What a prepared corpus is: a directory with a tokenizer, files of token ids, and meta.json that describes them.
 
-    tokenizer.json        byte-level BPE, for tokenizers.Tokenizer.from_file
-    train-00000.bin …     token ids, uint16, little-endian, no header; documents end with <|endoftext|>
+    tokenizer.json        for tokenizers.Tokenizer.from_file; where it was trained here, a byte-level BPE
+    train-00000.bin …     token ids, uint16, little-endian, no header; documents end with the end-of-text token
+                          (uint32 with a vocabulary above 65,536)
     validation-00000.bin …
     meta.json             counts, SHA-256 of every file, fingerprint
 
@@ -23,8 +24,11 @@ FORMAT = "aura-corpus-1"
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
-BYTES_PER_TOKEN = 2  # uint16
-LARGEST_VOCABULARY = 65536
+LARGEST_VOCABULARY = 65536  # of a tokenizer that is trained here: uint16
+
+
+def bytes_per_token(vocab_size: int) -> int:
+    return 2 if vocab_size <= 65536 else 4
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ class Corpus:
     files: dict[str, list[dict[str, Any]]]  # per split: name, tokens, bytes, sha256
     tokenizer_sha256: str
     source: dict[str, Any]  # digest of the text and the settings that it was prepared with
+    bytes_per_token: int  # in the files
+    text_bytes: int  # UTF-8, of all documents
+    skipped: dict[str, int]  # places that could not be used, per kind
 
 
 def fingerprint_of(meta: dict[str, Any]) -> str:
@@ -77,6 +84,10 @@ def read_corpus(path: Path) -> Corpus:
         files=meta["files"],
         tokenizer_sha256=meta["tokenizer_sha256"],
         source=meta["source"],
+        # Corpora that were made before these were written down:
+        bytes_per_token=meta.get("bytes_per_token", 2),
+        text_bytes=meta["text_bytes"] if "text_bytes" in meta else meta["source"]["bytes"],
+        skipped=meta.get("skipped", {}),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class Windows:
     def __init__(self, corpus: Corpus, split: str, seq_len: int) -> None:
         entries = corpus.files[split]
         paths = [Path(corpus.path, entry["name"]) for entry in entries if entry["tokens"]]
-        self.shards = [np.memmap(path, dtype="<u2", mode="r") for path in paths]
+        self.shards = [np.memmap(path, dtype=f"<u{corpus.bytes_per_token}", mode="r") for path in paths]
         self.starts = np.array([0, *accumulate(len(shard) for shard in self.shards)])
         self.seq_len = seq_len
 
@@ -43,7 +44,7 @@ class Windows:
         batch = torch.from_numpy(rows.astype(np.int64))
         return batch[:, :-1], batch[:, 1:]
 
-    def _tokens(self, start: int, count: int) -> NDArray[np.uint16]:
+    def _tokens(self, start: int, count: int) -> NDArray[np.unsignedinteger[Any]]:
         """`count` tokens from `start` on; they may lie in several shards."""
         parts = []
         shard = int(np.searchsorted(self.starts, start, side="right")) - 1

@@ -6,7 +6,6 @@ The modules are named as in the original, so an export renames and transposes bu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +13,28 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from aura.config import TrainConfig
+from aura.loss import LinearCrossEntropy
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+# torch fills new layers with numbers that `GPT._initialise` would only replace: half a minute for 2.5 billion of them.
+class Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        pass
 
 
 class Attention(nn.Module):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
-        self.c_attn = nn.Linear(config.d_model, 3 * config.d_model)
-        self.c_proj = nn.Linear(config.d_model, config.d_model)
+        self.c_attn = Linear(config.d_model, 3 * config.d_model)
+        self.c_proj = Linear(config.d_model, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, time, d_model)
         batch, time, width = x.shape
@@ -43,8 +54,8 @@ class MLP(nn.Module):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__()
         self.dropout = config.dropout
-        self.c_fc = nn.Linear(config.d_model, 4 * config.d_model)
-        self.c_proj = nn.Linear(4 * config.d_model, config.d_model)
+        self.c_fc = Linear(config.d_model, 4 * config.d_model)
+        self.c_proj = Linear(4 * config.d_model, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.c_proj(functional.gelu(self.c_fc(x), approximate="tanh"))
@@ -72,14 +83,13 @@ class GPT(nn.Module):
         self.seq_len, self.vocab_size, self.dropout = config.seq_len, config.vocab_size, config.dropout
         self.loss_chunk, self.gradient_checkpointing = config.loss_chunk, config.gradient_checkpointing
         rows = math.ceil(config.vocab_size / config.vocab_multiple) * config.vocab_multiple
-        with torch.device("meta"):  # torch would fill them with numbers first, which takes a while
-            self.wte = nn.Embedding(rows, config.d_model)
-            self.wpe = nn.Embedding(config.seq_len, config.d_model)
+        with torch.device(device):
+            self.wte = Embedding(rows, config.d_model)
+            self.wpe = Embedding(config.seq_len, config.d_model)
             self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
             self.ln_f = nn.LayerNorm(config.d_model)
         self.to(DTYPES[config.parameter_format])
         if torch.device(device).type != "meta":
-            self.to_empty(device=device)
             self._initialise(config)
 
     @torch.no_grad()
@@ -111,26 +121,34 @@ class GPT(nn.Module):
         # The unused rows are no words: they take no part in the softmax.
         return functional.linear(hidden, self.wte.weight)[..., : self.vocab_size]
 
-    def loss_sum(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy in nats, in fp32, summed over all batch * time targets."""
+    def loss_sum(self, tokens: Tensor, targets: Tensor, gradient_scale: Tensor | None = None) -> Tensor:
+        """Cross-entropy in nats, in fp32, summed over all batch * time targets.
+
+        gradient_scale: what the result is multiplied with before its backward pass (loss scaling).
+        """
         hidden, targets = self._last_hidden(tokens).flatten(0, 1), targets.flatten()
-        if self.loss_chunk == 0 or len(targets) <= self.loss_chunk:
-            return self._cross_entropy(hidden, targets)
-        total = torch.zeros((), device=hidden.device)
-        for part, wanted in zip(
-            torch.split(hidden, self.loss_chunk), torch.split(targets, self.loss_chunk), strict=True
-        ):
-            total = total + self._recomputed(self._cross_entropy, part, wanted)
-        return total
+        if not torch.is_grad_enabled():
+            parts = zip(self._pieces(hidden), self._pieces(targets), strict=True)
+            return torch.stack([self._cross_entropy(part, wanted) for part, wanted in parts]).sum()
+        weight, kind = self.wte.weight, hidden.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            hidden, weight = hidden.to(dtype), weight.to(dtype)
+        with torch.autocast(kind, enabled=False):
+            chunk = self.loss_chunk or len(targets)
+            return LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+                hidden, weight, targets, self.vocab_size, chunk, gradient_scale
+            )
 
     def _cross_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(self._logits(hidden).float(), targets, reduction="sum")
 
-    def _recomputed(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """`function` of the inputs; of what it computes on the way nothing stays in memory for the backward pass."""
-        if not torch.is_grad_enabled():
-            return function(*inputs)
-        return checkpoint(function, *inputs, use_reentrant=False)
+    def _pieces(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(tensor, self.loss_chunk or len(tensor))
+
+    def _recomputed(self, block: nn.Module, x: Tensor) -> Tensor:
+        """`block(x)`; of what it computes on the way nothing stays in memory for the backward pass."""
+        return checkpoint(block, x, use_reentrant=False) if torch.is_grad_enabled() else block(x)
 
     def parameter_count(self) -> int:
         """Without the unused rows of the embedding."""

@@ -69,9 +69,10 @@ class AdamW:
                 self._step_in_pieces(name, lr, weight_decay)
 
     def _step_fused(self, names: list[str], lr: float, weight_decay: float) -> None:
+        parameters: list[Tensor] = [self.parameters[name] for name in names]
         adamw(
-            [self.parameters[name] for name in names],
-            [grad for name in names if (grad := self.parameters[name].grad) is not None],
+            parameters,
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
             [self.exp_avg[name] for name in names],
             [self.exp_avg_sq[name] for name in names],
             [],

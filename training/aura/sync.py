@@ -97,8 +97,8 @@ class Strategy(Protocol):
 
     def zero_gradients(self) -> None: ...
 
-    def reduce_gradients(self, tokens: float) -> None:
-        """Turn gradients of the summed loss into those of the mean; `tokens`: of this step, over all ranks."""
+    def reduce_gradients(self) -> None:
+        """Turn the gradients of this rank's summed loss into those of all ranks' summed loss."""
 
     def gradient_norm(self) -> float: ...
 
@@ -136,14 +136,13 @@ class DataParallel:
         for bucket in self.buckets:
             bucket.zero_()
 
-    def reduce_gradients(self, tokens: float) -> None:
+    def reduce_gradients(self) -> None:
         places = [p.grad.data_ptr() for p in self.parameters if p.grad is not None]
         assert places == self._places, "a gradient has left its bucket"
         if self.ranks.world_size > 1:
             with collective():
                 for work in [dist.all_reduce(bucket, async_op=True) for bucket in self.buckets]:
                     work.wait()
-        self.scale_gradients(1 / tokens)
 
     def gradient_norm(self) -> float:
         """L2 norm of the whole gradient, as rank 0 computes it.

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ from aura.data import Order, Windows, even_share, share_of
 from aura.errors import ConfigError, DataError
 from aura.model import DTYPES, GPT
 from aura.optimizer import AdamW
+from aura.pace import Pace
 from aura.place import Place
+from aura.plan import Plan
+from aura.runlog import LOG, Row, RunLog, write_model_config
 from aura.status import Status, write_atomically
 from aura.stop import StopSignal
 from aura.sync import DataParallel, Ranks, checksum
@@ -62,8 +65,10 @@ def train(
     ranks: Ranks,
     stop: StopSignal,
     saver: checkpoint.Saver,
+    plan: Plan,
     say: Callable[[str], None],
     status: Status,
+    resume_from: Path | None = None,
 ) -> bool:
     """Train until `config.steps`, or until a rank is asked to stop; True when the run is complete."""
     check_ranks_mean_the_same(ranks, config, corpus)
@@ -89,35 +94,38 @@ def train(
     say(console.model(config))
     say(console.precision(config.precision))
     if place.rank == 0:
-        say(
-            f"{model.parameter_count():,} parameters; {sum(shares)} sequences = {sum(shares) * config.seq_len:,} "
-            f"tokens per step, {len(data):,} sequences per epoch, corpus {corpus.fingerprint[:12]}"
-        )
+        tokens_per_step = sum(shares) * config.seq_len
+        parameters = model.parameter_count()
+        say(console.size(parameters, sum(shares), tokens_per_step, len(data), corpus.fingerprint))
         if warmup_steps(config) >= config.steps:
-            say(
-                f"Note: the warm-up ({warmup_steps(config)} steps) is not shorter than the run ({config.steps})."
-            )
+            say(console.long_warmup(warmup_steps(config), config.steps))
 
     # Where it goes on
     def check(state: checkpoint.State) -> None:
         changes = check_resumable(state, config, corpus, place.world_size)
         if changes and place.rank == 0:
-            say(f"Changed since step {state['step']}: {', '.join(changes)}.")
+            say(console.changed(state["step"], changes))
 
     checkpoints = run_dir / "checkpoints"
+    saves = place.local_rank == 0  # the ranks of one node share a disk
+    if resume_from:
+        if saves:
+            checkpoint.supersede(checkpoints, checkpoint.step_of(resume_from))
+        ranks.total([0.0])  # nobody looks at a disk before its newer checkpoints are out of the way
     state = checkpoint.agree_and_load(checkpoints, model, optimizer, ranks, check, say)
     progress = Progress(**state["progress"]) if state else Progress()
     if state:
         scaler.load_state_dict(state["scaler"])
-        say(f"Continuing after step {progress.step}.")
+        say(console.continuing(progress.step))
     strategy.start()
-    saves = place.local_rank == 0  # the ranks of one node share a disk
     if saves:
         (run_dir / "done.json").unlink(missing_ok=True)
         checkpoint.tidy(checkpoints, progress.step)
         write_atomically(run_dir / "config.json", asdict(config))
+        write_model_config(run_dir, config, corpus, model.parameter_count())
         shutil.copyfile(corpus.path / TOKENIZER, run_dir / TOKENIZER)
     board = Board(log_dir, place.rank, progress.step, say)
+    log = RunLog(run_dir / LOG, place.rank, progress.step if state else None, say)
 
     def compare() -> str:
         """'OK' when the parameters of all ranks have been compared and are bit-equal."""
@@ -196,13 +204,12 @@ def train(
     if progress.first_validation_loss is None:
         progress.first_validation_loss = validate()
         if place.rank == 0:
-            say(
-                f"Validation loss at start: {progress.first_validation_loss:.4f} "
-                f"(ln({config.vocab_size}) = {math.log(config.vocab_size):.4f})"
-            )
+            uniform = math.log(config.vocab_size)
+            say(console.validation_at_start(progress.first_validation_loss, config.vocab_size, uniform))
     status.set(state="training", step=progress.step)
     epochs = math.ceil((progress.windows_seen + (config.steps - progress.step) * sum(shares)) / len(data))
     first_step, busy_seconds, busy_tokens = progress.step + 1, 0.0, 0.0
+    pace = Pace(plan, config, device)
     stopping = False
 
     while progress.step < config.steps and not stopping:
@@ -215,10 +222,11 @@ def train(
         strategy.zero_gradients()
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         mine = order.at(progress.windows_seen + offset, share)
+        scale = torch.tensor(scaler.get_scale(), device=device) if scaler.is_enabled() else None
         for first in range(0, share, micro_batch):
             inputs, targets = data.read(mine[first : first + micro_batch])
             with autocast(config, device):
-                loss = loss_sum_of(inputs.to(device), targets.to(device))
+                loss = loss_sum_of(*to_device(inputs, targets, device=device), scale)
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
 
@@ -235,19 +243,22 @@ def train(
         stopping = stop_requests > 0
 
         # The optimizer step
-        strategy.reduce_gradients(tokens)
+        strategy.reduce_gradients()
         scaler.unscale_(optimizer)  # type: ignore[arg-type]
-        norm = strategy.gradient_norm()
+        norm = strategy.gradient_norm() / tokens
         if not math.isfinite(norm) and (not scaler.is_enabled() or scaler.get_scale() < SMALLEST_LOSS_SCALE):
             raise not_finite("gradient", progress.step + 1, "the sum over all ranks")
-        if math.isfinite(norm) and norm > config.clip:
-            strategy.scale_gradients(config.clip / norm)
+        # From the sum to the mean over all tokens, and clipped, in one pass over the gradients
+        if math.isfinite(norm):
+            strategy.scale_gradients(min(1.0, config.clip / norm) / tokens if norm else 1 / tokens)
         # In fp16, a gradient that is not finite changes nothing but the scale.
-        scaler.step(optimizer, lr=learning_rate(config, progress.step))  # type: ignore[arg-type]
+        lr = learning_rate(config, progress.step)
+        scaler.step(optimizer, lr=lr)  # type: ignore[arg-type]
         scaler.update()
 
         seconds = time.perf_counter() - started
         busy_seconds, busy_tokens = busy_seconds + seconds, busy_tokens + tokens
+        pace.add(seconds, tokens)
         progress.step += 1
         progress.windows_seen += sum(shares)
         progress.tokens_seen += int(tokens)
@@ -260,15 +271,22 @@ def train(
 
         # What people and later attempts see of it
         board.add("Loss/train_step", progress.loss, step)
-        if step % config.log_every == 0 or step == first_step or last or stopping:
-            sync = compare() if strategy.agrees_after(step) else "-"
+        row = Row(step, epoch + 1, progress.tokens_seen, progress.loss, lr=lr, gradient_norm=norm)
+        logged = step % config.log_every == 0 or step == first_step or last or stopping
+        if logged:
+            sync, rate = compare() if strategy.agrees_after(step) else "-", busy_tokens / busy_seconds
             say(console.step(epoch + 1, step, progress.loss, sync))
-            status.set(sync=sync, tokens_per_second=round(busy_tokens / busy_seconds, 1))
+            if place.rank == 0:
+                say(pace.line(step))
+            status.set(sync=sync, tokens_per_second=round(rate, 1))
+            row = replace(row, tokens_per_second=round(rate, 1), seconds=round(progress.epoch_seconds, 3))
             busy_seconds, busy_tokens = 0.0, 0.0
             board.add_system(step, device)
         status.set(at_once=step == first_step, step=step, epoch=epoch + 1, loss=progress.loss)
         if step % config.validate_every == 0 or epoch_ended or last:
-            validate()
+            row = replace(row, validation_loss=validate())
+        if logged or row.validation_loss is not None:
+            log.add(row)
         if epoch_ended or last:
             end_epoch(epoch + 1)
         if stopping and not last:
@@ -280,13 +298,14 @@ def train(
 
     finish_save()
     board.close()
+    log.close()
     if progress.step < config.steps:
         return False
     if place.rank == 0:
-        say(
-            f"Validation loss at the end: {progress.validation_loss:.4f}; at start: "
-            f"{progress.first_validation_loss:.4f}; unigram entropy of the corpus: {corpus.unigram_entropy:.4f}"
-        )
+        assert progress.validation_loss is not None
+        start, end = progress.first_validation_loss, progress.validation_loss
+        say(console.validation_at_end(end, start, corpus.unigram_entropy))
+        say(pace.compared())
     status.set(sync=compare())
     if saves:
         write_done(run_dir, config, corpus, state_now())
@@ -348,7 +367,15 @@ def warmup_steps(config: TrainConfig) -> int:
 def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
     # Parameters in bf16 need no conversion: everything already is.
     enabled = config.precision != "fp32" and config.parameter_format == "fp32"
-    return torch.autocast(device.type, dtype=DTYPES[config.precision], enabled=enabled)
+    # Each weight is used once in a forward pass: keeping the converted copies would only cost memory.
+    return torch.autocast(device.type, DTYPES[config.precision], enabled, cache_enabled=False)
+
+
+def to_device(*tensors: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+    """From pinned memory, so that the copy does not wait for what the GPU is still computing."""
+    if device.type == "cpu":
+        return list(tensors)
+    return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
 
 
 @torch.no_grad()
@@ -365,7 +392,7 @@ def validation_loss(
     for first in range(0, len(chosen), batch_size):
         inputs, targets = windows.read(chosen[first : first + batch_size])
         with autocast(config, device):
-            loss_sum += model.loss_sum(inputs.to(device), targets.to(device)).item()
+            loss_sum += model.loss_sum(*to_device(inputs, targets, device=device)).item()
     model.train()
     total, tokens = ranks.total([loss_sum, float(len(chosen) * config.seq_len)])
     return total / tokens

@@ -1,0 +1,93 @@
+"""One catalogue: both languages say the same, and the environment chooses."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from aura import console
+from aura.config import resolve
+from aura.errors import ConfigError
+
+VARIABLES = ("AURA_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
+
+
+def set_locale(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_both_languages_have_the_same_values() -> None:
+    for key, texts in console.CATALOGUE.items():
+        spanish, english = (sorted(str(field) for _, *field, _ in string.Formatter().parse(t)) for t in texts)
+        assert spanish == english, key
+
+
+@pytest.mark.parametrize(
+    ("variables", "language"),
+    [
+        ({}, "es"),
+        ({"LANG": "C.UTF-8"}, "es"),
+        ({"LANG": "POSIX"}, "es"),
+        ({"LANG": "es_ES.UTF-8"}, "es"),
+        ({"LANG": "fr_FR.UTF-8"}, "es"),
+        ({"LANG": "en_GB.UTF-8"}, "en"),
+        ({"LANG": "es_ES.UTF-8", "LC_MESSAGES": "en_US"}, "en"),
+        ({"LC_MESSAGES": "en_US", "LC_ALL": "es_AR"}, "es"),
+        ({"LC_ALL": "", "LANG": "en_US"}, "en"),
+        ({"LC_ALL": "en_US", "AURA_LANG": "es"}, "es"),
+        ({"AURA_LANG": "en"}, "en"),
+    ],
+)
+def test_the_locale_chooses(
+    variables: dict[str, str], language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_locale(monkeypatch, **variables)
+    assert console.language() == language
+
+
+def test_an_unknown_language_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_locale(monkeypatch, AURA_LANG="de")
+    with pytest.raises(ConfigError, match=r"AURA_LANG='de' is unknown\. There are: es, en\."):
+        console.alone()
+
+
+def test_the_lines_of_the_guides(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_locale(monkeypatch)
+    config = resolve("gpt2-medium")
+    spanish = [
+        console.distributed("nccl"),
+        console.model(config),
+        console.precision("fp32"),
+        console.step(1, 200, 2.1345, "OK"),
+        console.epoch(1, 5, 2.0813, 2.0456, 318.4),
+        console.completed(ranks_compared=True),
+    ]
+    assert spanish == [
+        "Modo Distribuido. Backend=nccl. Sincronizando...",
+        "Config personalizada 'gpt2-medium': d_model=1024, layers=24, heads=16, seq_len=1024",
+        "Precisión activa: fp32 | Autocast=OFF | GradScaler=OFF",
+        "Epoch 1 | Step 200 | Loss: 2.1345 | Sync=OK",
+        "Epoch 1/5 | Loss entrenamiento: 2.0813 | Loss validación: 2.0456 | Duración epoch: 318.4s",
+        "Entrenamiento completado. Gradientes sincronizados.",
+    ]
+    set_locale(monkeypatch, AURA_LANG="en")
+    assert console.epoch(1, 5, 2.0813, 2.0456, 318.4) == (
+        "Epoch 1/5 | Training loss: 2.0813 | Validation loss: 2.0456 | Epoch took: 318.4s"
+    )
+    assert console.completed(ranks_compared=False) == "Training completed."
+
+
+def test_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_locale(monkeypatch)
+    assert console.live(120, 6100, 12345.6, 0.4123, 3 * 3600 + 5 * 60) == (
+        "Step 120/6100 | 12,346 tokens/s | MFU: 41.2% | Falta: 3 h 05 min"
+    )
+    assert console.live(1, 20, 10, None, None) == "Step 1/20 | 10 tokens/s | MFU: ? | Falta: ?"
+    assert [console.duration(seconds) for seconds in (59.7, 3599.6, 72 * 3600)] == [
+        "1 min 00 s",
+        "1 h 00 min",
+        "3 d 0 h",
+    ]

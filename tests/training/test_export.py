@@ -1,0 +1,166 @@
+"""An exported model is the same model in `transformers`. The only tests that import it: it takes seconds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from aura import checkpoint, export, sample
+from aura.config import TrainConfig, resolve
+from aura.corpus import END_OF_TEXT, TOKENIZER, Corpus
+from aura.errors import ConfigError, DataError
+from aura.model import GPT
+from tokenizers import Tokenizer
+from trainers import complete, start
+
+TEXT = "El perro lee rápido en la red: ¡cinco nodos, ñandú!\n\n  dos  espacios"
+SMALL = {"layers": 2, "heads": 4, "d_model": 32, "seq_len": 32}
+
+
+@pytest.fixture(scope="module")
+def run_dir(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose embedding has rows that the tokenizer has no token for."""
+    folder = tmp_path_factory.mktemp("export")
+    (trainer,) = complete(
+        start(folder, corpus, 1, "--vocab-size 320 --batch-size 8 --steps 40 --lr 1e-2 --save-every 40")
+    )
+    return trainer.run_dir
+
+
+def random_model(vocab_size: int, **settings: object) -> tuple[TrainConfig, GPT]:
+    """Every parameter is random, also those that begin as 0 or 1, so that a mixed-up name shows."""
+    config = resolve("gpt2-nano", {**SMALL, "vocab_size": vocab_size, **settings})
+    torch.manual_seed(0)
+    model = GPT(config).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.2)
+    return config, model
+
+
+def test_transformers_computes_the_same_logits(corpus: Corpus, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+
+    rows = corpus.vocab_size
+    config, model = random_model(rows + 20)
+    output = tmp_path / "final"
+    export.export(config, model.state_dict(), corpus.path / TOKENIZER, output)
+    theirs, report = GPT2LMHeadModel.from_pretrained(output, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    tokens = torch.randint(rows, (3, 32))
+    with torch.no_grad():
+        expected, logits = model(tokens)[..., :rows], theirs.eval()(tokens).logits
+    assert logits.shape == (3, 32, rows)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-5)
+    assert type(AutoModelForCausalLM.from_pretrained(output)) is GPT2LMHeadModel
+    assert (theirs.config.bos_token_id, theirs.config.eos_token_id) == (0, 0)
+
+    back = export.load(output)
+    with torch.no_grad():
+        assert torch.equal(back(tokens), expected)
+
+    # Parameters in bf16 stay in bf16.
+    brain = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
+    export.export(config, brain, corpus.path / TOKENIZER, output)
+    theirs = GPT2LMHeadModel.from_pretrained(output)
+    assert theirs.dtype == torch.bfloat16
+    assert torch.equal(theirs.transformer.wte.weight, brain["wte.weight"][:rows])
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_transformers_reads_and_writes_text_alike(corpus: Corpus, run_dir: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    export.main(["--run-dir", str(run_dir), "--output", str(tmp_path / "final")])
+    ours = Tokenizer.from_file(str(corpus.path / TOKENIZER))
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "final")
+    for text in (TEXT, "", f"uno{END_OF_TEXT}dos", "🙂 日本"):
+        ids = ours.encode(text).ids
+        assert theirs.encode(text) == ids
+        assert theirs.decode(ids) == ours.decode(ids, skip_special_tokens=False)
+    assert (theirs.eos_token, theirs.pad_token, theirs.model_max_length) == (END_OF_TEXT, END_OF_TEXT, 16)
+    assert theirs.padding_side  # a batch can be made
+    assert theirs(["el", TEXT], padding=True)["input_ids"][0][-1] == ours.token_to_id(END_OF_TEXT)
+
+
+def test_greedy_generation_agrees_token_by_token(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoTokenizer, GPT2LMHeadModel
+
+    output = tmp_path / "final"
+    path = run_dir / "checkpoints" / "checkpoint-step-40"
+    export.main(["--checkpoint", str(path), "--output", str(output)])
+    model, tokenizer = sample.load(path)
+    theirs, their_tokenizer = GPT2LMHeadModel.from_pretrained(output), AutoTokenizer.from_pretrained(output)
+    for prompt in ("el", "la casa", "¿"):
+        begin = [tokenizer.token_to_id(END_OF_TEXT), *tokenizer.encode(prompt).ids]
+        count = model.seq_len - len(begin)
+        ours = sample.generate(model, begin, count, export.token_ids(tokenizer), 0, 0, 0, begin[0])
+        generated = theirs.generate(torch.tensor([begin]), max_new_tokens=count, do_sample=False)[0].tolist()
+        assert generated == ours
+        assert their_tokenizer.decode(ours) == tokenizer.decode(ours, skip_special_tokens=False)
+        # The command says the same, from the checkpoint and from what was exported.
+        capsys.readouterr()
+        words = ["--prompt", prompt, "--tokens", str(count), "--temperature", "0"]
+        for place in (path, output):
+            assert sample.main(["--checkpoint", str(place), *words]) == 0
+            assert capsys.readouterr().out == tokenizer.decode(ours) + "\n"
+
+
+def test_a_tokenizer_with_a_padding_token(corpus: Corpus, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(corpus.path / TOKENIZER))
+    tokenizer.add_special_tokens(["<|pad|>"])
+    tokenizer.save(str(tmp_path / TOKENIZER))
+    config, model = random_model(400)
+    export.export(config, model.state_dict(), tmp_path / TOKENIZER, tmp_path / "final")
+    values = json.loads((tmp_path / "final" / "config.json").read_text())
+    assert (values["pad_token_id"], values["vocab_size"]) == (corpus.vocab_size, corpus.vocab_size + 1)
+    special = json.loads((tmp_path / "final" / export.SPECIAL_TOKENS).read_text())
+    assert special == {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": "<|pad|>"}
+
+
+def test_nothing_foreign_is_replaced_and_nothing_half_is_left(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, model = random_model(corpus.vocab_size)
+    tokenizer, output = corpus.path / TOKENIZER, tmp_path / "final"
+    output.mkdir()
+    (output / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="exists and is no exported model"):
+        export.export(config, model.state_dict(), tokenizer, output)
+    assert [path.name for path in output.iterdir()] == ["thesis.txt"]
+
+    output = tmp_path / "other"
+    export.export(config, model.state_dict(), tokenizer, output)
+    before = {path.name: path.read_bytes() for path in output.iterdir()}
+    assert set(before) == export.FILES
+    with pytest.raises(DataError, match="only 200: it is not this model's tokenizer"):
+        export.export(replace(config, vocab_size=200), model.state_dict(), tokenizer, output)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export, "save_file", full)
+    with pytest.raises(DataError, match=r"No space left on device\. What was there is untouched"):
+        export.export(config, model.state_dict(), tokenizer, output)
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["final", "other"]
+
+
+def test_what_cannot_be_read_is_named(corpus: Corpus, run_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no checkpoint in"):
+        export.main(["--run-dir", str(tmp_path), "--output", str(tmp_path / "x")])
+    with pytest.raises(DataError, match="cannot be used"):
+        export.export_checkpoint(tmp_path / "checkpoint-step-3", tmp_path / "x")
+    config, model = random_model(corpus.vocab_size)
+    export.export(config, model.state_dict(), corpus.path / TOKENIZER, tmp_path / "final")
+    (tmp_path / "final" / export.MODEL).write_bytes(b"x")
+    with pytest.raises(DataError, match="no model that aura export has written"):
+        sample.load(tmp_path / "final")
+    (tmp_path / TOKENIZER).write_text("{}")
+    with pytest.raises(DataError, match="no tokenizer that can be read"):
+        export.export(config, model.state_dict(), tmp_path / TOKENIZER, tmp_path / "y")
+    assert checkpoint.verify(run_dir / "checkpoints" / "checkpoint-step-40")

@@ -1,0 +1,244 @@
+"""`aura plan`: figures that others have published or that follow by hand, the table of GPUs, what is printed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aura import cli, gpus, plan
+from aura.config import preset_names, resolve
+from aura.corpus import Corpus
+from aura.errors import ConfigError
+from aura.flops import flops_per_token, recomputed_flops_per_token
+from aura.memory import memory_of
+
+A100 = gpus.find("A100 80GB")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert cli.main(["plan", *words, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("preset", "gigaflops"),
+    [("gpt2", 0.855), ("gpt2-medium", 2.42), ("aura-72h-extended", 9.07), ("aura-72h-max", 16.8)],
+)
+def test_flops_per_token_as_nanogpt_counts_them(preset: str, gigaflops: float) -> None:
+    assert flops_per_token(resolve(preset)) / 1e9 == pytest.approx(gigaflops, rel=0.002)
+
+
+def test_computing_blocks_again_costs_about_a_third_more() -> None:
+    config = resolve("aura-72h-max")
+    assert recomputed_flops_per_token(config) / flops_per_token(config) == pytest.approx(1 / 3, abs=0.01)
+    assert recomputed_flops_per_token(resolve("gpt2", {"loss_chunk": 0})) == 0
+
+
+def test_the_traffic_of_a_ring_over_a_gigabit_switch() -> None:
+    """Five hosts, gpt2-medium, fp32: 19.3 s; bf16: half; the padded rows travel too."""
+    made = plan.plan_for(resolve("gpt2-medium"), 5, A100)
+    assert made.communication_seconds == pytest.approx(19.3, rel=0.005)
+    half = resolve("gpt2-medium", {"precision": "bf16", "parameter_format": "bf16"})
+    assert plan.plan_for(half, 5, A100).communication_seconds == pytest.approx(9.7, rel=0.005)
+    assert plan.plan_for(half, 5, A100, link_mbit=10_000).communication_seconds == pytest.approx(
+        0.97, rel=0.005
+    )
+    for alone in (plan.plan_for(half, 1, A100), plan.plan_for(half, 8, A100, nodes=1)):
+        assert alone.communication_seconds == alone.communication_bytes == 0
+    assert plan.plan_for(half, 10, A100, nodes=5).communication_bytes > made.communication_bytes // 2
+
+
+def test_time_follows_from_work_and_speed() -> None:
+    config = resolve("gpt2", {"loss_chunk": 0})
+    made = plan.plan_for(config, 1, A100, mfu=0.5, hours=24)
+    tokens_per_second = 312e12 * 0.5 / flops_per_token(config)
+    assert made.seconds_per_step == pytest.approx(made.tokens_per_step / tokens_per_second)
+    assert made.tokens == pytest.approx(24 * 3600 * tokens_per_second, rel=1e-3)
+    assert made.seconds == pytest.approx(24 * 3600, rel=1e-3)
+    eager = plan.plan_for(config, 1, A100)
+    compiled = plan.plan_for(replace(config, compile=True), 1, A100)
+    assert eager.seconds_per_step and compiled.seconds_per_step
+    assert eager.seconds_per_step / compiled.seconds_per_step == pytest.approx(1.85)
+
+
+def test_the_rank_with_the_largest_micro_batch_decides() -> None:
+    unequal = resolve("gpt2", {"rank_batch_sizes": "8,4,4,2,2", "gradient_accumulation_steps": 3})
+    made = plan.plan_for(unequal, 5, A100)
+    assert made.sequences_per_step == 60
+    assert made.tokens_per_step == 60 * 1024
+    assert made.memory == memory_of(unequal, 8, on_gpu=True)
+    assert (
+        made.compute_seconds == plan.plan_for(replace(unequal, rank_batch_sizes=""), 5, A100).compute_seconds
+    )
+    with pytest.raises(ConfigError, match="has 5 numbers, but 4 ranks"):
+        plan.plan_for(unequal, 4, A100)
+
+
+def test_ranks_on_one_cpu_share_it() -> None:
+    processor = replace(A100, is_gpu=False)
+    alone, four = (plan.plan_for(resolve("gpt2-nano"), ranks, processor, nodes=1) for ranks in (1, 4))
+    assert alone.compute_seconds and four.compute_seconds == pytest.approx(4 * alone.compute_seconds)
+    assert four.device_memory == alone.device_memory / 4
+    assert alone.memory.context == 0
+
+
+def test_what_does_not_fit_comes_with_settings_that_do() -> None:
+    laptop = gpus.find("RTX 3050 Laptop")
+    made = plan.plan_for(resolve("gpt2-medium"), 1, laptop)
+    (note,) = [note for note in made.notes if "does not fit" in note]
+    words = dict(word.rstrip(".").split("=") for word in note.split("This would: ")[1].split())
+    smaller = plan.plan_for(resolve("gpt2-medium", words), 1, laptop)
+    assert not [note for note in smaller.notes if "does not fit" in note]
+    assert smaller.tokens_per_step == made.tokens_per_step
+
+
+def test_too_few_tokens_are_called_so() -> None:
+    few = plan.plan_for(resolve("aura-72h-max"), 1, A100, hours=72)
+    assert any("far below 20" in note for note in few.notes)
+    assert few.tokens / few.parameters < 1
+    enough = plan.plan_for(resolve("gpt2"), 1, A100, steps=10**6)
+    assert not any("far below" in note for note in enough.notes)
+
+
+def test_predicted_against_measured() -> None:
+    made = plan.plan_for(resolve("gpt2", {"loss_chunk": 0}), 1, A100)
+    assert made.seconds_per_step is not None
+    words = plan.compare(made, made.seconds_per_step * 1.25, made.memory.tensors * 9 // 10)
+    assert "(+25%)" in words and "(-10%)" in words
+    assert "of tensors" not in plan.compare(made, 1.0, None)
+    unknown = plan.plan_for(resolve("gpt2"), 1, gpus.called("NVIDIA Unheard 1", 2**34))
+    assert unknown.seconds_per_step is None
+    assert "no time per step, measured 2 s" in plan.compare(unknown, 2.0, None)
+
+
+def test_the_components_add_up() -> None:
+    for preset in preset_names():
+        made = plan.plan_for(resolve(preset), 1, A100).as_json()["memory"]
+        parts = [value for name, value in made.items() if name not in ("total", "moment")]
+        assert sum(parts) == made["total"]
+
+
+def test_the_json_keeps_its_form(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run(capsys, "--preset", "gpt2", "--gpu", "rtx-3090", "--nodes", "2", "--ranks-per-node", "3")
+    assert set(answer) == set(
+        "schema preset device device_memory peak_flops utilisation nodes ranks link_mbit parameters memory "
+        "sequences_per_step tokens_per_step flops_per_token compute_seconds communication_bytes "
+        "communication_seconds seconds_per_step checkpoint_bytes checkpoints_on_disk steps tokens seconds "
+        "tokens_per_parameter assumptions notes".split()
+    )
+    assert set(answer["memory"]) == set(
+        "parameters gradients moments weight_copies activations logits workspace context moment total".split()
+    )
+    assert (answer["schema"], answer["device"], answer["ranks"]) == ("aura-plan-1", "RTX 3090", 6)
+    assert answer["seconds"] == answer["steps"] * answer["seconds_per_step"]
+
+
+def test_the_length_of_the_run(capsys: pytest.CaptureFixture[str], corpus: Corpus) -> None:
+    nano = ["--preset", "gpt2-nano", "--gpu", "3060"]
+    assert run(capsys, *nano, "--set", "steps=7")["steps"] == 7
+    assert run(capsys, *nano, "--tokens", "1e6")["steps"] == 1954  # of 512 tokens
+    assert run(capsys, *nano, "--hours", "1")["seconds"] == pytest.approx(3600, rel=0.01)
+    answer = run(capsys, *nano, "--corpus", str(corpus.path), "--epochs", "3")
+    assert answer["tokens"] == pytest.approx(3 * corpus.tokens["train"], abs=512)
+
+
+def test_the_aliases_work_here_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "--model-preset manual --num_layers 12 --embed-size 768 --set num_heads=12 seq_length=1024 --gpu h100"
+    )
+    assert run(capsys, *words.split())["parameters"] == 124_439_808
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("3060", "RTX 3060"),
+        ("rtx_3090", "RTX 3090"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 3050 Laptop GPU", "RTX 3050 Laptop"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 40GB PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100 80GB"),
+        ("h200", "H200"),
+    ],
+)
+def test_a_gpu_by_what_people_and_drivers_call_it(name: str, found: str) -> None:
+    assert gpus.find(name).name == found
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA GeForce RTX 3060 Ti", "RTX 3060 Laptop", "RTX 3050", "NVIDIA H100 PCIe", "nvidia", ""]
+)
+def test_a_relative_of_a_gpu_is_another_gpu(name: str) -> None:
+    with pytest.raises(ConfigError, match="give --peak-tflops and --memory-gb"):
+        gpus.find(name)
+
+
+def test_the_table_of_gpus_is_sound() -> None:
+    for gpu in gpus.GPUS:
+        assert gpus.find(gpu.name) == gpu
+        assert gpu.peak["bf16"] == gpu.peak["fp16"] > gpu.peak["fp32"] > 5e12
+        assert 0.3 <= gpu.mfu <= 0.6
+        assert gpu.source
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "RTX 9999"], "GPU 'RTX 9999' is not in the table"),
+        (["--gpu", "A100"], "A100 40GB or A100 80GB"),
+        (["--peak-tflops", "30"], "belong together"),
+        (["--gpu", "3060", "--epochs", "3"], "epochs=3 are passes over a corpus: name it with --corpus"),
+        (["--gpu", "3060", "--nodes", "0"], "0 must be more than 0"),
+        (["--gpu", "3060", "--mfu", "2"], "2 must be at most 1"),
+        (["--gpu", "3060", "--link", "x"], "invalid number value: 'x'"),
+        (["--gpu", "3060", "--hours", "1", "--tokens", "1"], "not allowed with"),
+        (["--gpu", "3060", "--stepps", "1"], "Did you mean '--steps'?"),
+        (["--gpu", "3060", "--corpus", "nowhere"], "There is no corpus in nowhere"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: Any = cli.main(["plan", "--preset", "gpt2", *words])
+    except SystemExit as ended:
+        code = ended.code
+    answer = capsys.readouterr()
+    assert code in (64, 65)
+    assert answer.out == ""
+    assert message in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_a_controller_without_torch_can_plan(tmp_path: Path) -> None:
+    """Neither torch nor numpy: only the standard library and rich."""
+    for name in ("torch", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError\n")
+    training = Path(plan.__file__).parents[1]
+    environment = {"PYTHONPATH": f"{tmp_path}:{training}", "PATH": "/usr/bin:/bin", "COLUMNS": "200"}
+    for device in ("4090", "cpu"):
+        words = ["-m", "aura", "plan", "--preset", "auto", "--gpu", device, "--nodes", "5"]
+        answer = subprocess.run(
+            [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
+        )
+        assert answer.returncode == 0, answer.stderr
+        name = "gpt2-medium" if device == "4090" else "gpt2-nano"
+        assert answer.stderr.startswith(f"preset=auto: {name}, because")
+        for words_of_line in ("memory of a rank", "effective batch", "communication", "tokens per parameter"):
+            assert words_of_line in answer.stdout
+
+
+def test_the_lines_for_the_launch_say_everything() -> None:
+    lines = plan.plan_for(resolve("gpt2-medium"), 5, gpus.find("3060")).lines()
+    text = "\n".join(lines)
+    assert "354,823,168 parameters" in text
+    assert "160 sequences = 163,840 tokens" in text
+    assert sum(line.startswith("Assumed: ") for line in lines) == 4
+    assert any(line.startswith("Note: ") for line in lines)

@@ -1,0 +1,185 @@
+"""The memory model of `aura plan` against the tensors that are alive while a real step is computed, on the CPU.
+
+The static part has to be exact. What a micro-batch keeps has to be right within 1 %, and the highest sum of everything
+that is alive at one moment within 3 % (its temporary part from 5 % below to 20 % above the truth). On a GPU, attention
+keeps the same things (its inputs, its output, one fp32 number per token and head), and LayerNorm reads and writes fp32
+under autocast as it does here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from aura.config import TrainConfig, resolve
+from aura.memory import (
+    Sizes,
+    checkpoint_bytes,
+    largest_micro_batch,
+    memory_of,
+    moment_bytes,
+    parameter_bytes,
+    settings_that_fit,
+)
+from aura.model import GPT
+from aura.optimizer import AdamW
+from aura.sync import DataParallel, Ranks
+from aura.train import autocast
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+CPU = torch.device("cpu")
+# Where the logits are most of it; where a block is; where both count; where the copies of the weights do.
+SHAPES = [
+    {"layers": 4, "d_model": 64, "vocab_size": 4000, "seq_len": 64},
+    {"layers": 3, "d_model": 64, "vocab_size": 100, "seq_len": 256},
+    {"layers": 3, "d_model": 96, "vocab_size": 2000, "seq_len": 96},
+    {"layers": 8, "d_model": 128, "vocab_size": 100, "seq_len": 16},
+]
+FORMATS = [  # precision, parameters, moments
+    ("fp32", "fp32", "fp32"),
+    ("bf16", "fp32", "fp32"),
+    ("bf16", "fp32", "int8"),
+    ("bf16", "fp32", "bf16"),
+    ("bf16", "bf16", "int8"),
+]
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of all storages that operations make, until they are freed."""
+
+    def __init__(self, not_counted: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.known = {tensor.untyped_storage()._cdata for tensor in not_counted}
+        self.now = self.highest = 0
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, arguments: Any = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        result = operation(*arguments, **(named or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known or size == 0:
+            return
+        self.known.add(key)
+        self.now += size
+        self.highest = max(self.highest, self.now)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
+
+
+class Step:
+    """What one optimizer step needs, made as aura/train.py makes it."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config, self.model = config, GPT(config)
+        self.optimizer = AdamW(
+            self.model, config.beta1, config.beta2, config.weight_decay, config.moment_format
+        )
+        self.strategy = DataParallel(self.model, Ranks(0, ["node"], CPU))
+        self.tokens = torch.randint(config.vocab_size, (config.batch_size, config.seq_len))
+
+    def static(self) -> list[Tensor]:
+        return [*self.model.parameters(), *self.strategy.buckets, *self.optimizer.tensors().values()]
+
+    def loss(self) -> Tensor:
+        with autocast(self.config, CPU):
+            return self.model.loss_sum(self.tokens, self.tokens)
+
+
+def made(shape: dict[str, int], formats: tuple[str, str, str], **settings: Any) -> TrainConfig:
+    names = ("precision", "parameter_format", "moment_format")
+    fixed = {"heads": 4, "vocab_multiple": 64, "batch_size": 3}
+    return resolve("gpt2-nano", fixed | shape | dict(zip(names, formats, strict=True)) | settings)
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+def test_parameters_gradients_and_moments_are_exact(formats: tuple[str, str, str]) -> None:
+    config = made(SHAPES[2], formats, vocab_size=2001)
+    step = Step(config)
+    step.loss().backward()
+    step.optimizer.step(1e-3)
+    predicted = memory_of(config, config.batch_size, on_gpu=False)
+    assert predicted.parameters == nbytes(step.model.parameters()) == parameter_bytes(config)
+    assert predicted.gradients == nbytes(step.strategy.buckets)
+    assert predicted.moments == nbytes(step.optimizer.tensors().values()) == moment_bytes(config)
+    assert checkpoint_bytes(config) == predicted.parameters + predicted.moments
+
+
+@pytest.mark.parametrize("formats", [FORMATS[0], FORMATS[1], FORMATS[4]])
+@pytest.mark.parametrize("loss_chunk", [0, 128])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_what_the_backward_pass_keeps(
+    formats: tuple[str, str, str], loss_chunk: int, checkpointing: bool
+) -> None:
+    shape = {"layers": 8, "d_model": 64, "vocab_size": 64, "seq_len": 256}
+    config = made(shape, formats, loss_chunk=loss_chunk, gradient_checkpointing=checkpointing)
+    step = Step(config)
+    parameters = {p.untyped_storage()._cdata for p in step.model.parameters()}
+    weights = {p.shape for p in step.model.parameters()}  # copies made by autocast are counted elsewhere
+    saved: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        is_copy = tensor.shape in weights or tensor.t().shape in weights if tensor.dim() == 2 else False
+        if storage._cdata not in parameters and not is_copy:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = step.loss()
+    loss.backward()
+    predicted = Sizes(config, config.batch_size).kept
+    assert predicted == pytest.approx(sum(saved.values()), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("shape", "formats"),
+    [
+        *itertools.product(SHAPES[:1], FORMATS),
+        *itertools.product(SHAPES[1:], FORMATS[1:2]),
+        (SHAPES[1], FORMATS[0]),
+        (SHAPES[2], FORMATS[4]),
+    ],
+)
+def test_the_highest_sum_of_what_is_alive(shape: dict[str, int], formats: tuple[str, str, str]) -> None:
+    for loss_chunk, checkpointing in itertools.product((0, 64), (False, True)):
+        config = made(shape, formats, loss_chunk=loss_chunk, gradient_checkpointing=checkpointing)
+        step = Step(config)
+        with Alive(step.static()) as alive:
+            step.loss().backward()
+            step.optimizer.step(1e-3)
+        measured = nbytes(step.static()) + alive.highest
+        predicted = memory_of(config, config.batch_size, on_gpu=False)
+        temporary = predicted.total - nbytes(step.static())
+        assert predicted.total == pytest.approx(measured, rel=0.03), (loss_chunk, checkpointing)
+        assert 0.95 <= temporary / alive.highest <= 1.2, (loss_chunk, checkpointing)
+
+
+def test_the_settings_that_fit_keep_the_tokens_of_a_step() -> None:
+    medium = resolve("gpt2", {"batch_size": 12, "gradient_accumulation_steps": 2})
+    needs = memory_of(medium, 12, on_gpu=True).total
+    assert settings_that_fit(medium, needs, on_gpu=True) == {}
+    less = settings_that_fit(medium, 3 * 2**30, on_gpu=True)
+    assert less is not None
+    smaller = resolve("gpt2", {"batch_size": 12, "gradient_accumulation_steps": 2, **less})
+    assert smaller.shares(1) == medium.shares(1)
+    assert memory_of(smaller, largest_micro_batch(smaller), on_gpu=True).total <= 3 * 2**30
+    assert settings_that_fit(medium, 2**29, on_gpu=True) is None

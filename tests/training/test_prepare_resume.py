@@ -1,0 +1,221 @@
+"""A preparation that is killed goes on, and the result is that of one that was not; also with several workers."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aura import prepare as module
+from aura import shards, work
+from aura.corpus import verify
+from aura.errors import ConfigError, DataError
+from aura.prepare import build
+from aura.shards import Workplace
+from aura.sources import LocalFiles
+from aura.work import Settings
+
+
+@pytest.fixture
+def lines(text: Path, tmp_path: Path) -> Path:
+    """600 documents, a broken line and empty ones among them."""
+    words = text.read_text(encoding="utf-8").split()
+    documents = [" ".join(words[i * 40 : i * 40 + 10 + i % 30]) for i in range(600)]
+    rows = [json.dumps({"text": document}) for document in documents]
+    rows[100:100] = ["broken", "", ""]
+    rows[400:400] = ["{}"]
+    file = tmp_path / "text.jsonl"
+    file.write_text("\n".join(rows))
+    return file
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "BATCH_CHARS", 4000)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 2000)
+    monkeypatch.setattr(shards, "COMMIT_SECONDS", 0)
+
+
+SETTINGS = Settings(vocab_size=300, validation_fraction=0.1, max_errors=2)
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+class Stop(BaseException):
+    """What a power cut is for the process: nobody tidies up."""
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("max_tokens", [None, 9000])
+def test_interrupted_anywhere_it_ends_with_the_same_bytes(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_tokens: int | None
+) -> None:
+    settings = Settings(300, 0.1, max_errors=2, max_tokens=max_tokens)
+    build(LocalFiles([lines]), tmp_path / "whole", settings)
+    assert len(list((tmp_path / "whole").glob("train-*"))) > 3
+    output = tmp_path / "c"
+    write_journal, left = Workplace.write_journal, 0
+
+    def limited(place: Workplace, journal: dict[str, Any]) -> None:
+        nonlocal left
+        write_journal(place, journal)
+        left -= 1
+        if not left:
+            # Bytes that were on their way when the power went.
+            for split in shards.SPLITS:
+                newest = max(place.corpus.glob(f"{split}-*"))
+                newest.write_bytes(newest.read_bytes() + b"\1" * 999)
+            raise Stop
+
+    monkeypatch.setattr(Workplace, "write_journal", limited)
+    stops = 0
+    while not output.exists():
+        left = 2
+        try:
+            build(LocalFiles([lines]), output, settings)
+        except Stop:
+            stops += 1
+            assert stops < 50
+    assert stops > 1
+    assert content(output) == content(tmp_path / "whole")
+    assert not Workplace(output).path.exists()
+    meta = json.loads((output / "meta.json").read_text())
+    assert meta["skipped"] == ({"broken": 2, "empty": 2} if not max_tokens else {"broken": 1, "empty": 2})
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_the_number_of_workers_changes_nothing(lines: Path, tmp_path: Path) -> None:
+    build(LocalFiles([lines]), tmp_path / "one", SETTINGS)
+    build(LocalFiles([lines]), tmp_path / "two", Settings(300, 0.1, max_errors=2, workers=2))
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+PREPARE = """
+import sys
+from aura import cli, shards, work
+work.BATCH_CHARS, shards.COMMIT_SECONDS = 1000, 0
+if __name__ == "__main__":
+    sys.exit(cli.main(["prepare", *sys.argv[1:]]))
+"""
+
+
+def test_a_killed_process_leaves_no_worker_and_goes_on(lines: Path, tmp_path: Path) -> None:
+    script, output = tmp_path / "prepare.py", tmp_path / "c"
+    script.write_text(PREPARE)
+    options = ["--vocab-size", "300", "--validation-fraction", "0.1", "--max-errors", "2", "--workers", "2"]
+    words = [sys.executable, str(script), "--input", str(lines), "--output", str(output), *options]
+    journal = Workplace(output).journal
+    for number, ending in ((signal.SIGKILL, -9), (signal.SIGTERM, 143)):
+        before = journal.stat().st_mtime_ns if journal.exists() else 0
+        with subprocess.Popen(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": str(Path(module.__file__).parents[1])},
+        ) as process:
+            deadline = time.monotonic() + 60
+            while not (journal.exists() and journal.stat().st_mtime_ns > before):
+                assert process.poll() is None and time.monotonic() < deadline, process.stderr
+                time.sleep(0.002)
+            process.send_signal(number)
+            # The pipes end when the workers are gone, too.
+            _, said = process.communicate(timeout=60)
+            if process.returncode == 0:
+                break  # it was faster
+            assert process.returncode == ending
+            if number == signal.SIGTERM:
+                assert "the same command goes on from there" in said
+    made = build(LocalFiles([lines]), output, SETTINGS)
+    build(LocalFiles([lines]), tmp_path / "whole", SETTINGS)
+    assert verify(output) == made
+    assert content(output) == content(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_broken_place_late_in_the_text_costs_nothing(lines: Path, tmp_path: Path) -> None:
+    output, strict = tmp_path / "c", Settings(300, 0.1, tokenizer=None, max_errors=1)
+    build(LocalFiles([lines]), tmp_path / "whole", SETTINGS)
+    # The tokenizer is trained on the beginning, so the second broken line is met while encoding.
+    sample, work.TOKENIZER_SAMPLE = work.TOKENIZER_SAMPLE, 1000
+    try:
+        with pytest.raises(DataError, match=r"line 401 .* --max-errors 1 .*goes on from there"):
+            build(LocalFiles([lines]), output, strict)
+    finally:
+        work.TOKENIZER_SAMPLE = sample
+    done = json.loads(Workplace(output).journal.read_text())
+    assert done["position"][1] > 300
+    build(LocalFiles([lines]), output, SETTINGS)
+    assert not Workplace(output).path.exists()
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_other_settings_do_not_touch_what_was_begun(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(self: Workplace, journal: dict[str, Any], write: Any = Workplace.write_journal) -> None:
+        write(self, journal)
+        raise Stop
+
+    output = tmp_path / "c"
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Workplace, "write_journal", stop)
+        build(LocalFiles([lines]), output, SETTINGS)
+    before = content(Workplace(output).corpus)
+    with pytest.raises(ConfigError, match="unfinished corpus from other text or settings"):
+        build(LocalFiles([lines]), output, Settings(301, 0.1, max_errors=2))
+    assert content(Workplace(output).corpus) == before
+    journal = json.loads(Workplace(output).journal.read_text())
+    journal["request"] = {"dataset": "acme/es", "revision": "abc"}
+    Workplace(output).journal.write_text(json.dumps(journal))
+    with pytest.raises(ConfigError, match="newer one: go on with --dataset-revision abc"):
+        Workplace(output).read_journal({"dataset": "acme/es", "revision": "def"})
+    with (Workplace(output).path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="Another `aura prepare` is at work"):
+            build(LocalFiles([lines]), output, SETTINGS)
+    assert content(Workplace(output).corpus) == before
+
+
+def test_one_document_at_least_is_for_validation(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("uno dos tres\ncuatro cinco\nseis siete ocho\n")
+    made = build(LocalFiles([file], documents_per_line=True), tmp_path / "c", Settings(300, 1e-9))
+    documents = json.loads((made.path / "meta.json").read_text())["documents"]
+    assert documents == {"train": 2, "validation": 1}
+
+
+def test_the_output_may_not_lie_in_the_input(text: Path) -> None:
+    for flag in ("--input", "--dataset-name"):
+        words = [flag, str(text.parent), "--output", str(text.parent / "c"), "--vocab-size", "300"]
+        with pytest.raises(ConfigError, match="lies in the input"):
+            module.main(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--input", "x", "--dataset-name", "c4", "--vocab-size", "300"], "either --input PATH"),
+        (["--vocab-size", "300"], "either --input PATH"),
+        (["--input", "{text}"], "either --vocab-size N"),
+        (["--input", "{text}", "--vocab-size", "300", "--tokenizer", "x"], "either --vocab-size N"),
+        (["--input", "{text}", "--vocab-size", "300", "--workers", "-1"], "--workers -1"),
+        (["--input", "{text}", "--vocab-size", "300", "--max-errors", "-1"], "--max-errors -1"),
+        (["--input", "{text}", "--vocab-size", "300", "--dataset-max-tokens", "0"], "--dataset-max-tokens 0"),
+        (["--input", "{text}", "--vocab-size", "300", "--validation-split", "1"], "--validation-fraction 1"),
+    ],
+)
+def test_command_lines_that_are_refused(words: list[str], sentence: str, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        module.main([word.format(text=text) for word in [*words, "--output", str(tmp_path / "c")]])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,154 @@
+"""Existing tokenizers, and that words which are remembered get the ids that the library gives."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from aura import encode, tokenizer
+from aura.corpus import Corpus
+from aura.data import Windows
+from aura.encode import Encoder
+from aura.errors import ConfigError
+from aura.prepare import build
+from aura.sources import LocalFiles
+from aura.tokenizer import Prepared
+from aura.work import Settings
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+
+def refuse(sentence: str) -> None:
+    raise AssertionError(sentence)
+
+
+@pytest.fixture(scope="module")
+def trained(text: Path) -> Prepared:
+    return tokenizer.train(text.read_text(encoding="utf-8").split("\n\n") * 2 + ["\n\n  \n a  b"] * 9, 600)
+
+
+def test_remembered_words_have_the_ids_of_the_library(
+    trained: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "REMEMBERED_WORDS", 200)  # forgets now and then
+    monkeypatch.setattr(encode, "LONGEST_REMEMBERED", 6)
+    rng = random.Random(0)
+    parts = [
+        *"ab1ñ.,¡-'é\ufeff\0",
+        *" " * 8,
+        *"\n\t\r\u00a0\u2003\x1c\x85",
+        "  ",
+        "'s",
+        "<|endoftext|>",
+        "la casa",
+    ]
+    encoder = Encoder(trained.json, trained.end_of_text_id, "<u2")
+    assert encoder.words
+    for _ in range(100):
+        texts = ["".join(rng.choices(parts, k=rng.randrange(30))) for _ in range(60)]
+        assert encoder.words.encode(texts) == encoder.library(texts)
+
+
+def test_other_tokenizers_are_not_cut_at_spaces(trained: Prepared) -> None:
+    def independent(**changes: object) -> bool:
+        return encode.words_are_independent(json.dumps(json.loads(trained.json) | changes))
+
+    before = json.loads(trained.json)["pre_tokenizer"]
+    assert independent()
+    assert not independent(normalizer={"type": "NFC"})
+    assert not independent(pre_tokenizer=None)
+    assert not independent(pre_tokenizer=before | {"add_prefix_space": True})
+    assert not independent(pre_tokenizer=before | {"use_regex": False})
+    assert not independent(added_tokens=[{"content": "el la", "special": False}])
+
+
+def test_the_corpus_tokenizer_can_be_used_again(corpus: Corpus, text: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    again = tokenizer.load(str(corpus.path), said.append)
+    assert said == ["The tokenizer " + str(corpus.path) + " has no token for padding: <|pad|> was added."]
+    assert (again.end_of_text, again.end_of_text_id, again.pad_id) == ("<|endoftext|>", 0, 300)
+    made = build(LocalFiles([text]), tmp_path / "c", Settings(None, 0.1, tokenizer=str(corpus.path)))
+    assert made.vocab_size == 301
+    assert made.files == corpus.files
+    meta = json.loads((made.path / "meta.json").read_text())
+    assert (meta["pad"], meta["pad_id"]) == ("<|pad|>", 300)
+
+
+def test_a_directory_as_transformers_writes_it(trained: Prepared, tmp_path: Path) -> None:
+    parts = json.loads(trained.json)
+    parts["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    parts["added_tokens"][0]["content"] = "<fin>"
+    parts["model"]["vocab"] = {
+        name.replace("<|endoftext|>", "<fin>"): number for name, number in parts["model"]["vocab"].items()
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
+    settings = {"eos_token": {"content": "<fin>"}, "pad_token": "<fin>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    loaded = tokenizer.load(str(tmp_path), refuse)
+    assert (loaded.end_of_text, loaded.pad, loaded.pad_id) == ("<fin>", "<fin>", 0)
+    assert len(Encoder(loaded.json, 0, "<u2").library(["la casa y el perro y la red"])[0]) > 8  # all of it
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("byte_fallback", [False, True])
+def test_sentencepiece(kind: str, byte_fallback: bool, text: Path, tmp_path: Path) -> None:
+    model = io.BytesIO()
+    sentences = [*text.read_text(encoding="utf-8").split(". "), *tokenizer.SAMPLE]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences), model_writer=model, model_type=kind, vocab_size=500,
+        byte_fallback=byte_fallback, hard_vocab_limit=False, minloglevel=2, num_threads=1,
+    )  # fmt: skip
+    (tmp_path / "spanish.model").write_bytes(model.getvalue())
+    said: list[str] = []
+    loaded = tokenizer.load(str(tmp_path), said.append)
+    assert loaded.end_of_text == "</s>"
+    assert "has no token for padding: <|pad|> was added" in said[0]
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    encoder = Encoder(loaded.json, loaded.end_of_text_id, "<u2")
+    assert encoder.words is None
+    texts = [*sentences[:50], "palabras nuevas: xilófono, 漢字 y más"]
+    for line, ids in zip(texts, encoder.library(texts), strict=True):
+        assert np.frombuffer(ids, "<u2").tolist() == processor.encode(line)
+    back = Tokenizer.from_str(loaded.json).decode(processor.encode("El perro lee la red."))
+    assert back == "El perro lee la red."
+
+
+def test_a_large_vocabulary_takes_32_bits(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = sorted(set(text.read_text(encoding="utf-8").replace("\n", " ").split(" ")))
+    vocabulary = {f"nunca{i}": i for i in range(70000)} | {word: 70000 + i for i, word in enumerate(words)}
+    large = Tokenizer(models.WordLevel(vocabulary | {"[UNK]": 70000 + len(words)}, "[UNK]"))
+    large.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    large.save(str(tmp_path / "large.json"))
+    settings = Settings(None, 0.1, tokenizer=str(tmp_path / "large.json"))
+    made = build(LocalFiles([text]), tmp_path / "c", settings)
+    assert "does not know" not in capsys.readouterr().out
+    (tmp_path / "new.txt").write_text(text.read_text(encoding="utf-8").replace("perro", "can"))
+    build(LocalFiles([tmp_path / "new.txt"]), tmp_path / "d", settings)
+    assert f"became the same token ({70000 + len(words)})" in capsys.readouterr().out
+    assert made.bytes_per_token == 4
+    assert made.vocab_size == 70003 + len(words)
+    inputs, _ = Windows(made, "train", 32).read(np.array([0, 1]))
+    back = {number: word for word, number in vocabulary.items()}
+    read = [back[number] for number in inputs.flatten().tolist()]
+    assert " ".join(read) in " ".join(text.read_text(encoding="utf-8").split())
+
+
+def test_tokenizers_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "bad.json").write_text("{}")
+    (tmp_path / "bad.model").write_text("hola")
+    (tmp_path / "empty").mkdir()
+    for name, sentence in (
+        (str(tmp_path / "missing.json"), "There is no tokenizer"),
+        (str(tmp_path / "bad.json"), "cannot be used"),
+        (str(tmp_path / "bad.model"), "is no SentencePiece model"),
+        (str(tmp_path / "empty"), "no tokenizer.json and no SentencePiece model"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            tokenizer.load(name, refuse)

@@ -1,0 +1,205 @@
+"""Presets, the guides' names of settings, `auto` and `manual`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aura import auto, cli, config, gpus
+from aura.config import resolve
+from aura.errors import ConfigError
+from aura.memory import memory_of, parameter_count, rows
+from aura.model import GPT
+
+COUNTS = {
+    "gpt2-nano": 675_328,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-medium-10gb": 354_823_168,
+    "gpt2-medium-6gb": 354_823_168,
+    "gpt2-medium-4gb": 354_823_168,
+    "aura-72h-extended": 1_315_723_264,
+    "aura-72h-max": 2_494_200_320,
+}
+
+
+def header(preset: str) -> str:
+    text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
+    return " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
+
+
+def test_there_is_a_count_for_every_preset() -> None:
+    assert config.preset_names() == sorted(COUNTS)
+
+
+@pytest.mark.parametrize("preset", COUNTS)
+def test_the_parameters_of_a_preset(preset: str) -> None:
+    """Counted three ways: tensor by tensor from the paper, by the formula of the plan, in the real model."""
+    made = resolve(preset)
+    d = made.d_model
+    attention, mlp = [3 * d * d, 3 * d, d * d, d], [4 * d * d, 4 * d, 4 * d * d, d]
+    layer_norm = [d, d]
+    block = sum(2 * layer_norm + attention + mlp)
+    assert made.vocab_size * d + made.seq_len * d + made.layers * block + sum(layer_norm) == COUNTS[preset]
+    assert parameter_count(made) == COUNTS[preset]
+    model = GPT(made, device="meta")
+    assert model.parameter_count() == COUNTS[preset]
+    assert model.wte.weight.shape == (rows(made), d)
+    if preset != "gpt2-nano":
+        assert f"({COUNTS[preset]:,}" in header(preset)
+
+
+def test_aura_72h_max_is_what_guide_004_asks_for() -> None:
+    made = resolve("aura-72h-max")
+    assert (made.layers, made.d_model, made.seq_len) == (30, 2560, 2048)
+    assert (made.batch_size, made.gradient_accumulation_steps, made.lr) == (2, 16, 2e-4)
+    assert (made.warmup_steps, made.warmup_ratio, made.save_every) == (0, 0.03, 500)
+    assert made.gradient_checkpointing
+    assert made.seq_len * sum(made.shares(1)) == 65_536
+    assert memory_of(made, made.batch_size, on_gpu=True).total < 80e9
+
+
+@pytest.mark.parametrize("gigabytes", [10, 6, 4])
+def test_the_low_memory_recipes_train_the_same_and_fit(gigabytes: int) -> None:
+    medium, low = resolve("gpt2-medium"), resolve(f"gpt2-medium-{gigabytes}gb")
+    assert low.shares(5) == medium.shares(5)
+    same = [
+        "layers",
+        "heads",
+        "d_model",
+        "seq_len",
+        "vocab_size",
+        "steps",
+        "lr",
+        "weight_decay",
+        "warmup_steps",
+    ]
+    assert [getattr(low, name) for name in same] == [getattr(medium, name) for name in same]
+    # With room for a desktop and for the gaps of the allocator.
+    assert memory_of(low, low.batch_size, on_gpu=True).total < 0.92 * gigabytes * 1e9
+
+
+def test_the_guides_names_mean_ours() -> None:
+    guides = {
+        "embed-size": 96,
+        "num_layers": "3",
+        "num_heads": "6",
+        "seq-length": "64",
+        "learning_rate": "1e-3",
+        "log_interval": "7",
+        "save_steps": "9",
+    }
+    made = resolve("gpt2", guides | {"model_preset": "gpt2-nano"})
+    assert (made.preset, made.d_model, made.layers, made.heads, made.seq_len) == ("gpt2-nano", 96, 3, 6, 64)
+    assert (made.lr, made.log_every, made.save_every) == (1e-3, 7, 9)
+
+
+def test_one_setting_under_two_names_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lr and learning-rate are the same setting"):
+        resolve("gpt2", {"lr": 1e-3, "learning-rate": 2e-3})
+
+
+@pytest.mark.parametrize("style", ["-", "_"])
+def test_the_flags_of_guide_004(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aura import attempt
+
+    made: list[Any] = []
+    monkeypatch.setattr(attempt, "run", lambda *arguments, **_: made.append(arguments[0]) or 0)
+    flags = (
+        "--model-preset manual --embed-size 96 --num-layers 3 --num-heads 6 --seq-length 64 --gradient-checkpointing "
+        "--log-interval 100 --save-steps 500 --learning-rate 2e-4 --epochs 3 --corpus c"
+    ).split()
+    flags = ["--" + flag[2:].replace("-", style) if flag.startswith("--") else flag for flag in flags]
+    assert cli.main(["train", *flags]) == 0
+    assert (made[0].preset, made[0].d_model, made[0].layers, made[0].heads) == ("manual", 96, 3, 6)
+    assert (made[0].gradient_checkpointing, made[0].epochs, made[0].log_every) == (True, 3.0, 100)
+
+
+def test_manual_takes_the_size_from_nowhere_else() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("manual", {"layers": 2, "embed_size": 64})
+    assert "--heads/--num-heads, --seq-len/--seq-length missing" in str(caught.value)
+    made = resolve("manual", {"layers": 2, "embed_size": 64, "heads": 2, "seq_len": 32})
+    assert made.preset == "manual"
+    assert config.from_values(json.loads(json.dumps(vars(made)))) == made
+
+
+def gpu(name: str, free_gib: float) -> gpus.Found:
+    return gpus.Found(name, int(free_gib * 1.1 * 2**30), int(free_gib * 2**30))
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "preset"),
+    [
+        (79.0, "aura-72h-max"),
+        (39.0, "aura-72h-extended"),
+        (23.3, "gpt2-medium"),
+        (11.5, "gpt2-medium"),
+        (8.1, "gpt2-medium-10gb"),
+        (5.6, "gpt2-medium-6gb"),
+        (3.6, "gpt2-medium-4gb"),
+        (1.9, "gpt2-nano"),
+    ],
+)
+def test_auto_takes_the_largest_that_fits_the_best_gpu(free_gib: float, preset: str) -> None:
+    name, reason = auto.choose([gpu("small", 0.5), gpu("large", free_gib)], {})
+    assert name == preset
+    assert f"large has {free_gib} GiB free" in reason
+    if name in auto.CANDIDATES:
+        made = resolve(name)
+        assert memory_of(made, made.batch_size, on_gpu=True).total < free_gib * 2**30
+
+
+def test_auto_counts_with_the_other_settings() -> None:
+    assert auto.choose([gpu("x", 5.6)], {"batch_size": 64})[0] == "gpt2-nano"
+
+
+def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_auto_asks_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "echo 'NVIDIA GeForce RTX 3060, 12288, 6000'; echo 'NVIDIA GeForce RTX 3090, 24576, 24100'"
+    nvidia_smi(tmp_path, monkeypatch, rows)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert auto.resolve_here("auto", {}).preset == "gpt2-medium"
+    assert "NVIDIA GeForce RTX 3090 has 23.5 GiB free" in capsys.readouterr().out
+
+    nvidia_smi(tmp_path, monkeypatch, 'test "$3" = --id=7 && echo "NVIDIA GeForce RTX 3060, 12288, 6000"')
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert auto.resolve_here("auto", {}).preset == "gpt2-medium-6gb"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert auto.resolve_here("auto", {}).preset == "gpt2-nano"
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    nvidia_smi(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed because of the driver.'; exit 9")
+    with pytest.raises(ConfigError, match="has failed because of the driver"):
+        auto.resolve_here("auto", {})
+
+
+def test_auto_is_refused_where_ranks_could_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="aura plan --preset auto"):
+        auto.resolve_here("auto", {})
+    with pytest.raises(ConfigError, match="several ranks could decide differently"):
+        resolve("auto")
+
+
+def test_every_preset_says_what_it_is_for() -> None:
+    for preset in [*config.preset_names(), "manual"]:
+        assert re.match(r"[A-Z].{60,}", header(preset)), preset
+
+
+def test_the_meta_device_holds_no_memory() -> None:
+    assert GPT(resolve("aura-72h-max"), device="meta").wte.weight.device == torch.device("meta")

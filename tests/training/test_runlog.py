@@ -1,0 +1,150 @@
+"""training_log.csv across kills, and model_config.json."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from aura import __version__, export
+from aura.config import resolve
+from aura.corpus import Corpus
+from aura.runlog import COLUMNS, HEADER, LOG, MODEL_CONFIG, Row, RunLog, write_model_config
+from trainers import at_step, complete, send_self, start
+
+
+def row(step: int) -> Row:
+    return Row(step=step, epoch=1, tokens_seen=100 * step, loss=4.5, lr=1e-3, gradient_norm=0.7)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, resumed: int | None, steps: list[int]) -> list[str]:
+    said: list[str] = []
+    log = RunLog(path, 0, resumed, said.append)
+    for step in steps:
+        log.add(row(step))
+    log.close()
+    return said
+
+
+def test_every_step_is_there_once_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "run" / LOG
+    write(path, None, [5, 10, 15])
+    write(path, 10, [15, 20])
+    write(path, 20, [25])
+    assert [entry["step"] for entry in rows(path)] == ["5", "10", "15", "20", "25"]
+    assert list(rows(path)[0]) == COLUMNS
+    assert rows(path)[0] == {
+        **dict.fromkeys(COLUMNS, ""),
+        "step": "5",
+        "epoch": "1",
+        "tokens_seen": "500",
+        "loss": "4.5",
+        "lr": "0.001",
+        "gradient_norm": "0.7",
+    }
+    write(path, None, [])  # a new run begins at nothing
+    assert path.read_text() == HEADER
+
+
+@pytest.mark.parametrize("left", [1, 3, len(HEADER), len(HEADER) + 2, 10_000])
+def test_a_broken_last_line_is_dropped(tmp_path: Path, left: int) -> None:
+    path = tmp_path / LOG
+    write(path, None, [5, 10])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left] if left < 10_000 else whole + b"15,1,15")
+    write(path, 10, [15])
+    steps = [entry["step"] for entry in rows(path)]
+    assert steps == (["5", "10", "15"] if left == 10_000 else ["15"])
+    assert path.read_text().count(HEADER) == 1
+
+
+def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
+    def work() -> None:
+        log = RunLog(tmp_path / LOG, 0, None, print)
+        for step in range(1, 4):
+            log.add(row(step))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+    assert [entry["step"] for entry in rows(tmp_path / LOG)] == ["1", "2", "3"]
+
+
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / LOG, 1, None, print)
+    log.add(row(1))
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_with_other_columns_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / LOG
+    path.write_text("epoch,loss\n1,2.5\n")
+    (sentence,) = write(path, 10, [15])
+    (aside,) = set(tmp_path.iterdir()) - {path}
+    assert aside.name in sentence
+    assert aside.read_text() == "epoch,loss\n1,2.5\n"
+    assert [entry["step"] for entry in rows(path)] == ["15"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
+def test_a_full_disk_ends_the_log_and_not_the_training(tmp_path: Path) -> None:
+    said: list[str] = []
+    log = RunLog(tmp_path / LOG, 0, None, said.append)
+    assert log.descriptor is not None
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, log.descriptor)
+    os.close(full)
+    log.add(row(1))
+    log.add(row(2))
+    assert said == [f"{tmp_path / LOG} gets nothing more: No space left on device."]
+
+
+def test_model_config_names_everything(corpus: Corpus, tmp_path: Path) -> None:
+    config = resolve("gpt2-nano", {"lr": "2e-3"})
+    write_model_config(tmp_path, config, corpus, 123)
+    content = json.loads((tmp_path / MODEL_CONFIG).read_text())
+    assert {name: content[name] for name in vars(config)} == vars(config)
+    assert content["parameters"] == 123
+    assert content["corpus_fingerprint"] == corpus.fingerprint
+    assert content["tokenizer_sha256"] == corpus.tokenizer_sha256
+    assert content["versions"]["aura"] == __version__
+    assert content["versions"]["torch"]
+
+
+def test_what_a_killed_run_leaves_when_it_is_done(corpus: Corpus, tmp_path: Path) -> None:
+    """Every step once in the log; model_config.json and the final model. Then again from an older checkpoint."""
+    (trainer,) = start(tmp_path, corpus, 1, faults={0: at_step(19, send_self(signal.SIGKILL))})
+    assert trainer.end() == -signal.SIGKILL
+    before = rows(trainer.run_dir / LOG)
+    assert [entry["step"] for entry in before] == ["1", "5", "10", "15"]
+    resumed = complete(start(tmp_path, corpus, 1))[0]
+    found = re.search(r"Se continúa después del paso (\d+)\.", resumed.text)
+    assert found  # 15, or 10 when it was killed before step 15 was on the disk
+    steps = {1, 5, 10, 15, int(found[1]) + 1, 20}
+    after = rows(trainer.run_dir / LOG)
+    assert [int(entry["step"]) for entry in after] == sorted(steps)
+    assert after[:3] == before[:3]
+    assert [entry["step"] for entry in after if entry["validation_loss"]] == ["10", "20"]
+    assert (trainer.run_dir / MODEL_CONFIG).is_file()
+    final = (trainer.run_dir / "final" / export.MODEL).read_bytes()
+    assert export.load(trainer.run_dir / "final").seq_len == 16
+
+    there = trainer.run_dir / "checkpoints" / "checkpoint-step-15"
+    again = complete(start(tmp_path, corpus, 1, f"--resume-from {there}"))[0]
+    assert "Se continúa después del paso 15." in again.text
+    assert [int(entry["step"]) for entry in rows(trainer.run_dir / LOG)] == sorted({*steps, 16})
+    assert any(name.startswith("superseded-checkpoint-step-20") for name in again.checkpoints())
+    assert (trainer.run_dir / "final" / export.MODEL).read_bytes() == final  # the same steps, the same bits

@@ -1,0 +1,139 @@
+"""What GPUs can do according to their makers, and what this machine has. Standard library only.
+
+Peaks are dense matrix products (no sparsity), accumulated in fp32, and fp32 without TF32, as torch computes by default.
+For the GeForce cards they follow from the GA102 and AD102 architecture papers: multiprocessors x 512 (half precision)
+or 256 (fp32) operations per clock x boost clock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from dataclasses import dataclass, replace
+
+from aura.errors import ConfigError, did_you_mean
+from aura.memory import GIB
+
+LLM_FOUNDRY = "llm-foundry's benchmark tables"
+NOT_REPORTED = "a guess, there is no report for this card"
+ASSUMED_CPU = 50e9  # FLOP/s
+CPU_MFU, CPU_MFU_SOURCE = 0.6, "measured once: 0.58 with gpt2-nano, 0.75 with a larger model"
+FORMATS = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    memory: float  # bytes
+    peak: dict[str, float]  # FLOP/s by number format; empty: unknown
+    source: str
+    mfu: float = 0.4  # the part of the peak that others have reached with torch.compile
+    mfu_source: str = NOT_REPORTED
+    is_gpu: bool = True
+
+
+def _gpu(name: str, gib: float, half: float, single: float, source: str, mfu: float, mfu_source: str) -> Gpu:
+    peak = {"bf16": half * 1e12, "fp16": half * 1e12, "fp32": single * 1e12}
+    return Gpu(name, gib * GIB, peak, source, mfu, mfu_source)
+
+
+GPUS = [
+    _gpu("RTX 3050 Laptop", 4, 14.3, 7.1, "16 SM at 1.74 GHz, the highest boost", 0.4, NOT_REPORTED),
+    _gpu("RTX 3060", 12, 25.5, 12.7, "28 SM at 1.78 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 3090", 24, 71.0, 35.6, "NVIDIA GA102 architecture paper", 0.45, "nanochat, issue 509"),
+    _gpu("RTX 4090", 24, 165.2, 82.6, "NVIDIA AD102 architecture paper", 0.5, "nanoGPT, issue 182"),
+    _gpu("A100 40GB", 40, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
+    _gpu("A100 80GB", 80, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
+    _gpu("A100 40GB PCIe", 40, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
+    _gpu("A100 80GB PCIe", 80, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
+    _gpu("H100 80GB", 80, 989.0, 67.0, "NVIDIA H100 SXM datasheet", 0.4, LLM_FOUNDRY),
+    _gpu("H200", 141e9 / GIB, 989.0, 67.0, "NVIDIA H200 datasheet", 0.4, LLM_FOUNDRY + " (H100)"),
+]
+
+
+def find(name: str) -> Gpu:
+    """The GPU of that name: '3090', 'rtx-3090', and what the driver says, 'NVIDIA GeForce RTX 3090'.
+
+    Raises ConfigError.
+    """
+    said = _words(name)
+    # Only the size of the memory may be left unsaid, where it leaves no choice.
+    found = [gpu for gpu in GPUS if said <= _words(gpu.name) <= said | {"40gb", "80gb"} and said]
+    if len(found) == 1:
+        return found[0]
+    names = [gpu.name for gpu in GPUS]
+    if found:
+        raise ConfigError(f"GPU {name!r} may be {' or '.join(gpu.name for gpu in found)}: say which.")
+    raise ConfigError(
+        f"GPU {name!r} is not in the table.{did_you_mean(name, names)} There are: {', '.join(names)}. "
+        "For another one give --peak-tflops and --memory-gb."
+    )
+
+
+def called(name: str, memory: float) -> Gpu:
+    """The GPU that the driver calls so, with the memory that it has [bytes]; without a peak when unknown."""
+    try:
+        return replace(find(name), memory=memory)
+    except ConfigError:
+        return Gpu(name, memory, {}, "not in the table")
+
+
+def described(name: str, tflops: float, memory: float) -> Gpu:
+    """A GPU that somebody describes."""
+    return Gpu(name, memory, dict.fromkeys(FORMATS, tflops * 1e12), "--peak-tflops")
+
+
+def cpu() -> Gpu:
+    """This machine's processor, measured with fp32 matrix products for a quarter of a second."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        import numpy as np
+    except ImportError:  # a controller
+        speed, source = ASSUMED_CPU, "assumed, because numpy is not here to measure it"
+    else:
+        matrix, products = np.ones((768, 768), dtype=np.float32), 0
+        started = time.perf_counter()
+        while (seconds := time.perf_counter() - started) < 0.25 or not products:
+            matrix @ matrix
+            products += 1
+        speed, source = 2 * 768**3 * products / seconds, "measured now, in fp32"
+    peak = dict.fromkeys(FORMATS, speed)
+    return Gpu("CPU of this machine", memory, peak, source, CPU_MFU, CPU_MFU_SOURCE, is_gpu=False)
+
+
+def _words(name: str) -> set[str]:
+    """'NVIDIA A100-SXM4-80GB' as {'a100', '80gb'}: what tells one model from another."""
+    words = re.findall(r"[a-z0-9]+", name.lower().replace("rtx", " ").replace(" gb", "gb"))
+    return {word for word in words if not re.fullmatch(r"nvidia|geforce|gpu|sxm\d?|hbm\w*", word)}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A GPU of this machine."""
+
+    name: str
+    total: int  # bytes
+    free: int  # bytes
+
+
+def of_this_machine() -> list[Found]:
+    """The GPUs that this process may use (CUDA_VISIBLE_DEVICES), as nvidia-smi measures them now; [] where none is."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "":
+        return []
+    query = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    chosen = [] if visible is None else [f"--id={visible}"]
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", *query, *chosen], capture_output=True, text=True, timeout=60, check=False
+        )
+    except FileNotFoundError:  # no driver, no GPU
+        return []
+    except subprocess.TimeoutExpired:
+        raise ConfigError("nvidia-smi gives no answer within 60 s: the driver hangs, restart it.") from None
+    if answer.returncode:
+        raise ConfigError(f"nvidia-smi says: {(answer.stdout or answer.stderr).strip().splitlines()[0]}")
+    rows = [line.rsplit(", ", 2) for line in answer.stdout.strip().splitlines()]
+    return [Found(name, int(total) << 20, int(free) << 20) for name, total, free in rows]

@@ -1,0 +1,62 @@
+"""Cross-entropy of a linear output layer, with the gradients made on the way.
+
+The plain way keeps all logits for the backward pass, and there computes with them again. Here each piece of the
+logits lives only until its part of the gradients is known, as in the Liger kernels (Hsu et al., 2024).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        vocab_size: int,
+        chunk: int,
+        gradient_scale: Tensor | None,
+    ) -> Tensor:
+        """Summed over the targets, in nats and fp32.
+
+        hidden (n, d_model), weight (rows, d_model) of which only the first `vocab_size` are words, targets (n,).
+        chunk: targets at a time. gradient_scale: what the result will be multiplied with before its backward pass
+        (fp16: a probability that is small by itself would become zero).
+        """
+        grad_hidden, grad_weight = torch.empty_like(hidden), None
+        total = torch.zeros((), device=hidden.device)
+        for first in range(0, len(hidden), chunk):
+            piece = slice(first, first + chunk)
+            wanted = targets[piece, None]
+            logits = (hidden[piece] @ weight.T).float()
+            logits[:, vocab_size:] = -torch.inf
+            log_p = torch.log_softmax(logits, dim=1)
+            del logits
+            total -= log_p.gather(1, wanted).sum()
+            # The gradient of the logits: the probabilities, less one at the target
+            difference = log_p.exp_()
+            difference.scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=torch.float32))
+            if gradient_scale is not None:
+                difference.mul_(gradient_scale)
+            narrow = difference.to(hidden.dtype)
+            grad_hidden[piece] = narrow @ weight
+            if grad_weight is None:
+                grad_weight = narrow.T @ hidden[piece]
+            else:
+                grad_weight.addmm_(narrow.T, hidden[piece])
+            del log_p, difference, narrow  # before the next piece needs the room
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.gradient_scale = gradient_scale
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        factor = grad if ctx.gradient_scale is None else grad / ctx.gradient_scale
+        return grad_hidden.mul_(factor), grad_weight.mul_(factor), None, None, None, None

@@ -1,0 +1,91 @@
+"""Running text, cut into documents.
+
+A document is a run of whole paragraphs (blocks between blank lines) of at least DOCUMENT_CHARS characters, or the
+rest of a file. Documents, not lines, are divided between training and validation, so that the validation loss does
+not profit from the other half of a sentence.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+DOCUMENT_CHARS = 4096  # a document ends with the first paragraph that reaches this length
+LONGEST_DOCUMENT = 65536  # characters; text without blank lines is cut here, at a space
+CHUNK = 1 << 20  # bytes read at once
+BLANK_LINES = re.compile(r"\n[ \t]*(?:\n\s*)+")
+
+
+def read_documents(path: Path, stream: IO[bytes], broken: Callable[[str], None]) -> Iterator[str]:
+    """The documents of a UTF-8 text; bytes that are not UTF-8 are left out when `broken` does not raise."""
+    text = ""
+    for piece, ended in _decoded(path, stream, broken):
+        text += piece
+        begin = 0
+        while (cut := _next_cut(text, begin, ended)) is not None:
+            document = text[begin : cut[0]].strip("\ufeff \t\n")
+            begin = cut[1]
+            if document:
+                yield document
+        text = text[begin:]
+
+
+def _decoded(path: Path, stream: IO[bytes], broken: Callable[[str], None]) -> Iterator[tuple[str, bool]]:
+    """The text in pieces, with \\n at the end of every line; True comes with the last piece."""
+    data, offset, lines, ended = (
+        b"",
+        0,
+        0,
+        False,
+    )  # of the bytes not decoded yet: where in the file, behind which line
+    after_return = ""
+    while not ended:
+        chunk = stream.read(CHUNK)
+        ended = not chunk
+        data += chunk
+        text, start = after_return, 0
+        while start < len(data):
+            try:
+                piece, used = codecs.utf_8_decode(data[start:] if start else data, "strict", ended)
+                stop = start + used
+            except UnicodeDecodeError as error:
+                bad, stop = start + error.start, start + error.end
+                piece = data[start:bad].decode()
+                line = lines + data.count(b"\n", 0, bad) + 1
+                broken(not_utf8(path, offset + bad, line, data[bad]))
+            text += piece
+            if stop == start:  # the rest of this letter is in the next chunk
+                break
+            start = stop
+        lines += data.count(b"\n", 0, start)
+        offset += start
+        data = data[start:]
+        # \r\n may be cut between two chunks.
+        after_return = "\r" if text.endswith("\r") and not ended else ""
+        text = text[: len(text) - len(after_return)]
+        yield text.replace("\r\n", "\n").replace("\r", "\n"), ended
+
+
+def not_utf8(path: Path, offset: int, line: int, byte: int) -> str:
+    return (
+        f"{path} is not UTF-8: byte {offset} (line {line}) is 0x{byte:02x}. "
+        f"If it is Latin-1, convert it: iconv -f latin1 -t utf8 {path.name} > {path.stem}-utf8{path.suffix}"
+    )
+
+
+def _next_cut(text: str, begin: int, ended: bool) -> tuple[int, int] | None:
+    """Where the document that begins at `begin` ends and the next begins; None when more text is needed."""
+    blank = BLANK_LINES.search(text, begin + DOCUMENT_CHARS, begin + LONGEST_DOCUMENT)
+    # Blank lines that touch the end of what was read may go on in the next chunk.
+    if blank and blank.end() < min(len(text), begin + LONGEST_DOCUMENT):
+        return blank.start(), blank.end()
+    if len(text) - begin > LONGEST_DOCUMENT:
+        space = text.rfind(" ", begin + DOCUMENT_CHARS, begin + LONGEST_DOCUMENT)
+        end = space if space > 0 else begin + LONGEST_DOCUMENT
+        return end, end
+    if ended and begin < len(text):
+        return len(text), len(text)
+    return None
