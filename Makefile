@@ -121,9 +121,8 @@ clean: lab-down ## remove the lab, .venv and what the tools left behind (downloa
 check-packages:
 	@requirements/apt $(CHECK_PACKAGES)
 
-# The trainer's requirements in .venv, for who trains on this machine without nodes.
 .PHONY: trainer
-trainer: $(TRAINER)
+trainer: $(TRAINER) ## install the trainer into .venv: the command aura, for who trains on this machine without nodes
 
 $(UV): | requirements/controller.txt
 	@requirements/apt $(CONTROLLER_PACKAGES)
@@ -176,4 +175,5 @@ $(TRAINER): requirements/node.txt $(CONTROLLER)
 	else
 	    $(STEP) "Installing $(TORCH_SPEC), the build for $(TORCH_BACKEND)" "$${install[@]}" --torch-backend "$(TORCH_BACKEND)" "$(TORCH_SPEC)"
 	fi
+	$(STEP) "Installing the command aura (training/)" "$${install[@]}" --quiet --no-build-isolation --editable ./training
 	touch $@
