@@ -28,6 +28,11 @@ def test_parameters_of_all_ranks_are_bit_equal(cluster: Cluster) -> None:
     assert len({done["parameters_checksum"] for done in cluster.done("gpt2-nano")}) == 1
 
 
+def test_the_launch_says_what_it_expects_and_what_became_of_it(cluster: Cluster) -> None:
+    assert "memory of a rank: " in cluster.demo
+    assert re.search(r"Predicted: .* per step, measured ", cluster.demo)
+
+
 def test_the_guides_console_lines_are_there(cluster: Cluster) -> None:
     journal = cluster.sh("node3", "journalctl --no-pager -o cat -u 'aura-train@*'")
     assert re.search(

@@ -22,6 +22,7 @@ from aura.corpus import Corpus, read_corpus
 from aura.data import Windows, check_corpus
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataError
 from aura.export import export_checkpoint
+from aura.memory import largest_micro_batch, memory_of, settings_that_fit
 from aura.place import Place, choose_device, place_from_environment
 from aura.plan import plan_for
 from aura.status import Status
@@ -116,7 +117,7 @@ def run(
         if place.rank == 0:
             for line in plan.lines():
                 speaker.say(line)
-        status.set(message="")
+            status.set(plan=plan.lines())
         finished = train(
             *(config, corpus, run_dir, log_dir, place, device, ranks, stop, saver, plan),
             *(speaker.say, status, resume_from),
@@ -136,7 +137,7 @@ def run(
         return code
     except Exception as error:
         if is_out_of_memory(error):
-            code = end("failed", out_of_memory(config, place), ConfigError.exit_code)
+            code = end("failed", out_of_memory(config, place, device), ConfigError.exit_code)
         else:
             traceback.print_exc()
             code = end("failed", f"{type(error).__name__}: {error}", 1)
@@ -193,27 +194,19 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
-def out_of_memory(config: TrainConfig, place: Place) -> str:
-    """What to do about it: the same step in smaller micro-batches, then what costs speed, then precision."""
-    size = config.batch_sizes(place.world_size)[place.rank]
-    ways = []
-    if size > 1 and not config.rank_batch_sizes:
-        accumulation = config.gradient_accumulation_steps * size // (size // 2)
-        ways.append(f"--batch-size {size // 2} --gradient-accumulation-steps {accumulation} (the same step)")
-    elif size > 1:
-        ways.append(f"a smaller number for rank {place.rank} in --rank-batch-sizes")
-    if not config.gradient_checkpointing:
-        ways.append("--gradient-checkpointing")
-    if not config.loss_chunk or config.loss_chunk > 256:
-        ways.append("--loss-chunk 256")
-    if config.moment_format != "int8":
-        ways.append("--moment-format int8")
-    if config.parameter_format == "fp32" and config.precision == "bf16":
-        ways.append("--parameter-format bf16")
-    return (
-        f"Out of memory on rank {place.rank} on {place.node} with a micro-batch of {size} x {config.seq_len} tokens. "
-        f"What helps, in this order: {'; '.join(ways) or 'a smaller model'}. `aura plan` says how much each saves."
-    )
+def out_of_memory(config: TrainConfig, place: Place, device: torch.device) -> str:
+    """What to do about it: the least harmful changes with which the same step fits, by the plan's memory model."""
+    size, on_gpu = config.batch_sizes(place.world_size)[place.rank], device.type == "cuda"
+    room, needed = gpu_of(device).memory, memory_of(config, largest_micro_batch(config), on_gpu).total
+    what = f"Out of memory on rank {place.rank} on {place.node} with a micro-batch of {size} x {config.seq_len} tokens."
+    # The model has just been too hopeful, or somebody else uses the memory: leave more of it.
+    changes = settings_that_fit(config, min(0.95 * room, 0.9 * needed), on_gpu)
+    if not changes:
+        return f"{what} Nothing that the plan knows makes it fit: take a smaller model (`aura plan --preset auto`)."
+    smaller = replace(config, **changes)
+    flags = " ".join(f"--{name.replace('_', '-')} {str(value).lower()}" for name, value in changes.items())
+    now = memory_of(smaller, largest_micro_batch(smaller), on_gpu).total
+    return f"{what} The same step needs {now / needed:.0%} of the memory with {flags}"
 
 
 def is_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> bool:

@@ -44,6 +44,8 @@ class Status:
             "tokens_per_second": None,
             "sync": None,
             "message": "",
+            "plan": None,  # of rank 0: what was predicted, line by line
+            "outcome": None,  # of rank 0: that against what was measured
             **fields,
         }
         self.written = 0.0

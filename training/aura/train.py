@@ -307,7 +307,8 @@ def train(
         assert progress.validation_loss is not None
         start, end = progress.first_validation_loss, progress.validation_loss
         say(console.validation_at_end(end, start, corpus.unigram_entropy))
-        say(pace.compared())
+        say(outcome := pace.compared())
+        status.set(outcome=outcome)
     status.set(sync=compare())
     if saves:
         write_done(run_dir, config, corpus, state_now())
