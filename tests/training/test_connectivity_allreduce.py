@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 from aura import allreduce
 from aura.errors import ConfigError
+from aura.launch_local import free_port
 
 PACKAGE = Path(allreduce.__file__).parents[1]
 QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}  # before torch is imported, as allreduce.main does it
@@ -22,11 +23,6 @@ COMMON = QUIET | {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(PACKAGE),
 }
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 # Imports torch once, then becomes the ranks: [[environment, output file, arguments], ...] -> [exit codes].

@@ -5,13 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gang_worker
 import pytest
+from aura.launch_local import free_port
 
 # A server process that has imported torch once forks the ranks: importing it in each costs seconds.
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -56,9 +56,7 @@ Start = Callable[..., Rank]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     started: list[Rank] = []
 
     def start_rank(rank: int, world_size: int = 3, run: str = "test", seconds: float = 60) -> Rank:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from aura import probe
+from aura.launch_local import free_port
 from aura.probe import Json, Line, Settings
 
 PROBE = Path(probe.__file__)
@@ -24,15 +25,10 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "CONNECT_TIMEOUT", 1.0)
 
 
-def free_ports() -> tuple[int, int]:
-    with socket.create_server(("127.0.0.2", 0)) as one, socket.create_server(("127.0.0.2", 0)) as other:
-        return one.getsockname()[1], other.getsockname()[1]
-
-
 def make_settings(number: int, patience: float = 2.0) -> list[Settings]:
     """Settings of so many nodes, node0 the coordinator, with short measurements."""
     peers = {f"node{i}": f"127.0.0.{i + 2}" for i in range(number)}
-    rendezvous, ephemeral = free_ports()
+    rendezvous, ephemeral = free_port(), free_port()
     return [
         Settings(name, peers, rendezvous, ephemeral, patience, measure_seconds=0.15, expected_mbit=1)
         for name in peers
@@ -56,7 +52,7 @@ def run_together(nodes: list[Settings], limit: float = 20) -> dict[str, Json]:
 
 def test_five_healthy_nodes_as_commands() -> None:
     """As on the nodes: five processes, nothing but the standard library, one line of JSON each."""
-    rendezvous, ephemeral = free_ports()
+    rendezvous, ephemeral = free_port(), free_port()
     peers = ",".join(f"node{i}=127.0.0.{i + 2}" for i in range(5))
     options = [f"--peers={peers}", f"--rendezvous-port={rendezvous}", f"--ephemeral-port={ephemeral}"]
     processes = []
@@ -172,7 +168,9 @@ def test_the_wrong_host_answers() -> None:
 
 
 def test_a_node_without_its_address() -> None:
-    node = Settings("node0", {"node0": "192.0.2.1", "node1": "127.0.0.3"}, *free_ports(), patience=0.5)
+    node = Settings(
+        "node0", {"node0": "192.0.2.1", "node1": "127.0.0.3"}, free_port(), free_port(), patience=0.5
+    )
     document: Json = {}
     probe.run(node, document)
     assert document["busy_ports"]["rendezvous"] == {"reason": "no address", "holder": None}
@@ -227,7 +225,7 @@ def test_a_coordinator_that_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_time_limit_prints_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
-    rendezvous, ephemeral = free_ports()
+    rendezvous, ephemeral = free_port(), free_port()
     arguments = ["--node=node0", "--peers=node0=127.0.0.2,node1=127.0.0.3", "--time-limit=0.3"]
     arguments += [f"--rendezvous-port={rendezvous}", f"--ephemeral-port={ephemeral}", "--patience=2"]
     assert probe.main(arguments) == 0

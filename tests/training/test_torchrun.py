@@ -11,7 +11,8 @@ from pathlib import Path
 import aura
 import pytest
 from aura.corpus import Corpus
-from trainers import TINY, free_port
+from aura.launch_local import free_port
+from trainers import TINY
 
 
 def test_torchrun_on_two_nodes(corpus: Corpus, tmp_path: Path) -> None:

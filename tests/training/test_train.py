@@ -17,11 +17,12 @@ import torch
 from aura import attempt, checkpoint, export
 from aura.corpus import Corpus
 from aura.data import Windows
+from aura.launch_local import free_port
 from aura.model import GPT
 from aura.prepare import prepare
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import TINY, Trainer, at_step, complete, free_port, send_self, start
+from trainers import TINY, Trainer, at_step, complete, send_self, start
 
 GUIDE_TAGS = {
     "Loss/train_step",

@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import torch
 from aura import cli, train
 from aura.config import TrainConfig
 from aura.corpus import Corpus
+from aura.launch_local import free_port
 
 FORK = multiprocessing.get_context("fork")
 # A model that learns 20 steps in less than a second.
@@ -27,12 +27,6 @@ TINY = "--layers 1 --heads 2 --d-model 32 --seq-len 16 --vocab-size 300 --batch-
 TINY += "--log-every 5 --validate-every 10 --validation-windows 20 --save-every 5 --collective-timeout 30"
 
 Fault = Callable[[], None]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Trainer:

@@ -7,11 +7,13 @@ turns every exit code into 1. Nothing is started again here; the same command co
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -138,9 +140,12 @@ def start(command: list[str], environments: list[dict[str, str]], verbose: bool)
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+    """Below the ports that Linux gives to outgoing connections: such a one may be taken before rank 0 listens."""
+    while True:
+        port = random.SystemRandom().randrange(15000, 32000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
 
 
 def say(sentence: str) -> None:
