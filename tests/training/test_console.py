@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import string
+import sys
 
 import pytest
 from aura import console
@@ -91,3 +93,27 @@ def test_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
         "1 h 00 min",
         "3 d 0 h",
     ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_live_line_is_replaced_on_a_terminal_of_rank_0(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        speaker = console.Console(rank, 2, "node0", "cpu")
+        for text in ("Step 1/9", "Step 2/9 comes too soon"):
+            speaker.show(text)
+        speaker.say("Loss: 3")
+    seen = os.read(ours, 1000).decode()
+    os.close(ours)
+    line = f"[Rank {rank}/2 | Node node0 | Device cpu] Loss: 3\r\n"
+    assert seen == ("\r\033[KStep 1/9\r\033[K" + line if rank == 0 else line)
+
+
+def test_there_is_no_live_line_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    speaker = console.Console(0, 1, "node0", "cpu")
+    speaker.show("Step 1/9")
+    speaker.say("Loss: 3")
+    assert capsys.readouterr().out == "[Rank 0/1 | Node node0 | Device cpu] Loss: 3\n"

@@ -120,7 +120,7 @@ def run(
             status.set(plan=plan.lines())
         finished = train(
             *(config, corpus, run_dir, log_dir, place, device, ranks, stop, saver, plan),
-            *(speaker.say, status, resume_from),
+            *(speaker, status, resume_from),
         )
     except StoppedWhileWaiting:
         return end("stopped", "Stopped while waiting for the other ranks; nothing was lost.", EXIT_OK)

@@ -6,13 +6,19 @@ sentence. Spanish is the default; a locale that says English, or AURA_LANG=en, c
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
+import sys
+import time
 from pathlib import Path
 
 from aura.config import TrainConfig
 from aura.errors import ConfigError
 
 LANGUAGES = ("es", "en")
+CLEAR = "\r\033[K"  # back to the beginning of the terminal's line, and nothing is left of it
+LIVE_PAUSE = 0.5
 
 # key: (Spanish, English)
 CATALOGUE = {
@@ -137,9 +143,18 @@ class Console:
 
     def __init__(self, rank: int, world_size: int, node: str, device: str) -> None:
         self.head = f"[Rank {rank}/{world_size} | Node {node} | Device {device}]"
+        self.is_live = rank == 0 and sys.stdout.isatty()
+        self.shown = -math.inf  # when the live line was written
 
     def say(self, text: str) -> None:
-        print(f"{self.head} {text}", flush=True)
+        print(f"{CLEAR if self.is_live else ''}{self.head} {text}", flush=True)
+
+    def show(self, text: str) -> None:
+        """A line that the next one replaces, on a terminal and no more than every LIVE_PAUSE seconds."""
+        if self.is_live and time.monotonic() - self.shown >= LIVE_PAUSE:
+            width = shutil.get_terminal_size().columns
+            print(f"{CLEAR}{text[: width - 1]}", end="", flush=True)
+            self.shown = time.monotonic()
 
 
 def distributed(backend: str) -> str:

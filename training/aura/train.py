@@ -66,11 +66,12 @@ def train(
     stop: StopSignal,
     saver: checkpoint.Saver,
     plan: Plan,
-    say: Callable[[str], None],
+    speaker: console.Console,
     status: Status,
     resume_from: Path | None = None,
 ) -> bool:
     """Train until `config.steps`, or until a rank is asked to stop; True when the run is complete."""
+    say = speaker.say
     check_ranks_mean_the_same(ranks, config, corpus)
 
     # What is trained, and on what
@@ -261,6 +262,7 @@ def train(
         seconds = time.perf_counter() - started
         busy_seconds, busy_tokens = busy_seconds + seconds, busy_tokens + tokens
         pace.add(seconds, tokens)
+        speaker.show(pace.line(progress.step + 1))
         progress.step += 1
         progress.windows_seen += sum(shares)
         progress.tokens_seen += int(tokens)
