@@ -262,7 +262,8 @@ def train(
         seconds = time.perf_counter() - started
         busy_seconds, busy_tokens = busy_seconds + seconds, busy_tokens + tokens
         pace.add(seconds, tokens)
-        speaker.show(pace.line(progress.step + 1))
+        if speaker.is_live:
+            speaker.show(pace.line(progress.step + 1))
         progress.step += 1
         progress.windows_seen += sum(shares)
         progress.tokens_seen += int(tokens)
