@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aura import connectivity
-from aura.connectivity import CHECKS, TITLES, Check, blame, draw, judge, read_evidence
+from aura.connectivity.blame import blame
+from aura.connectivity.checks import Check
+from aura.connectivity.evidence import read_evidence
+from aura.connectivity.report import CHECKS, TITLES, draw, judge
 
 Json = dict[str, Any]
+ROOT = Path(__file__).parents[2]
 NAMES = [f"node{i}" for i in range(5)]
 ADDRESSES = {name: f"192.168.50.{20 + i}" for i, name in enumerate(NAMES)}
 PORTS = {"rendezvous": 12355, "ephemeral": 51234}
@@ -513,8 +516,8 @@ def test_exit_code_0_without_the_line_is_not_enough(cluster: Cluster) -> None:
 
 
 def call(text: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-I", "-S", connectivity.__file__, *options]
-    environment = {"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-S", "-m", "aura.connectivity", *options]
+    environment = {"LC_ALL": "C", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "training")}
     return subprocess.run(
         command, input=text, capture_output=True, encoding="utf-8", env=environment, timeout=20, check=False
     )
@@ -559,7 +562,7 @@ def test_what_cannot_be_read_is_neither_good_nor_bad(text: str) -> None:
 
 
 def test_every_check_is_explained_in_the_documentation() -> None:
-    text = (Path(__file__).parents[2] / "docs/troubleshooting.md").read_text()
+    text = (ROOT / "docs/troubleshooting.md").read_text()
     for check, title in TITLES.items():
         assert f"### {title}" in text and f"`{check}`" in text, (
             f"docs/troubleshooting.md does not explain {check}"

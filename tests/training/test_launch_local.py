@@ -39,6 +39,8 @@ class Launcher:
         self.pid = self.process.pid
 
     def _work(self, words: list[str], grace: float) -> None:
+        for number in (signal.SIGINT, signal.SIGHUP):  # nohup and a shell's & let the tests ignore them
+            signal.signal(number, signal.SIG_DFL)
         with self.output.open("wb") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)

@@ -11,18 +11,23 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from aura import probe
 from aura.launch_local import free_port
-from aura.probe import Json, Line, Settings
+from aura.probe import __main__ as program
+from aura.probe import limits
+from aura.probe.caller import connect, open_port, try_all, try_port
+from aura.probe.coordinator import rounds
+from aura.probe.host import Host, listening
+from aura.probe.node import _find_unit
+from aura.probe.wire import Json, Line, Settings
 
-PROBE = Path(probe.__file__)
+TRAINING = Path(__file__).parents[2] / "training"
 
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would otherwise be waited for in vain. Loopback answers in microseconds."""
-    monkeypatch.setattr(probe, "STRAGGLER_GRACE", 0.5)
-    monkeypatch.setattr(probe, "CONNECT_TIMEOUT", 1.0)
+    monkeypatch.setattr(limits, "STRAGGLER_GRACE", 0.5)
+    monkeypatch.setattr(limits, "CONNECT_TIMEOUT", 1.0)
 
 
 def make_settings(number: int, patience: float = 2.0) -> list[Settings]:
@@ -39,7 +44,7 @@ def run_together(nodes: list[Settings], limit: float = 20) -> dict[str, Json]:
     """Each node in a thread of its own; {name: document}. A node that hangs fails the test."""
     documents: dict[str, Json] = {node.node: {} for node in nodes}
     threads = [
-        threading.Thread(target=probe.run, args=(node, documents[node.node]), daemon=True) for node in nodes
+        threading.Thread(target=program.run, args=(node, documents[node.node]), daemon=True) for node in nodes
     ]
     for thread in threads:
         thread.start()
@@ -58,8 +63,8 @@ def test_five_healthy_nodes_as_commands() -> None:
     processes = []
     options += ["--expected-mbit=1", "--measure-seconds=0.15"]
     for i in range(5):
-        command = [sys.executable, "-I", "-S", str(PROBE), f"--node=node{i}", *options]
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        command = [sys.executable, "-S", "-m", "aura.probe", f"--node=node{i}", *options]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TRAINING))
         time.sleep(0.1)  # nodes never start at the same moment
     documents = {
         f"node{i}": json.loads(process.communicate(timeout=30)[0]) for i, process in enumerate(processes)
@@ -105,12 +110,12 @@ def test_one_port_that_nobody_listens_on(monkeypatch: pytest.MonkeyPatch) -> Non
 
     node1 itself reaches everybody at once, and waits for a coordinator that is still trying to reach node1.
     """
-    monkeypatch.setattr(probe, "SILENCE_LIMIT", 0.6)
+    monkeypatch.setattr(limits, "SILENCE_LIMIT", 0.6)
     nodes = make_settings(3, patience=1.0)
-    opened = probe.Host.open
+    opened = Host.open
     closed = threading.Event()
 
-    def open_one(host: probe.Host) -> None:
+    def open_one(host: Host) -> None:
         if host.settings.node != "node1":
             assert closed.wait(10)  # or they might reach the port in the moment before it is closed
             opened(host)
@@ -121,7 +126,7 @@ def test_one_port_that_nobody_listens_on(monkeypatch: pytest.MonkeyPatch) -> Non
         listener.close()
         closed.set()
 
-    monkeypatch.setattr(probe.Host, "open", open_one)
+    monkeypatch.setattr(Host, "open", open_one)
     documents = run_together(nodes)
     for name in ("node0", "node2"):
         assert documents[name]["tcp"]["node1"]["rendezvous"] == {
@@ -162,8 +167,8 @@ def test_the_wrong_host_answers() -> None:
     nodes = make_settings(3)
     peers = {"node0": nodes[0].address, "node1": nodes[2].address}
     mistaken = Settings(**{**nodes[0].__dict__, "peers": peers})
-    with probe.listening(nodes[2]):
-        result = probe.try_port(mistaken, "node1", nodes[0].ephemeral_port, time.monotonic() + 5)
+    with listening(nodes[2]):
+        result = try_port(mistaken, "node1", nodes[0].ephemeral_port, time.monotonic() + 5)
     assert result == {"ok": False, "error": "wrong node", "detail": "node2"}
 
 
@@ -172,7 +177,7 @@ def test_a_node_without_its_address() -> None:
         "node0", {"node0": "192.0.2.1", "node1": "127.0.0.3"}, free_port(), free_port(), patience=0.5
     )
     document: Json = {}
-    probe.run(node, document)
+    program.run(node, document)
     assert document["busy_ports"]["rendezvous"] == {"reason": "no address", "holder": None}
     assert document["tcp"]["node1"]["rendezvous"]["error"] == "no address"
 
@@ -183,11 +188,11 @@ def test_a_node_that_leaves_in_the_middle() -> None:
     gone = threading.Event()
 
     def leave() -> None:
-        with probe.listening(nodes[2]):
-            reach = probe.try_all(nodes[2])
-            port = probe.open_port(nodes[2], reach["node0"])
+        with listening(nodes[2]):
+            reach = try_all(nodes[2])
+            port = open_port(nodes[2], reach["node0"])
             assert port
-            control = probe.connect(nodes[2], "node0", port, "control")
+            control = connect(nodes[2], "node0", port, "control")
             while control.receive(10).get("do") != "send":
                 pass
             control.close()
@@ -204,7 +209,7 @@ def test_a_node_that_leaves_in_the_middle() -> None:
 
 def test_a_coordinator_that_leaves_in_the_middle() -> None:
     nodes = make_settings(2)
-    with probe.listening(nodes[0]) as coordinator:
+    with listening(nodes[0]) as coordinator:
 
         def leave() -> None:
             while "node1" not in coordinator.controls:
@@ -219,7 +224,7 @@ def test_a_coordinator_that_leaves_in_the_middle() -> None:
 
 def test_a_coordinator_that_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = make_settings(2, patience=0.5)
-    with probe.listening(nodes[0]):
+    with listening(nodes[0]):
         document = run_together(nodes[1:], limit=6)["node1"]
     assert document["left_out"] == "the coordinator went away in the middle (timed out)"
 
@@ -228,7 +233,7 @@ def test_the_time_limit_prints_what_is_known(capsys: pytest.CaptureFixture[str])
     rendezvous, ephemeral = free_port(), free_port()
     arguments = ["--node=node0", "--peers=node0=127.0.0.2,node1=127.0.0.3", "--time-limit=0.3"]
     arguments += [f"--rendezvous-port={rendezvous}", f"--ephemeral-port={ephemeral}", "--patience=2"]
-    assert probe.main(arguments) == 0
+    assert program.main(arguments) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["node"] == "node0" and not document["complete"]
 
@@ -243,27 +248,27 @@ def test_the_time_limit_prints_what_is_known(capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_wrong_usage(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert probe.main([*arguments, "--ephemeral-port=50000"]) == 64
+    assert program.main([*arguments, "--ephemeral-port=50000"]) == 64
     assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", range(1, 9))
 def test_rounds_pair_everybody_once(number: int) -> None:
     names = [f"node{i}" for i in range(number)]
-    rounds = probe.rounds(names)
-    for pairs in rounds:
+    found = rounds(names)
+    for pairs in found:
         busy = [name for pair in pairs for name in pair]
         assert len(busy) == len({*busy}), "a node in two pairs of the same round shares its link between them"
-    assert sorted(tuple(sorted(pair)) for pairs in rounds for pair in pairs) == [*combinations(names, 2)]
-    assert len(rounds) == (number if number % 2 else number - 1)
+    assert sorted(tuple(sorted(pair)) for pairs in found for pair in pairs) == [*combinations(names, 2)]
+    assert len(found) == (number if number % 2 else number - 1)
 
 
 def test_the_unit_that_a_process_belongs_to() -> None:
     version2 = "0::/system.slice/system-aura\\x2dtrain.slice/aura-train@0.service\n"
-    assert probe._find_unit(version2) == "aura-train@0.service"
+    assert _find_unit(version2) == "aura-train@0.service"
     version1 = "12:pids:/system.slice/ssh.service\n1:name=systemd:/system.slice/ssh.service\n"
-    assert probe._find_unit(version1) == "ssh.service"
-    assert probe._find_unit("0::/user.slice/user-1000.slice/session-3.scope\n") is None
+    assert _find_unit(version1) == "ssh.service"
+    assert _find_unit("0::/user.slice/user-1000.slice/session-3.scope\n") is None
 
 
 def test_what_is_not_our_language_is_an_error() -> None:

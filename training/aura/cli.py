@@ -33,7 +33,7 @@ COMMANDS = {
     ),
     "monitor": ("aura.monitor", "main", "show the load of processor, memory and GPUs every few seconds"),
     "check-allreduce": ("aura.allreduce", "main", "let all ranks add numbers and check the sum"),
-    "probe": ("aura.probe", "main", "answer or measure connections between nodes"),
+    "probe": ("aura.probe.__main__", "main", "answer or measure connections between nodes"),
     "fingerprint": ("aura.corpus", "main", "verify a corpus and print its fingerprint"),
     "config": ("aura.config", "main", "print a complete training configuration, or what is wrong with it"),
     "version": ("aura.cli", "version", "print the versions of everything that takes part, as JSON"),
