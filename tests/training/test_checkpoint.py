@@ -31,8 +31,13 @@ def trained(steps: int, width: int = 4) -> tuple[nn.Linear, AdamW]:
     return model, optimizer
 
 
+def write(directory: Path, name: str, model: nn.Linear, optimizer: AdamW, state: checkpoint.State) -> Path:
+    parameters = checkpoint.parameters_of(model)
+    return checkpoint.write(directory, name, parameters, optimizer.tensors(), state)
+
+
 def save(directory: Path, step: int, kind: str = "checkpoint") -> Path:
-    return checkpoint.save(directory, f"{kind}-step-{step}", *trained(step), {"step": step})
+    return write(directory, f"{kind}-step-{step}", *trained(step), {"step": step})
 
 
 def accept(state: checkpoint.State) -> None:
@@ -125,7 +130,7 @@ def test_rotation_keeps_the_best_and_every_mth(tmp_path: Path) -> None:
     losses = {10: 5.0, 20: 3.0, 25: None, 30: 4.0, 40: 4.5, 50: 4.2}
     for step, loss in losses.items():
         state = {"step": step, "validation_loss": loss}
-        newest = checkpoint.save(tmp_path, f"checkpoint-step-{step}", *trained(1), state)
+        newest = write(tmp_path, f"checkpoint-step-{step}", *trained(1), state)
     checkpoint.rotate(tmp_path, keep=1, keep_every=15, newest=newest)
     assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-step-{step}" for step in (20, 30, 50)}
 
@@ -159,7 +164,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_that_save_at_most(moment: int, tmp
     save(tmp_path, 1)
 
     def die() -> None:
-        original, count = checkpoint._flush, 0
+        original, count = checkpoint.flush, 0
 
         def flush(path: Path) -> None:
             nonlocal count
@@ -168,7 +173,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_that_save_at_most(moment: int, tmp
             count += 1
             original(path)
 
-        checkpoint._flush = flush
+        checkpoint.flush = flush
         saver = checkpoint.Saver(tmp_path, keep=1, keep_every=0)
         saver.begin("checkpoint-step-2", *trained(2), {"step": 2})
         saver.wait()
@@ -205,7 +210,7 @@ def test_an_error_at_any_moment_of_a_save_leaves_the_older_one_alone(
 ) -> None:
     """_flush is called for each file, the directory, and after the rename."""
     save(tmp_path, 1)
-    original, count = checkpoint._flush, 0
+    original, count = checkpoint.flush, 0
 
     def fail(path: Path) -> None:
         nonlocal count
@@ -214,7 +219,7 @@ def test_an_error_at_any_moment_of_a_save_leaves_the_older_one_alone(
         count += 1
         original(path)
 
-    monkeypatch.setattr(checkpoint, "_flush", fail)
+    monkeypatch.setattr(checkpoint, "flush", fail)
     with pytest.raises(OSError):
         save(tmp_path, 2)
     found = checkpoint.newest_valid(tmp_path, print)
@@ -248,7 +253,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_an_error_of_the_disk_and_leaves_the_older_one_alone(small_disk: Path) -> None:
     save(small_disk, 1)
     with pytest.raises(OSError, match="No space left on device"):
-        checkpoint.save(small_disk, "checkpoint-step-2", *trained(1, width=100), {"step": 2})
+        write(small_disk, "checkpoint-step-2", *trained(1, width=100), {"step": 2})
     assert [path.name for path in small_disk.iterdir()] == ["checkpoint-step-1"]
     checkpoint.verify(small_disk / "checkpoint-step-1")
 

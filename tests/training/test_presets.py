@@ -170,13 +170,15 @@ def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> No
 def test_auto_asks_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = "echo 'NVIDIA GeForce RTX 3060, 12288, 6000'; echo 'NVIDIA GeForce RTX 3090, 24576, 24100'"
+    rows = "echo 'NVIDIA GeForce RTX 3060, 12288, 6000, GPU-a'; echo 'NVIDIA GeForce RTX 3090, 24576, 24100, GPU-b'"
     nvidia_smi(tmp_path, monkeypatch, rows)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert auto.resolve_here("auto", {}).preset == "gpt2-medium"
     assert "NVIDIA GeForce RTX 3090 has 23.5 GiB free" in capsys.readouterr().out
 
-    nvidia_smi(tmp_path, monkeypatch, 'test "$3" = --id=7 && echo "NVIDIA GeForce RTX 3060, 12288, 6000"')
+    nvidia_smi(
+        tmp_path, monkeypatch, 'test "$3" = --id=7 && echo "NVIDIA GeForce RTX 3060, 12288, 6000, GPU-a"'
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert auto.resolve_here("auto", {}).preset == "gpt2-medium-6gb"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -186,6 +188,25 @@ def test_auto_asks_the_driver(
     nvidia_smi(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed because of the driver.'; exit 9")
     with pytest.raises(ConfigError, match="has failed because of the driver"):
         auto.resolve_here("auto", {})
+
+
+def test_a_single_process_sees_the_gpu_with_most_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "echo 'NVIDIA GeForce RTX 3060, 12288, 6000, GPU-a'; echo 'NVIDIA GeForce RTX 3090, 24576, 24100, GPU-b'"
+    nvidia_smi(tmp_path, monkeypatch, rows)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    auto.take_best_gpu()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1", "each rank of a gang has its own GPU"
+    monkeypatch.delenv("WORLD_SIZE")
+    auto.take_best_gpu()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
+    assert "RTX 3090: of 2 GPUs the one with most free memory" in capsys.readouterr().out
+
+    nvidia_smi(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed because of the driver.'; exit 9")
+    auto.take_best_gpu()  # training itself says what is wrong, if anything is
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
 
 
 def test_auto_is_refused_where_ranks_could_disagree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`--preset auto`: the largest model that the best GPU of this machine has room for, decided before torch starts."""
+"""What is decided before torch starts: the GPU of a single process, and what `--preset auto` is on it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from aura import gpus
 from aura.config import AUTO, TrainConfig, resolve
+from aura.errors import ConfigError
 from aura.memory import GIB, largest_micro_batch, memory_of
 
 # The largest model first, and of one model the fastest recipe first.
@@ -20,6 +21,7 @@ CANDIDATES = (
     "gpt2-medium-4gb",
 )
 WITHOUT_GPU = "gpt2-nano"
+ANOTHER_WAY = "Another one: CUDA_VISIBLE_DEVICES=N. All of them: aura launch-local."
 USABLE = 0.95  # of what is free: torch's allocator leaves gaps
 
 
@@ -28,10 +30,27 @@ def resolve_here(preset: str, overrides: Mapping[str, Any]) -> TrainConfig:
 
     One of several ranks must not choose: another one may have another GPU. `resolve` refuses it.
     """
-    if preset == AUTO and int(os.environ.get("WORLD_SIZE") or 1) == 1:
+    if preset == AUTO and _alone():
         preset, reason = choose(gpus.of_this_machine(), overrides)
         print(reason, flush=True)
     return resolve(preset, overrides)
+
+
+def take_best_gpu() -> None:
+    """A process that is alone on a machine with several GPUs sees only the one with most free memory.
+
+    Ranks of a gang are left alone: each has its own by LOCAL_RANK.
+    """
+    if not _alone():
+        return
+    try:
+        found = gpus.of_this_machine()
+    except ConfigError:  # torch may know more than nvidia-smi; if not, it says so
+        return
+    if len(found) > 1:
+        best = max(found, key=lambda gpu: gpu.free)
+        os.environ["CUDA_VISIBLE_DEVICES"] = best.uuid
+        print(f"{best.name}: of {len(found)} GPUs the one with most free memory. {ANOTHER_WAY}", flush=True)
 
 
 def choose(found: list[gpus.Found], overrides: Mapping[str, Any]) -> tuple[str, str]:
@@ -48,3 +67,7 @@ def choose(found: list[gpus.Found], overrides: Mapping[str, Any]) -> tuple[str, 
             return name, f"preset=auto: {name}, because it needs {needs / GIB:.1f} GiB and {has}{too_large}."
         too_large = f"; {name} would need {needs / GIB:.1f} GiB"
     return WITHOUT_GPU, f"preset=auto: {WITHOUT_GPU}, because {has}{too_large}."
+
+
+def _alone() -> bool:
+    return os.environ.get("WORLD_SIZE", "1") == "1"

@@ -20,7 +20,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from aura.corpus import sha256_of
+from aura.config import TrainConfig
+from aura.corpus import Corpus, sha256_of
+from aura.durable import flush
+from aura.errors import ConfigError
 from aura.optimizer import AdamW
 from aura.sync import Ranks
 
@@ -39,6 +42,11 @@ STATE, MANIFEST = "state.json", "manifest.json"
 NAME = re.compile(r"(checkpoint|interrupt)-step-(\d+)")
 DAMAGED, SUPERSEDED = "damaged-", "superseded-"
 TEMPORARY = ".tmp-"
+# A checkpoint of a run with other values of these is another model or another order of the data.
+FIXED = (
+    *("layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),
+    *("parameter_format", "moment_format", "seed", "strategy"),
+)
 
 State = dict[str, Any]
 Report = Callable[[str], None]
@@ -74,7 +82,7 @@ class Saver:
         assert not self.thread.is_alive()
         began = time.perf_counter()
         self.name, self.error = name, None
-        tensors = _parameters(model), optimizer.tensors()
+        tensors = parameters_of(model), optimizer.tensors()
         size = sum(tensor.nbytes for part in tensors for tensor in part.values())
         fits = size < 0.8 * psutil.virtual_memory().available
         if fits:
@@ -103,15 +111,10 @@ class Saver:
         self.seconds = time.perf_counter() - began
 
 
-def save(directory: Path, name: str, model: nn.Module, optimizer: AdamW, state: State) -> Path:
-    """Write the checkpoint `name`, then return its path. Raises OSError, and then leaves nothing behind."""
-    return write(directory, name, _parameters(model), optimizer.tensors(), state)
-
-
 def write(
     directory: Path, name: str, parameters: dict[str, Tensor], optimizer: dict[str, Tensor], state: State
 ) -> Path:
-    """The same, of tensors by name."""
+    """Write the checkpoint `name`, then return its path. Raises OSError, and then leaves nothing behind."""
     final, temporary = directory / name, directory / f"{name}{TEMPORARY}{os.getpid()}"
     try:
         temporary.mkdir(parents=True)
@@ -125,12 +128,12 @@ def write(
         manifest = {"format": FORMAT, "step": state["step"], "files": files}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         for file in temporary.iterdir():
-            _flush(file)
-        _flush(temporary)
+            flush(file)
+        flush(temporary)
         if final.exists():  # of an attempt that was given up: the same step, computed again
             final.rename(directory / f"{name}{TEMPORARY}old-{os.getpid()}")
         temporary.rename(final)
-        _flush(directory)
+        flush(directory)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -199,7 +202,7 @@ def read_state(path: Path) -> State:
 
 def load_parameters(path: Path, model: nn.Module) -> None:
     """Overwrite the parameters of `model` with those of a checkpoint."""
-    _overwrite(_parameters(model), load_file(path / MODEL))
+    _overwrite(parameters_of(model), load_file(path / MODEL))
 
 
 def agree_and_load(
@@ -236,7 +239,7 @@ def agree_and_load(
         if ranks.rank in (source, *lacking):
             report(f"{ranks.name([source])} sends step {best} to {ranks.name(lacking)}.")
         # All ranks take part in a broadcast, also those that have read the same from their disk.
-        for tensor in (*_parameters(model).values(), *optimizer.tensors().values()):
+        for tensor in (*parameters_of(model).values(), *optimizer.tensors().values()):
             ranks.broadcast(tensor, source)
     return state
 
@@ -262,6 +265,27 @@ def _checkpoints(directory: Path) -> list[Path]:
     return [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
 
 
+def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_size: int) -> list[str]:
+    """Refuse a checkpoint of another model or other data; the other changes. Raises ConfigError."""
+    before, now = state["config"], asdict(config)
+    way_out = "use another --run-dir for a new run."
+    for name in FIXED:
+        if before[name] != now[name]:
+            raise ConfigError(
+                f"The checkpoint of step {state['step']} has {name}={before[name]}, this run asks for "
+                f"{now[name]}: {way_out}"
+            )
+    if state["corpus"] != corpus.fingerprint:
+        raise ConfigError(
+            f"The checkpoint of step {state['step']} was trained on corpus {state['corpus'][:12]}, "
+            f"{corpus.path} is {corpus.fingerprint[:12]}: {way_out}"
+        )
+    changes = [f"{name} {before[name]} -> {now[name]}" for name in now if before.get(name) != now[name]]
+    if state["world_size"] != world_size:
+        changes.append(f"ranks {state['world_size']} -> {world_size}")
+    return changes
+
+
 def supersede(directory: Path, step: int) -> None:
     """Set aside what is newer than `step`, for good: the run shall go on from there."""
     for path in _checkpoints(directory):
@@ -275,7 +299,7 @@ def step_of(path: Path) -> int:
     return int(match[2])
 
 
-def _parameters(model: nn.Module) -> dict[str, Tensor]:
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.data for name, parameter in model.named_parameters()}
 
 
@@ -295,11 +319,3 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         found = re.search(r"os error (\d+)", str(error))
         number = int(found[1]) if found else 0
         raise OSError(number, os.strerror(number) if number else str(error), str(path)) from None
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from aura import __version__
-from aura.auto import resolve_here
+from aura.auto import resolve_here, take_best_gpu
 from aura.config import add_flags, given_settings
 from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
 from aura.runlog import versions
@@ -116,6 +116,7 @@ def train(argv: list[str]) -> int:
     config = resolve_here(arguments.preset, given_settings(arguments))
     run_dir = arguments.run_dir or Path("runs", config.preset)
     _check_paths(arguments.corpus, run_dir, arguments.resume_from)
+    take_best_gpu()
 
     from aura.attempt import run
 

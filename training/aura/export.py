@@ -30,6 +30,7 @@ from torch import Tensor
 from aura import checkpoint
 from aura.config import TrainConfig, from_values, resolve
 from aura.corpus import TOKENIZER
+from aura.durable import flush
 from aura.errors import ConfigError, DataError, Parser
 from aura.model import GPT
 from aura.tokenizer import ENDS, PADS
@@ -198,21 +199,13 @@ def _model_config(config: TrainConfig, rows: int, dtype: torch.dtype) -> dict[st
 def _replace(output: Path, temporary: Path) -> None:
     """On the disk first, then in place of an earlier export."""
     for file in (*temporary.iterdir(), temporary):
-        _flush(file)
+        flush(file)
     aside = temporary.with_name(f"{temporary.name}-old")
     if output.exists():
         output.rename(aside)
     temporary.rename(output)
-    _flush(output.absolute().parent)
+    flush(output.absolute().parent)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def main(argv: list[str]) -> int:

@@ -116,6 +116,7 @@ class Found:
     name: str
     total: int  # bytes
     free: int  # bytes
+    uuid: str = ""
 
 
 def of_this_machine() -> list[Found]:
@@ -123,7 +124,7 @@ def of_this_machine() -> list[Found]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible == "":
         return []
-    query = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    query = ["--query-gpu=name,memory.total,memory.free,uuid", "--format=csv,noheader,nounits"]
     chosen = [] if visible is None else [f"--id={visible}"]
     try:
         answer = subprocess.run(
@@ -135,5 +136,5 @@ def of_this_machine() -> list[Found]:
         raise ConfigError("nvidia-smi gives no answer within 60 s: the driver hangs, restart it.") from None
     if answer.returncode:
         raise ConfigError(f"nvidia-smi says: {(answer.stdout or answer.stderr).strip().splitlines()[0]}")
-    rows = [line.rsplit(", ", 2) for line in answer.stdout.strip().splitlines()]
-    return [Found(name, int(total) << 20, int(free) << 20) for name, total, free in rows]
+    rows = [line.rsplit(", ", 3) for line in answer.stdout.strip().splitlines()]
+    return [Found(name, int(total) << 20, int(free) << 20, uuid) for name, total, free, uuid in rows]

@@ -28,6 +28,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from aura.durable import flush
 from aura.encode import Ids
 from aura.errors import ConfigError, DataError
 
@@ -140,14 +141,14 @@ class Workplace:
         new = self.journal.with_suffix(".new")
         write(new, json.dumps(journal))
         new.rename(self.journal)
-        flush_directory(self.corpus)
-        flush_directory(self.path)
+        flush(self.corpus)
+        flush(self.path)
 
     def finish(self) -> None:
         """The corpus appears in `output`, all at once."""
-        flush_directory(self.corpus)
+        flush(self.corpus)
         self.corpus.rename(self.output)
-        flush_directory(self.output.parent)
+        flush(self.output.parent)
         shutil.rmtree(self.path)
 
     def remove_leftovers(self) -> None:
@@ -220,11 +221,3 @@ def write(path: Path, text: str) -> None:
 def flush_to_disk(file: IO[Any]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def flush_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -27,15 +27,11 @@ from aura.pace import Pace
 from aura.place import Place
 from aura.plan import Plan
 from aura.runlog import LOG, Row, RunLog, write_model_config
+from aura.schedule import learning_rate, warmup_steps
 from aura.status import Status, write_atomically
 from aura.stop import StopSignal
 from aura.sync import DataParallel, Ranks, checksum
 
-# A checkpoint of a run with other values of these is another model or another order of the data.
-FIXED = (
-    *("layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),
-    *("parameter_format", "moment_format", "seed", "strategy"),
-)
 SMALLEST_LOSS_SCALE = 2.0**-20  # fp16: gradients that are not finite at this scale are not finite at any
 
 
@@ -105,7 +101,7 @@ def train(
 
     # Where it goes on
     def check(state: checkpoint.State) -> None:
-        changes = check_resumable(state, config, corpus, place.world_size)
+        changes = checkpoint.check_resumable(state, config, corpus, place.world_size)
         if changes and place.rank == 0:
             say(console.changed(state["step"], changes))
 
@@ -326,48 +322,6 @@ def check_ranks_mean_the_same(ranks: Ranks, config: TrainConfig, corpus: Corpus)
         )
     if odd := ranks.odd_ones(int(corpus.fingerprint[:15], 16)):
         raise DataError(f"The corpus of {ranks.name(odd)} differs from the others': copy one to every node.")
-
-
-def check_resumable(
-    state: checkpoint.State, config: TrainConfig, corpus: Corpus, world_size: int
-) -> list[str]:
-    """Refuse a checkpoint of another model or other data; the other changes. Raises ConfigError."""
-    before, now = state["config"], asdict(config)
-    way_out = "use another --run-dir for a new run."
-    for name in FIXED:
-        if before[name] != now[name]:
-            raise ConfigError(
-                f"The checkpoint of step {state['step']} has {name}={before[name]}, this run asks for "
-                f"{now[name]}: {way_out}"
-            )
-    if state["corpus"] != corpus.fingerprint:
-        raise ConfigError(
-            f"The checkpoint of step {state['step']} was trained on corpus {state['corpus'][:12]}, "
-            f"{corpus.path} is {corpus.fingerprint[:12]}: {way_out}"
-        )
-    changes = [f"{name} {before[name]} -> {now[name]}" for name in now if before.get(name) != now[name]]
-    if state["world_size"] != world_size:
-        changes.append(f"ranks {state['world_size']} -> {world_size}")
-    return changes
-
-
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """Linear warm-up, then the schedule down to min_lr_ratio. `step` counts from 0.
-
-    cosine: half a period. wsd (warm-up, stable, decay: Hu et al. 2024, MiniCPM): constant, then linear.
-    """
-    warmup, floor = warmup_steps(config), config.min_lr_ratio
-    if step < warmup:
-        return config.lr * (step + 1) / warmup
-    if config.schedule == "wsd":
-        decay = max(1, round(config.steps * config.decay_ratio))
-        return config.lr * (floor + (1 - floor) * min(1.0, max(0.0, (config.steps - step) / decay)))
-    progress = (step - warmup) / max(1, config.steps - warmup)
-    return config.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
-
-
-def warmup_steps(config: TrainConfig) -> int:
-    return config.warmup_steps or round(config.steps * config.warmup_ratio)
 
 
 def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
