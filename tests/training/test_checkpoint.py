@@ -208,7 +208,7 @@ def test_a_step_that_is_computed_again_replaces_the_old_one(tmp_path: Path) -> N
 def test_an_error_at_any_moment_of_a_save_leaves_the_older_one_alone(
     calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """_flush is called for each file, the directory, and after the rename."""
+    """flush is called for each file, the directory, and after the rename."""
     save(tmp_path, 1)
     original, count = checkpoint.flush, 0
 
