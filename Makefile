@@ -12,9 +12,10 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 CACHE := $(or $(AURA_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aura)
 # What the trainer's tests use here; the nodes get theirs from the roles.
-# Where pip is told of local wheels (find-links), a torch that lies there is taken; elsewhere torch's CPU build.
+# Where pip is told of local wheels (find-links), a torch that lies there is taken; elsewhere the build for this
+# machine's driver, or torch's CPU build where there is none (TORCH_BACKEND: auto, cpu, cu126, …).
 TORCH_SPEC ?= torch==2.13.0
-TORCH_BACKEND ?= cpu
+TORCH_BACKEND ?= $(if $(shell command -v nvidia-smi),auto,cpu)
 # make roles ROLE=firewall tests one role only.
 ROLE ?=
 
@@ -34,7 +35,7 @@ UV_VENV := $(CACHE)/uv-$(UV_VERSION)
 UV := $(UV_VENV)/bin/uv
 # Each stamp says: what this lock file names is in .venv.
 CONTROLLER := .venv/.controller
-TRAINER := .venv/.trainer
+TRAINER := .venv/.trainer-$(TORCH_BACKEND)
 DEV := .venv/.dev
 
 # ── what people type ─────────────────────────────────────────────────────────────────────────────
@@ -168,12 +169,13 @@ $(TRAINER): requirements/node.txt $(CONTROLLER)
 	for place in $${PIP_FIND_LINKS:-$$("$(UV_VENV)/bin/python" -m pip config get global.find-links 2>/dev/null || true)}; do
 	    find_links+=(--find-links "$$place")
 	done
-	install=(env VIRTUAL_ENV="$(CURDIR)/.venv" $(UV) pip install --no-deps)
+	install=(env VIRTUAL_ENV="$(CURDIR)/.venv" $(UV) pip install)
+	rm -f .venv/.trainer-* # only one build of torch can be there
 	if [[ $${#find_links[@]} -gt 0 ]] &&
 	    "$${install[@]}" --quiet --dry-run --no-index "$${find_links[@]}" "$(TORCH_SPEC)" 2>/dev/null; then
 	    $(STEP) "Installing $(TORCH_SPEC) from the local wheels" "$${install[@]}" --no-index "$${find_links[@]}" "$(TORCH_SPEC)"
 	else
-	    $(STEP) "Installing $(TORCH_SPEC), the build for $(TORCH_BACKEND)" "$${install[@]}" --torch-backend "$(TORCH_BACKEND)" "$(TORCH_SPEC)"
+	    $(STEP) "Installing $(TORCH_SPEC), the build for $(TORCH_BACKEND)" "$${install[@]}" --reinstall-package torch --torch-backend "$(TORCH_BACKEND)" "$(TORCH_SPEC)"
 	fi
-	$(STEP) "Installing the command aura (training/)" "$${install[@]}" --quiet --no-build-isolation --editable ./training
+	$(STEP) "Installing the command aura (training/)" "$${install[@]}" --quiet --no-deps --no-build-isolation --editable ./training
 	touch $@

@@ -10,6 +10,7 @@ import pytest
 import torch
 from aura.corpus import Corpus
 from aura.prepare import prepare
+from trainers import Trainer, complete, start
 
 WORDS = "el la los un una casa perro red nodo cable datos modelo aprende lee escribe rápido lento cinco y de en con"
 
@@ -45,3 +46,9 @@ def corpus(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return prepare(
         [text], tmp_path_factory.mktemp("corpus") / "corpus", vocab_size=300, validation_fraction=0.1
     )
+
+
+@pytest.fixture(scope="session")
+def reference(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[Trainer]:
+    """20 steps of two ranks without interruption."""
+    return complete(start(tmp_path_factory.mktemp("reference"), corpus, 2))

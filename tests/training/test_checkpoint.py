@@ -126,6 +126,37 @@ def test_rotation_keeps_the_newest(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-step-10"}
 
 
+def test_rotation_keeps_as_many_as_it_is_told(tmp_path: Path) -> None:
+    for step in range(1, 8):
+        newest = save(tmp_path, step)
+        checkpoint.rotate(tmp_path, keep=4, keep_every=0, newest=newest)
+        kept = {path.name for path in tmp_path.iterdir()}
+        assert kept == {f"checkpoint-step-{i}" for i in range(max(1, step - 3), step + 1)}
+
+
+def test_rotation_removes_only_what_is_ours(tmp_path: Path) -> None:
+    mine = {"best-so-far", "checkpoint-step-1 (copy)", "superseded-checkpoint-step-9-1"}
+    for name in (*mine, "damaged-checkpoint-step-2", "checkpoint-step-2.tmp-77"):
+        (tmp_path / name).mkdir()
+    save(tmp_path, 1)
+    checkpoint.rotate(tmp_path, keep=1, keep_every=0, newest=save(tmp_path, 3))
+    assert {path.name for path in tmp_path.iterdir()} == {*mine, "checkpoint-step-3"}
+
+
+def test_a_save_that_fails_for_whatever_reason_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of pinned memory")
+
+    monkeypatch.setattr(checkpoint, "_save_tensors", fail)
+    saver = checkpoint.Saver(tmp_path, keep=1, keep_every=0)
+    saver.begin("checkpoint-step-1", *trained(1), {"step": 1})
+    assert not saver.wait()
+    assert str(saver.error) == "out of pinned memory"
+    assert not [*tmp_path.iterdir()]
+
+
 def test_rotation_keeps_the_best_and_every_mth(tmp_path: Path) -> None:
     losses = {10: 5.0, 20: 3.0, 25: None, 30: 4.0, 40: 4.5, 50: 4.2}
     for step, loss in losses.items():

@@ -90,3 +90,21 @@ def test_nccl_without_gpu_is_refused() -> None:
     assert choose_device(alone, "auto") == (torch.device("cpu"), "gloo")
     with pytest.raises(ConfigError, match="nccl needs a GPU, node0 has none"):
         choose_device(alone, "nccl")
+
+
+def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from aura import place
+    from aura.errors import ConfigError
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(place, "DRIVER", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    alone = place.Place(0, 0, 1, "", 0, "node0")
+    with pytest.raises(ConfigError, match=r"node0 has an NVIDIA GPU, but torch .* cannot use it"):
+        place.choose_device(alone, "auto")
+    assert place.choose_device(alone, "gloo")[0].type == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert place.choose_device(alone, "auto")[0].type == "cpu"

@@ -38,6 +38,7 @@ class Trainer:
         self.run_dir = node / "run"
         self.output = node / f"output-{time.monotonic_ns()}.txt"
         node.mkdir(exist_ok=True)
+        self.output.touch()
         words = ["train", *words, "--run-dir", str(self.run_dir)]
         self.process = FORK.Process(target=_work, args=(environment, words, self.output, fault), daemon=True)
         self.process.start()

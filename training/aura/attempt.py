@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import traceback
@@ -28,7 +27,7 @@ from aura.plan import plan_for
 from aura.status import Status
 from aura.stop import StoppedWhileWaiting, StopSignal
 from aura.sync import CollectiveFailed, Ranks, collective
-from aura.train import train, write_done
+from aura.train import DONE, Progress, train, with_steps, write_done
 
 FINAL = "final"  # in the run directory: the model as `aura export` writes it
 SAVE_PATIENCE = 300.0  # seconds that a broken attempt waits for a checkpoint that is being written
@@ -73,17 +72,16 @@ def run(
     try:
         corpus = read_corpus(corpus_dir)
         check_corpus(corpus, config, place.world_size)
-        config = with_steps(config, corpus, place.world_size)
-        status.set(max_steps=config.steps)
+        windows = len(Windows(corpus, "train", config.seq_len))
+        config = with_steps(config, Progress(), windows, sum(config.shares(place.world_size)))
         if resume_from:
             verify_first(resume_from)
-        elif is_done(run_dir, config, corpus):
-            status.set(step=config.steps)
+        elif steps := steps_done(run_dir, config, corpus):
+            status.set(step=steps, max_steps=steps)
             if place.rank == 0 and not (run_dir / FINAL).exists():
-                export_final(run_dir, config.steps, speaker.say)
-            return end("done", f"{run_dir} is done: {config.steps} steps of this configuration.", EXIT_OK)
+                export_final(run_dir, speaker.say)
+            return end("done", f"{run_dir} is done: {steps} steps of this configuration.", EXIT_OK)
         if place.world_size > 1:
-            speaker.say(console.distributed(backend))
             status.set(state="joining", message="waiting for the other ranks")
             members = gang.join(
                 rank=place.rank,
@@ -92,12 +90,21 @@ def run(
                 master_port=place.master_port,
                 run=run_dir.absolute().name,
                 node=place.node,
+                backend=backend,
                 join_timeout=join_timeout,
                 report=speaker.say,
             )
             status.set(attempt=members.attempt, message="")
             members.watch(end_now)
             stop.waiting = False
+            # A node without a usable GPU talks gloo only, and so do all with it.
+            if backend == "nccl" and (slower := members.without_nccl()):
+                backend = "gloo"
+                speaker.say(console.backend_agreed(backend, ", ".join(map(str, slower))))
+            speaker.say(console.distributed(backend))
+            if backend == "nccl":
+                # Waiting for an operation raises an error here; otherwise torch's watchdog ends the process by SIGABRT.
+                os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
             with collective():
                 timeout = timedelta(seconds=config.collective_timeout)
                 dist.init_process_group(
@@ -145,7 +152,7 @@ def run(
         exit_now(code)  # the gang notices
     leave(members)
     if finished and place.rank == 0:
-        export_final(run_dir, config.steps, speaker.say)
+        export_final(run_dir, speaker.say)
     if finished:
         return end("done", console.completed(ranks_compared=place.world_size > 1), EXIT_OK)
     if stop.requested:
@@ -153,22 +160,15 @@ def run(
     return end("stopped", "Saved and stopped, because another rank was asked to.", EXIT_TEMPORARY)
 
 
-def with_steps(config: TrainConfig, corpus: Corpus, world_size: int) -> TrainConfig:
-    """The length of the run in steps, where it was given in epochs."""
-    if not config.epochs:
-        return config
-    windows = len(Windows(corpus, "train", config.seq_len))
-    return replace(config, steps=math.ceil(config.epochs * windows / sum(config.shares(world_size))))
-
-
-def export_final(run_dir: Path, steps: int, say: Callable[[str], None]) -> None:
+def export_final(run_dir: Path, say: Callable[[str], None]) -> None:
     """The trained model for `transformers`; the run is complete also where this cannot be written.
 
     From the last checkpoint, and when the ranks have parted: the others must not wait for this disk.
     """
     try:
+        steps = json.loads((run_dir / DONE).read_text(encoding="utf-8"))["step"]
         export_checkpoint(run_dir / "checkpoints" / f"checkpoint-step-{steps}", run_dir / FINAL)
-    except AuraError as error:
+    except (AuraError, OSError) as error:
         say(f"{error} Later: aura export --run-dir {run_dir} --output DIR")
     else:
         say(console.final(run_dir / FINAL))
@@ -191,7 +191,9 @@ def gpu_of(device: torch.device) -> gpus.Gpu:
 
 def is_out_of_memory(error: Exception) -> bool:
     # On the CPU torch raises a plain RuntimeError.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    )
 
 
 def out_of_memory(config: TrainConfig, place: Place, device: torch.device) -> str:
@@ -206,14 +208,17 @@ def out_of_memory(config: TrainConfig, place: Place, device: torch.device) -> st
     smaller = replace(config, **changes)
     flags = " ".join(f"--{name.replace('_', '-')} {str(value).lower()}" for name, value in changes.items())
     now = memory_of(smaller, largest_micro_batch(smaller), on_gpu).total
-    return f"{what} The same step needs {now / needed:.0%} of the memory with {flags}"
+    # What a run has begun with, it keeps.
+    where = " and another --run-dir" if any(name in checkpoint.FIXED for name in changes) else ""
+    return f"{what} The same step needs {now / needed:.0%} of the memory with {flags}{where}"
 
 
-def is_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> bool:
-    """Has this very run been completed here? If only the mark of it is missing, put it there."""
+def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
+    """The steps of this very run, if it has been completed here, else 0. A mark of it that is missing is set."""
     try:
-        done = json.loads((run_dir / "done.json").read_text(encoding="utf-8"))
-        return bool(done["config_digest"] == config.digest() and done["corpus"] == corpus.fingerprint)
+        done = json.loads((run_dir / DONE).read_text(encoding="utf-8"))
+        same = done["config_digest"] == config.digest() and done["corpus"] == corpus.fingerprint
+        return int(done["step"]) if same else 0
     except (OSError, ValueError, KeyError):
         pass
     # A rank that ended between its last checkpoint and its done.json must not wait for ranks that are done.
@@ -221,12 +226,12 @@ def is_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> bool:
     try:
         checkpoint.verify(last)
     except checkpoint.Damaged:
-        return False
+        return 0
     state = checkpoint.read_state(last)
     if state["config"] != asdict(config) or state["corpus"] != corpus.fingerprint:
-        return False
+        return 0
     write_done(run_dir, config, corpus, state)
-    return True
+    return config.steps
 
 
 def leave(members: gang.Gang | None) -> None:

@@ -74,7 +74,7 @@ class Saver:
         self.name = ""
         self.stall = 0.0  # seconds that training waited for the last save
         self.seconds = 0.0  # that writing took
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         self.thread = threading.Thread()
 
     def begin(self, name: str, model: nn.Module, optimizer: AdamW, state: State) -> None:
@@ -106,7 +106,7 @@ class Saver:
         try:
             path = write(self.directory, name, parameters, optimizer, state)
             rotate(self.directory, self.keep, self.keep_every, path)
-        except OSError as error:
+        except Exception as error:  # whatever it is: without this, a save that failed would count as one
             self.error = error
         self.seconds = time.perf_counter() - began
 
@@ -145,13 +145,15 @@ def rotate(directory: Path, keep: int, keep_every: int, newest: Path) -> None:
     the one with the lowest validation loss; remove everything else."""
     step = step_of(newest)
     older = sorted((path for path in _checkpoints(directory) if step_of(path) < step), key=step_of)
-    kept = {newest, *older[len(older) - (keep - 1) :]}
+    kept = {newest, *older[max(0, len(older) - (keep - 1)) :]}
     kept |= {path for path in older if keep_every and step_of(path) % keep_every == 0}
     losses = {path: loss for path in (*older, newest) if (loss := _validation_loss(path)) is not None}
     if losses:
         kept.add(min(losses, key=lambda path: losses[path]))
     for path in directory.iterdir():
-        if path.is_dir() and path not in kept and not path.name.startswith(SUPERSEDED):
+        # What somebody else has put there is not ours to remove.
+        ours = NAME.fullmatch(path.name) or TEMPORARY in path.name or path.name.startswith(DAMAGED)
+        if ours and path not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -270,9 +272,9 @@ def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_siz
     before, now = state["config"], asdict(config)
     way_out = "use another --run-dir for a new run."
     for name in FIXED:
-        if before[name] != now[name]:
+        if before.get(name) != now[name]:
             raise ConfigError(
-                f"The checkpoint of step {state['step']} has {name}={before[name]}, this run asks for "
+                f"The checkpoint of step {state['step']} has {name}={before.get(name)}, this run asks for "
                 f"{now[name]}: {way_out}"
             )
     if state["corpus"] != corpus.fingerprint:

@@ -38,6 +38,9 @@ COMMANDS = {
     "config": ("aura.config", "main", "print a complete training configuration, or what is wrong with it"),
     "version": ("aura.cli", "version", "print the versions of everything that takes part, as JSON"),
 }
+# The others must outlive whoever reads what they print: a training saves, although `| tee` is gone, and a write to a
+# rank that is gone is an error of that write.
+ANSWERS = ("plan", "sample", "monitor", "fingerprint", "config", "version")
 CHECKPOINT = re.compile(r"(checkpoint|interrupt)-step-\d+")
 
 
@@ -55,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"aura: there is no command {words[0]!r}.{hint} See aura --help.", file=sys.stderr)
         return EXIT_USAGE
     module, function, _ = COMMANDS[command]
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `aura … | head` ends quietly
+    if command in ANSWERS:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `aura … | head` ends quietly
     try:
         return int(getattr(importlib.import_module(module), function)(words[1:]) or 0)
     except AuraError as error:

@@ -128,8 +128,11 @@ class TrainConfig:
         return [size * self.gradient_accumulation_steps for size in self.batch_sizes(ranks)]
 
     def digest(self) -> str:
-        """Equal exactly when all settings are equal."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        """Equal exactly when all settings are equal. In a run of epochs, its steps follow from the number of ranks."""
+        settings = asdict(self)
+        if self.epochs:
+            del settings["steps"]
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 SETTINGS = {setting.name: setting for setting in fields(TrainConfig) if setting.name != "preset"}

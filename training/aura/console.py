@@ -48,6 +48,14 @@ CATALOGUE = {
         "Nota: el warm-up ({warmup} pasos) no es más corto que el entrenamiento ({steps}).",
         "Note: the warm-up ({warmup} steps) is not shorter than the run ({steps}).",
     ),
+    "left_out": (
+        "Step {step}: gradiente no finito con la escala {before:g}; el paso se omite, la escala baja a {now:g}.",
+        "Step {step}: gradient not finite at scale {before:g}; the step is left out, the scale is now {now:g}.",
+    ),
+    "backend_agreed": (
+        "Backend={backend}: {ranks} no puede usar NCCL.",
+        "Backend={backend}: {ranks} cannot use NCCL.",
+    ),
     "changed": ("Cambios desde el paso {step}: {changes}.", "Changed since step {step}: {changes}."),
     "continuing": ("Se continúa después del paso {step}.", "Continuing after step {step}."),
     "validation_at_start": (
@@ -138,8 +146,18 @@ def text(key: str, **values: object) -> str:
     return CATALOGUE[key][LANGUAGES.index(language())].format(**values)
 
 
+def put(line: str, end: str = "\n") -> None:
+    """Print at once (journald shows it without delay), for as long as somebody reads it: `| tee` may be gone."""
+    try:
+        print(line, end=end, flush=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 class Console:
-    """Prints every line at once (journald shows it without delay), headed by who speaks."""
+    """Prints lines that are headed by who speaks."""
 
     def __init__(self, rank: int, world_size: int, node: str, device: str) -> None:
         self.head = f"[Rank {rank}/{world_size} | Node {node} | Device {device}]"
@@ -147,13 +165,13 @@ class Console:
         self.shown = -math.inf  # when the live line was written
 
     def say(self, text: str) -> None:
-        print(f"{CLEAR if self.is_live else ''}{self.head} {text}", flush=True)
+        put(f"{CLEAR if self.is_live else ''}{self.head} {text}")
 
     def show(self, text: str) -> None:
         """A line that the next one replaces, on a terminal and no more than every LIVE_PAUSE seconds."""
         if self.is_live and time.monotonic() - self.shown >= LIVE_PAUSE:
             width = shutil.get_terminal_size().columns
-            print(f"{CLEAR}{text[: width - 1]}", end="", flush=True)
+            put(f"{CLEAR}{text[: width - 1]}", end="")
             self.shown = time.monotonic()
 
 
@@ -191,6 +209,15 @@ def size(parameters: int, sequences: int, tokens: int, sequences_per_epoch: int,
 
 def long_warmup(warmup_steps: int, steps: int) -> str:
     return text("long_warmup", warmup=warmup_steps, steps=steps)
+
+
+def left_out(step: int, before: float, now: float) -> str:
+    """fp16: the loss scale was too high for this step's gradient."""
+    return text("left_out", step=step, before=before, now=now)
+
+
+def backend_agreed(backend: str, ranks: str) -> str:
+    return text("backend_agreed", backend=backend, ranks=ranks)
 
 
 def changed(step: int, changes: list[str]) -> str:

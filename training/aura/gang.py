@@ -40,6 +40,7 @@ class Member:
     node: str
     address: str
     token: str
+    backend: str = ""  # nccl where this rank can use it, else gloo
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.node} ({self.address})"
@@ -53,6 +54,7 @@ def join(
     master_port: int,
     run: str,
     node: str,
+    backend: str = "gloo",
     join_timeout: float = 600.0,
     report: Callable[[str], None] = print,
 ) -> Gang:
@@ -62,7 +64,7 @@ def join(
     GangMismatch when rank 0 has another run or another world size.
     """
     deadline = time.monotonic() + join_timeout
-    me = Member(rank, node, _own_address(master_address, master_port), secrets.token_hex(8))
+    me = Member(rank, node, _own_address(master_address, master_port), secrets.token_hex(8), backend)
     if rank == 0:
         return _open_attempt(me, world_size, master_address, master_port, run, deadline, report)
     return _join_attempt(me, world_size, master_address, master_port, run, deadline, report)
@@ -86,6 +88,9 @@ class Gang:
         self._store_answered = time.monotonic()
         self._on_broken: Callable[[str], None] | None = None
         self._lock = threading.Lock()
+
+    def without_nccl(self) -> list[Member]:
+        return [member for member in self.members if member.backend != "nccl"]
 
     def watch(self, on_broken: Callable[[str], None]) -> None:
         """Start the heartbeat. `on_broken` gets the verdict, once, from a thread; it must end the process."""

@@ -149,7 +149,7 @@ def free_port() -> int:
 
 
 def say(sentence: str) -> None:
-    print(f"[launch-local] {sentence}", flush=True)
+    console.put(f"[launch-local] {sentence}")
 
 
 def main(argv: list[str]) -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from aura.errors import ConfigError
+
+DRIVER = Path("/dev/nvidia0")  # the first GPU, where the driver is loaded
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,12 @@ def place_from_environment() -> Place:
 def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
     """The device of this rank, and gloo or nccl for `backend` auto, gloo or nccl. Raises ConfigError."""
     if not torch.cuda.is_available():
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        if backend != "gloo" and DRIVER.exists() and not hidden:
+            raise ConfigError(
+                f"{place.node} has an NVIDIA GPU, but torch {torch.__version__} cannot use it. Does nvidia-smi answer? "
+                "Is this torch built for GPUs (+cpu in its version: no)? --backend gloo trains on the processor."
+            )
         if backend == "nccl":
             raise ConfigError(
                 f"--backend nccl needs a GPU, {place.node} has none: use --backend gloo or auto."

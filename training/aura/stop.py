@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, for a process that must save before it leaves."""
+"""SIGTERM, SIGINT and SIGHUP, for a process that must save before it leaves."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from types import FrameType
 
 
 class StoppedWhileWaiting(BaseException):
-    """SIGTERM or SIGINT came while nothing was under way that would have to be saved."""
+    """A signal came while nothing was under way that would have to be saved."""
 
 
 class StopSignal:
-    """SIGTERM and SIGINT. All ranks agree on it at the end of a step; while waiting for the gang it acts at once."""
+    """SIGTERM, SIGINT, and SIGHUP, which comes when the terminal is closed.
+
+    All ranks agree on it at the end of a step; while waiting for the gang it acts at once.
+    """
 
     def __init__(self) -> None:
         self.requested = False
         self.waiting = True
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = True

@@ -31,6 +31,8 @@ def collective() -> Iterator[None]:
     """torch.distributed reports a vanished peer as RuntimeError or a subclass, like its own bugs."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise CollectiveFailed(str(error)) from error
 
@@ -100,6 +102,9 @@ class Strategy(Protocol):
     def reduce_gradients(self) -> None:
         """Turn the gradients of this rank's summed loss into those of all ranks' summed loss."""
 
+    def gradient_is_finite(self) -> bool:
+        """Of this rank alone, before `reduce_gradients`."""
+
     def gradient_norm(self) -> float: ...
 
     def scale_gradients(self, factor: float) -> None: ...
@@ -144,6 +149,12 @@ class DataParallel:
                 for work in [dist.all_reduce(bucket, async_op=True) for bucket in self.buckets]:
                     work.wait()
 
+    def gradient_is_finite(self) -> bool:
+        """A sum is finite when its terms are, unless they are about as large as fp32 can hold."""
+        return bool(
+            torch.isfinite(torch.stack([bucket.sum(dtype=torch.float32) for bucket in self.buckets]).sum())
+        )
+
     def gradient_norm(self) -> float:
         """L2 norm of the whole gradient, as rank 0 computes it.
 
@@ -153,7 +164,8 @@ class DataParallel:
             [torch.linalg.vector_norm(bucket, dtype=torch.float32) for bucket in self.buckets]
         )
         norm = torch.linalg.vector_norm(norms).to(self.ranks.device)
-        return self.ranks.broadcast(norm, source=0).item()
+        with collective():  # NCCL reports a failed operation when its result is read
+            return self.ranks.broadcast(norm, source=0).item()
 
     def scale_gradients(self, factor: float) -> None:
         for bucket in self.buckets:

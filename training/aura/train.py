@@ -32,6 +32,7 @@ from aura.status import Status, write_atomically
 from aura.stop import StopSignal
 from aura.sync import DataParallel, Ranks, checksum
 
+DONE = "done.json"
 SMALLEST_LOSS_SCALE = 2.0**-20  # fp16: gradients that are not finite at this scale are not finite at any
 
 
@@ -113,16 +114,27 @@ def train(
         ranks.total([0.0])  # nobody looks at a disk before its newer checkpoints are out of the way
     state = checkpoint.agree_and_load(checkpoints, model, optimizer, ranks, check, say)
     progress = Progress(**state["progress"]) if state else Progress()
+    config = with_steps(config, progress, len(data), sum(shares))
+    status.set(max_steps=config.steps)
     if state:
-        scaler.load_state_dict(state["scaler"])
+        if progress.step >= config.steps:
+            raise ConfigError(
+                f"This run has {progress.step} steps and {config.steps} are asked for: nothing is left to train. "
+                "More --steps (or --epochs) go on from here; another --run-dir begins a new run."
+            )
+        if state["scaler"]:  # empty, where the run was not in fp16 before
+            scaler.load_state_dict(state["scaler"])
         say(console.continuing(progress.step))
     strategy.start()
     if saves:
-        (run_dir / "done.json").unlink(missing_ok=True)
+        (run_dir / DONE).unlink(missing_ok=True)
         checkpoint.tidy(checkpoints, progress.step)
         write_atomically(run_dir / "config.json", asdict(config))
         write_model_config(run_dir, config, corpus, model.parameter_count())
-        shutil.copyfile(corpus.path / TOKENIZER, run_dir / TOKENIZER)
+        if not (run_dir / TOKENIZER).exists():  # the corpus of a run, and so its tokenizer, never changes
+            copied = run_dir / f"{TOKENIZER}.tmp"
+            shutil.copyfile(corpus.path / TOKENIZER, copied)
+            copied.replace(run_dir / TOKENIZER)
     board = Board(log_dir, place.rank, progress.step, say)
     log = RunLog(run_dir / LOG, place.rank, progress.step if state else None, say)
 
@@ -189,7 +201,8 @@ def train(
         saved = saves and saver.wait()
         if saves and saver.error:
             say(
-                f"{checkpoints / saving} could not be written: {saver.error.strerror}. Older checkpoints are untouched."
+                f"{checkpoints / saving} could not be written: {reason_of(saver.error)}. "
+                "Older checkpoints are untouched."
             )
         if ranks.total([float(saved)])[0] == 0:
             raise DataError(f"No rank could write {saving}: stopped. Make space and start again.")
@@ -231,14 +244,18 @@ def train(
 
         # What all ranks have to know before anything is changed
         local = loss_sum.item()
-        not_finite_here = [0.0] * place.world_size
-        not_finite_here[place.rank] = float(not math.isfinite(local))
-        total_loss, tokens, stop_requests, *bad = ranks.total(
-            [local, share * config.seq_len, float(stop.requested), *not_finite_here]
+        of_rank = [[0.0] * place.world_size for _ in range(2)]  # whose loss, whose gradient is not finite
+        of_rank[0][place.rank] = float(not math.isfinite(local))
+        of_rank[1][place.rank] = float(not strategy.gradient_is_finite())
+        total_loss, tokens, stop_requests, *flags = ranks.total(
+            [local, share * config.seq_len, float(stop.requested), *of_rank[0], *of_rank[1]]
         )
-        if any(bad):
-            guilty = [rank for rank, flag in enumerate(bad) if flag]
-            raise not_finite("loss", progress.step + 1, ranks.name(guilty))
+        bad_loss, bad_gradient = (
+            [rank for rank in range(place.world_size) if part[rank]]
+            for part in (flags[: place.world_size], flags[place.world_size :])
+        )
+        if bad_loss:
+            raise not_finite("loss", progress.step + 1, ranks.name(bad_loss))
         stopping = stop_requests > 0
 
         # The optimizer step
@@ -246,14 +263,18 @@ def train(
         scaler.unscale_(optimizer)  # type: ignore[arg-type]
         norm = strategy.gradient_norm() / tokens
         if not math.isfinite(norm) and (not scaler.is_enabled() or scaler.get_scale() < SMALLEST_LOSS_SCALE):
-            raise not_finite("gradient", progress.step + 1, "the sum over all ranks")
+            where = ranks.name(bad_gradient) or "no single rank, but in the sum over all"
+            raise not_finite("gradient", progress.step + 1, where)
         # From the sum to the mean over all tokens, and clipped, in one pass over the gradients
         if math.isfinite(norm):
             strategy.scale_gradients(min(1.0, config.clip / norm) / tokens if norm else 1 / tokens)
         # In fp16, a gradient that is not finite changes nothing but the scale.
         lr = learning_rate(config, progress.step)
+        scale_before = scaler.get_scale()
         scaler.step(optimizer, lr=lr)  # type: ignore[arg-type]
         scaler.update()
+        if not math.isfinite(norm) and place.rank == 0:
+            say(console.left_out(progress.step + 1, scale_before, scaler.get_scale()))
 
         seconds = time.perf_counter() - started
         busy_seconds, busy_tokens = busy_seconds + seconds, busy_tokens + tokens
@@ -358,6 +379,18 @@ def validation_loss(
     return total / tokens
 
 
+def with_steps(config: TrainConfig, progress: Progress, windows: int, per_step: int) -> TrainConfig:
+    """The length of the run in steps, where it was given in epochs of `windows`: what is left, at `per_step`."""
+    if not config.epochs:
+        return config
+    left = max(0, math.ceil(config.epochs * windows) - progress.windows_seen)
+    return replace(config, steps=progress.step + math.ceil(left / per_step))
+
+
+def reason_of(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
 def not_finite(what: str, step: int, where: str) -> DataError:
     return DataError(
         f"The {what} is not finite at step {step} on {where}. Stopped before the optimizer step; nothing was changed. "
@@ -377,7 +410,7 @@ def write_done(run_dir: Path, config: TrainConfig, corpus: Corpus, state: dict[s
         "finished": time.time(),
         **{key: state["progress"][key] for key in shown},
     }
-    write_atomically(run_dir / "done.json", done)
+    write_atomically(run_dir / DONE, done)
 
 
 def _seed(*parts: int) -> int:

@@ -1,0 +1,104 @@
+"""How a run ends, and what a start finds that comes after it, in real trainer processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from aura import attempt, export
+from aura.corpus import Corpus
+from aura.data import Windows
+from safetensors.torch import load_file
+from trainers import Trainer, at_step, complete, send_self, start
+
+
+def test_a_run_of_one_epoch_sees_every_window_once(corpus: Corpus, tmp_path: Path) -> None:
+    (trainer,) = complete(start(tmp_path, corpus, 1, "--epochs 1 --batch-size 200 --warmup-steps 0"))
+    windows = len(Windows(corpus, "train", 16))
+    assert trainer.done["step"] == math.ceil(windows / 200) == trainer.status["max_steps"]
+    assert trainer.done["tokens_seen"] >= windows * 16
+
+
+def test_a_rank_that_lost_only_the_mark_of_its_end_does_not_wait(
+    reference: list[Trainer], corpus: Corpus, tmp_path: Path
+) -> None:
+    shutil.copytree(reference[0].run_dir.parents[1], tmp_path / "copy")
+    (tmp_path / "copy/node1/run/done.json").unlink()
+    (_, late) = start(tmp_path / "copy", corpus, 2, faults={0: send_self(signal.SIGKILL)})
+    assert late.end() == 0
+    assert late.done["validation_loss"] == reference[1].done["validation_loss"]
+    assert (late.status["state"], late.status["step"]) == ("done", 20)
+
+
+def test_a_final_model_that_was_not_written_is_written_by_the_next_start(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    def end_there() -> None:
+        def die(*_: object) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        attempt.export_checkpoint = die
+
+    (killed,) = start(tmp_path, corpus, 1, faults={0: end_there})
+    assert killed.end() == -signal.SIGKILL
+    assert killed.done["step"] == 20
+    assert not (killed.run_dir / "final").exists()
+    (again,) = complete(start(tmp_path, corpus, 1))
+    assert "is done: 20 steps" in again.text
+    model = export.load(killed.run_dir / "final")
+    saved = load_file(killed.run_dir / "checkpoints" / "checkpoint-step-20" / "model.safetensors")
+    assert torch.equal(model.wpe.weight, saved["wpe.weight"])
+    assert "Modelo final" in again.text
+    assert "Modelo final" not in complete(start(tmp_path, corpus, 1))[0].text  # once is enough
+
+
+@pytest.mark.parametrize("settings", ["--log-every 7", "--steps 15", "--lr 1e-2"])
+def test_a_finished_run_with_other_settings_has_nothing_left_to_train(
+    settings: str, reference: list[Trainer], corpus: Corpus, tmp_path: Path
+) -> None:
+    shutil.copytree(reference[0].run_dir.parents[1], tmp_path / "copy")
+    ranks = start(tmp_path / "copy", corpus, 2, settings)
+    for trainer, before in zip(ranks, reference, strict=True):
+        assert trainer.end() == 64
+        assert "This run has 20 steps" in trainer.text
+        assert "nothing is left to train. More --steps" in trainer.text
+        assert trainer.done == before.done
+        assert trainer.checkpoints() == before.checkpoints()
+
+
+def test_epochs_are_counted_in_what_was_seen_whatever_the_number_of_ranks(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    windows = len(Windows(corpus, "train", 16))
+    settings = "--epochs 2 --batch-size 100 --warmup-steps 0 --validation-windows 2"
+    stop = at_step(2, send_self(signal.SIGTERM))
+    for trainer in start(tmp_path, corpus, 2, settings, faults={0: stop, 1: stop}):
+        assert trainer.end() == 0, trainer.text
+    (one,) = complete(start(tmp_path, corpus, 1, settings))
+    seen = one.done["tokens_seen"] // 16
+    assert 2 * windows <= seen < 2 * windows + 100
+    # The same run with other ranks is still done.
+    assert f"is done: {one.done['step']} steps" in complete(start(tmp_path, corpus, 1, settings))[0].text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_training_saves_although_nobody_reads_its_lines_any_more(
+    number: signal.Signals, corpus: Corpus, tmp_path: Path
+) -> None:
+    """Ctrl+C in `aura train | tee log` ends tee first; SIGHUP is what a closed terminal sends."""
+
+    def lose_the_reader() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, where the tests run under it
+        reader, writer = os.pipe()
+        os.dup2(writer, 1)
+        os.close(reader)
+        at_step(7, send_self(number))()
+
+    (trainer,) = start(tmp_path, corpus, 1, faults={0: lose_the_reader})
+    assert trainer.end() == 0
+    assert trainer.checkpoints()[-1].startswith("interrupt-step-")

@@ -1,0 +1,123 @@
+"""Number formats and numbers that are not finite, in real trainer processes."""
+
+from __future__ import annotations
+
+import math
+import signal
+from pathlib import Path
+
+import torch
+from aura.corpus import Corpus
+from aura.model import GPT
+from aura.sync import DataParallel
+from trainers import at_step, complete, send_self, start
+
+
+def test_the_smallest_formats_learn_and_resume_exactly(corpus: Corpus, tmp_path: Path) -> None:
+    settings = "--precision bf16 --parameter-format bf16 --moment-format int8 --gradient-checkpointing "
+    settings += "--loss-chunk 20 --vocab-multiple 64 --steps 8 --lr 2e-2"
+    straight = complete(start(tmp_path / "a", corpus, 2, settings))
+    assert straight[0].done["validation_loss"] < straight[0].done["first_validation_loss"] - 0.1
+    assert straight[0].files("checkpoint-step-8") == straight[1].files("checkpoint-step-8")
+    stop = at_step(4, send_self(signal.SIGTERM))
+    for trainer in start(tmp_path / "b", corpus, 2, settings, faults={0: stop, 1: stop}):
+        assert trainer.end() == 0, trainer.text
+    resumed = complete(start(tmp_path / "b", corpus, 2, settings))
+    assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_optimizer_step(corpus: Corpus, tmp_path: Path) -> None:
+    def poison() -> None:
+        original, calls = GPT.loss_sum, 0
+
+        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += self.training
+            return original(self, *arguments) * (math.nan if calls == 8 else 1)
+
+        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
+
+    ranks = start(tmp_path, corpus, 2, faults={1: poison})
+    assert [trainer.end() for trainer in ranks] == [65, 65], ranks[0].text
+    for trainer in ranks:
+        assert "The loss is not finite at step 8 on rank 1 on node1." in trainer.text
+        assert trainer.checkpoints() == ["checkpoint-step-5"]
+        assert trainer.status["state"] == "failed"
+
+
+def test_a_gradient_that_is_not_finite_names_its_rank(corpus: Corpus, tmp_path: Path) -> None:
+    """The loss is good: only the backward pass of rank 1 goes wrong, as on a GPU with bad memory."""
+
+    def poison() -> None:
+        calls = 0
+
+        def finite(self: DataParallel) -> bool:
+            nonlocal calls
+            calls += 1
+            if calls == 8:
+                self.buckets[0][3] = math.inf
+            return finite_of(self)
+
+        finite_of = DataParallel.gradient_is_finite
+        DataParallel.gradient_is_finite = finite  # type: ignore[method-assign]
+
+    ranks = start(tmp_path, corpus, 2, faults={1: poison})
+    assert [trainer.end() for trainer in ranks] == [65, 65], ranks[0].text
+    for trainer in ranks:
+        assert "The gradient is not finite at step 8 on rank 1 on node1." in trainer.text
+        assert trainer.checkpoints() == ["checkpoint-step-5"]
+
+
+def test_fp16_leaves_out_a_step_that_overflows_on_one_rank(corpus: Corpus, tmp_path: Path) -> None:
+    def overflow() -> None:
+        finite_of, calls = DataParallel.gradient_is_finite, 0
+
+        def finite(self: DataParallel) -> bool:
+            nonlocal calls
+            calls += 1
+            if calls == 4:
+                self.buckets[0][3] = math.inf
+            return finite_of(self)
+
+        DataParallel.gradient_is_finite = finite  # type: ignore[method-assign]
+
+    settings = "--precision fp16 --save-every 1 --keep-checkpoints 9 --steps 5 --validation-windows 2"
+    ranks = complete(start(tmp_path, corpus, 2, settings, faults={1: overflow}))
+    assert (
+        "Step 4: gradiente no finito con la escala 2048; el paso se omite, la escala baja a 1024."
+        in ranks[0].text
+    )
+    for trainer in ranks:
+        models = [trainer.files(f"checkpoint-step-{step}")[0] for step in (2, 3, 4, 5)]
+        assert models[0] != models[1] == models[2] != models[3]
+        assert trainer.state("checkpoint-step-4")["scaler"]["scale"] == 1024
+    assert ranks[0].files("checkpoint-step-5") == ranks[1].files("checkpoint-step-5")
+
+
+def test_a_run_may_go_on_in_another_precision(corpus: Corpus, tmp_path: Path) -> None:
+    for steps, precision in ((2, "fp32"), (4, "fp16"), (6, "bf16")):
+        settings = f"--steps {steps} --precision {precision} --validation-windows 2"
+        (trainer,) = complete(start(tmp_path, corpus, 1, settings))
+    assert "precision fp16 -> bf16" in trainer.text
+
+
+def test_fp16_keeps_its_scale_across_a_resume(corpus: Corpus, tmp_path: Path) -> None:
+    settings = "--precision fp16 --steps 6 --validation-windows 2"
+    (straight,) = complete(start(tmp_path / "a", corpus, 1, settings))
+    assert "Precisión activa: fp16 | Autocast=ON | GradScaler=ON" in straight.text
+    (first,) = start(tmp_path / "b", corpus, 1, settings, faults={0: at_step(3, send_self(signal.SIGTERM))})
+    assert first.end() == 0
+    (second,) = complete(start(tmp_path / "b", corpus, 1, settings))
+    assert second.files("checkpoint-step-6") == straight.files("checkpoint-step-6")
+    assert second.state("checkpoint-step-6")["scaler"] == straight.state("checkpoint-step-6")["scaler"]
+    assert straight.done["validation_loss"] < straight.done["first_validation_loss"]
+
+
+def test_dropout_is_the_same_after_a_resume(corpus: Corpus, tmp_path: Path) -> None:
+    (straight,) = complete(start(tmp_path / "a", corpus, 1, "--dropout 0.2 --steps 8"))
+    (first,) = start(
+        tmp_path / "b", corpus, 1, "--dropout 0.2 --steps 8", {0: at_step(4, send_self(signal.SIGTERM))}
+    )
+    assert first.end() == 0
+    (second,) = complete(start(tmp_path / "b", corpus, 1, "--dropout 0.2 --steps 8"))
+    assert second.files("checkpoint-step-8") == straight.files("checkpoint-step-8")
