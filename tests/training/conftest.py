@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,17 @@ def corpus(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def reference(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[Trainer]:
     """20 steps of two ranks without interruption."""
     return complete(start(tmp_path_factory.mktemp("reference"), corpus, 2))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    disk = tmp_path / "small-disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not possible here")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)

@@ -5,8 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -267,18 +266,6 @@ def test_what_a_killed_save_left_is_ignored_and_removed(tmp_path: Path) -> None:
     assert found.step == 2
     checkpoint.tidy(tmp_path, step=2)
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint-step-2"]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 kB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting is not possible here")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
 def test_a_full_disk_is_an_error_of_the_disk_and_leaves_the_older_one_alone(small_disk: Path) -> None:

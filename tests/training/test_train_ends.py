@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -102,3 +103,17 @@ def test_a_training_saves_although_nobody_reads_its_lines_any_more(
     (trainer,) = start(tmp_path, corpus, 1, faults={0: lose_the_reader})
     assert trainer.end() == 0
     assert trainer.checkpoints()[-1].startswith("interrupt-step-")
+
+
+def test_a_node_whose_disk_is_full_from_the_start_trains_to_the_end(
+    corpus: Corpus, tmp_path: Path, small_disk: Path
+) -> None:
+    with contextlib.suppress(OSError), (small_disk / "big").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    (tmp_path / "node1").mkdir()
+    (tmp_path / "node1" / "run").symlink_to(small_disk)
+    first, second = complete(start(tmp_path, corpus, 2))
+    assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
+    assert f"{second.run_dir} does not get all of its files: No space left on device." in second.text
+    assert [*small_disk.rglob("checkpoint-step-*")] == []

@@ -20,7 +20,10 @@ class Board:
             from torch.utils.tensorboard import SummaryWriter  # takes a while, and only rank 0 needs it
 
             # What an attempt that was given up has written about later steps is hidden.
-            self.writer = SummaryWriter(log_dir, purge_step=step + 1 if step else None, flush_secs=5)
+            try:
+                self.writer = SummaryWriter(log_dir, purge_step=step + 1 if step else None, flush_secs=5)
+            except OSError as error:
+                self._give_up(error)
 
     def add(self, tag: str, value: float, x: int) -> None:
         if self.writer is None:
@@ -28,8 +31,7 @@ class Board:
         try:
             self.writer.add_scalar(tag, value, x)
         except OSError as error:
-            self.say(f"TensorBoard gets nothing more: {error.strerror}.")
-            self.writer = None
+            self._give_up(error)
 
     def add_system(self, step: int, device: torch.device) -> None:
         """Load of this node's processor, memory and GPU (0 MB where there is none)."""
@@ -48,4 +50,11 @@ class Board:
 
     def close(self) -> None:
         if self.writer is not None:
-            self.writer.close()
+            try:
+                self.writer.close()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self.say(f"TensorBoard gets nothing more: {error.strerror}.")
+        self.writer = None

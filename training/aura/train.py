@@ -6,8 +6,8 @@ import hashlib
 import math
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -129,12 +129,8 @@ def train(
     if saves:
         (run_dir / DONE).unlink(missing_ok=True)
         checkpoint.tidy(checkpoints, progress.step)
-        write_atomically(run_dir / "config.json", asdict(config))
-        write_model_config(run_dir, config, corpus, model.parameter_count())
-        if not (run_dir / TOKENIZER).exists():  # the corpus of a run, and so its tokenizer, never changes
-            copied = run_dir / f"{TOKENIZER}.tmp"
-            shutil.copyfile(corpus.path / TOKENIZER, copied)
-            copied.replace(run_dir / TOKENIZER)
+        with without_stopping(run_dir, say):
+            describe(run_dir, config, corpus, model.parameter_count())
     board = Board(log_dir, place.rank, progress.step, say)
     log = RunLog(run_dir / LOG, place.rank, progress.step if state else None, say)
 
@@ -331,7 +327,8 @@ def train(
         status.set(outcome=outcome)
     status.set(sync=compare())
     if saves:
-        write_done(run_dir, config, corpus, state_now())
+        with without_stopping(run_dir, say):
+            write_done(run_dir, config, corpus, state_now())
     return True
 
 
@@ -396,6 +393,25 @@ def not_finite(what: str, step: int, where: str) -> DataError:
         f"The {what} is not finite at step {step} on {where}. Stopped before the optimizer step; nothing was changed. "
         "Continue with a lower --lr, or with --precision fp32 or bf16."
     )
+
+
+@contextmanager
+def without_stopping(run_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """A full disk of one node does not end a run that others save."""
+    try:
+        yield
+    except OSError as error:
+        say(f"{run_dir} does not get all of its files: {reason_of(error)}.")
+
+
+def describe(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int) -> None:
+    """config.json, model_config.json and the tokenizer. Raises OSError."""
+    write_atomically(run_dir / "config.json", asdict(config))
+    write_model_config(run_dir, config, corpus, parameters)
+    if not (run_dir / TOKENIZER).exists():  # the corpus of a run, and so its tokenizer, never changes
+        copied = run_dir / f"{TOKENIZER}.tmp"
+        shutil.copyfile(corpus.path / TOKENIZER, copied)
+        copied.replace(run_dir / TOKENIZER)
 
 
 def write_done(run_dir: Path, config: TrainConfig, corpus: Corpus, state: dict[str, Any]) -> None:
