@@ -108,3 +108,18 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
     assert place.choose_device(alone, "gloo")[0].type == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert place.choose_device(alone, "auto")[0].type == "cpu"
+
+
+def test_compile_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from aura.errors import ConfigError
+    from aura.place import check_compiler
+
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for device, program in (("cuda", "gcc"), ("cpu", "g")):
+        with pytest.raises(ConfigError, match="apt install build-essential"):
+            check_compiler(torch.device(device))
+        (tmp_path / {"gcc": "gcc", "g": "g++"}[program]).touch(mode=0o755)
+        check_compiler(torch.device(device))

@@ -21,7 +21,7 @@ from aura.launch_local import free_port
 from aura.model import GPT
 from aura.prepare import prepare
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import TINY, Trainer, at_step, complete, send_self, start
+from trainers import TINY, Trainer, at_step, complete, curve, send_self, start
 
 GUIDE_TAGS = {
     "Loss/train_step",
@@ -32,12 +32,6 @@ GUIDE_TAGS = {
     "System/GPU_VRAM_MB",
     "Time/epoch_seconds",
 }
-
-
-def curve(trainer: Trainer) -> dict[int, float]:
-    """Loss/train_step by step, as TensorBoard shows it."""
-    events = EventAccumulator(str(trainer.run_dir / "tensorboard")).Reload()
-    return {event.step: event.value for event in events.Scalars("Loss/train_step")}
 
 
 def test_a_run_without_interruption(reference: list[Trainer], corpus: Corpus) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 from aura.corpus import Corpus
 from aura.model import GPT
 from aura.sync import DataParallel
-from trainers import at_step, complete, send_self, start
+from trainers import at_step, complete, curve, send_self, start
 
 
 def test_the_smallest_formats_learn_and_resume_exactly(corpus: Corpus, tmp_path: Path) -> None:
@@ -121,3 +123,13 @@ def test_dropout_is_the_same_after_a_resume(corpus: Corpus, tmp_path: Path) -> N
     assert first.end() == 0
     (second,) = complete(start(tmp_path / "b", corpus, 1, "--dropout 0.2 --steps 8"))
     assert second.files("checkpoint-step-8") == straight.files("checkpoint-step-8")
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+def test_a_compiled_model_learns_the_same(corpus: Corpus, tmp_path: Path) -> None:
+    """With everything that changes what is compiled. Tolerance: 1e-3 nats at each of 6 steps."""
+    settings = "--steps 6 --gradient-checkpointing --loss-chunk 20 --vocab-multiple 64 --validation-windows 4"
+    (eager,) = complete(start(tmp_path / "eager", corpus, 1, settings))
+    (compiled,) = start(tmp_path / "compiled", corpus, 1, f"{settings} --compile true")
+    assert compiled.end(seconds=240) == 0, compiled.text
+    assert curve(compiled) == pytest.approx(curve(eager), abs=1e-3)

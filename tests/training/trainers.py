@@ -20,6 +20,7 @@ from aura import cli, train
 from aura.config import TrainConfig
 from aura.corpus import Corpus
 from aura.launch_local import free_port
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 FORK = multiprocessing.get_context("fork")
 # A model that learns 20 steps in less than a second.
@@ -103,6 +104,12 @@ def complete(ranks: list[Trainer]) -> list[Trainer]:
     for trainer in ranks:
         assert trainer.end() == 0, trainer.text
     return ranks
+
+
+def curve(trainer: Trainer) -> dict[int, float]:
+    """Loss/train_step by step, as TensorBoard shows it."""
+    events = EventAccumulator(str(trainer.run_dir / "tensorboard")).Reload()
+    return {event.step: event.value for event in events.Scalars("Loss/train_step")}
 
 
 def at_step(step: int, act: Callable[[], None]) -> Fault:

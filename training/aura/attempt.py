@@ -22,7 +22,7 @@ from aura.data import Windows, check_corpus
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataError
 from aura.export import export_checkpoint
 from aura.memory import largest_micro_batch, memory_of, settings_that_fit
-from aura.place import Place, choose_device, place_from_environment
+from aura.place import Place, check_compiler, choose_device, place_from_environment
 from aura.plan import plan_for
 from aura.status import Status
 from aura.stop import StoppedWhileWaiting, StopSignal
@@ -45,6 +45,8 @@ def run(
     """Train as the rank that the environment says; the exit code (see aura/errors.py)."""
     place = place_from_environment()
     device, backend = choose_device(place, backend)
+    if config.compile:
+        check_compiler(device)
     speaker = console.Console(place.rank, place.world_size, place.node, str(device))
     status = Status(
         run_dir / f"rank-{place.rank}" / "status.json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,3 +73,15 @@ def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
     device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
     return device, "nccl" if backend == "auto" else backend
+
+
+def check_compiler(device: torch.device) -> None:
+    """torch.compile writes C for a GPU's launches and C++ for the processor. Raises ConfigError."""
+    variable, programs = (
+        ("CC", ("cc", "gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
+    )
+    if not os.environ.get(variable) and not any(map(shutil.which, programs)):
+        raise ConfigError(
+            f"compile needs a compiler, and there is none of {', '.join(programs)}: sudo apt install build-essential "
+            "python3-dev, or --compile false."
+        )
