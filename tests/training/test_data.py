@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from aura import shards
 from aura.config import resolve
 from aura.corpus import Corpus
-from aura.data import Order, Windows, check_corpus, even_share, permutation, share_of
+from aura.data import Order, Windows, check_corpus, even_share, permutation, share_of, with_vocabulary
 from aura.errors import DataError
 from aura.prepare import prepare
 
@@ -99,3 +100,12 @@ def test_a_corpus_that_does_not_fit_is_refused(corpus: Corpus) -> None:
     check(batch_size=windows + 1, allow_dataset_oversubscription=True)
     with pytest.raises(DataError, match="validation tokens, less than one"):
         check(batch_size=1, seq_len=corpus.tokens["validation"])
+
+
+def test_a_padding_token_has_room_in_the_padded_embedding(corpus: Corpus) -> None:
+    config = resolve("gpt2-nano", {"vocab_size": 299, "vocab_multiple": 64})  # 320 rows
+    assert with_vocabulary(config, corpus).vocab_size == 300
+    enough = replace(config, vocab_size=310)
+    assert with_vocabulary(enough, corpus) == enough
+    too_small = replace(config, vocab_size=299, vocab_multiple=1)
+    assert with_vocabulary(too_small, corpus) == too_small

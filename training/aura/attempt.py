@@ -18,7 +18,7 @@ import torch.distributed as dist
 from aura import checkpoint, console, gang, gpus
 from aura.config import TrainConfig
 from aura.corpus import Corpus, read_corpus
-from aura.data import Windows, check_corpus
+from aura.data import Windows, check_corpus, with_vocabulary
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataError
 from aura.export import export_checkpoint
 from aura.memory import largest_micro_batch, memory_of, settings_that_fit
@@ -73,6 +73,7 @@ def run(
     members: gang.Gang | None = None
     try:
         corpus = read_corpus(corpus_dir)
+        config = with_vocabulary(config, corpus)
         check_corpus(corpus, config, place.world_size)
         windows = len(Windows(corpus, "train", config.seq_len))
         config = with_steps(config, Progress(), windows, sum(config.shares(place.world_size)))

@@ -7,6 +7,7 @@ resumes exactly, also with another number of ranks: a step takes the next window
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from aura.config import TrainConfig
 from aura.corpus import Corpus
 from aura.errors import DataError
+from aura.memory import rows
 
 MIXER = 0x9E3779B97F4A7C15  # splitmix64, https://prng.di.unimi.it/splitmix64.c
 
@@ -104,6 +106,12 @@ def share_of(rank: int, shares: list[int]) -> tuple[int, int]:
 def even_share(rank: int, ranks: int, count: int) -> range:
     """The part of range(count) that a rank validates; all parts together are everything, once."""
     return range(count * rank // ranks, count * (rank + 1) // ranks)
+
+
+def with_vocabulary(config: TrainConfig, corpus: Corpus) -> TrainConfig:
+    """GPT-2's tokenizer with a padding token has one id more than the presets' 50257: the embedding has rows for it."""
+    fits = config.vocab_size < corpus.vocab_size <= rows(config)
+    return replace(config, vocab_size=corpus.vocab_size) if fits else config
 
 
 def check_corpus(corpus: Corpus, config: TrainConfig, world_size: int) -> None:
