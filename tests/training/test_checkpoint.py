@@ -5,9 +5,11 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -165,12 +167,23 @@ def test_rotation_keeps_the_best_and_every_mth(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-step-{step}" for step in (20, 30, 50)}
 
 
-def test_a_save_in_the_background_holds_what_was_there_when_it_began(tmp_path: Path) -> None:
+def test_a_save_in_the_background_holds_what_was_there_when_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_is_free, original = threading.Event(), checkpoint.write
+
+    def write_late(*arguments: Any) -> Path:
+        assert disk_is_free.wait(30)
+        return original(*arguments)
+
+    monkeypatch.setattr(checkpoint, "write", write_late)
     saver = checkpoint.Saver(tmp_path, keep=2, keep_every=0)
     model, optimizer = trained(3)
     wanted = model.weight.detach().clone()
     saver.begin("checkpoint-step-3", model, optimizer, {"step": 3})
+    assert not saver.wait(0)
     model.weight.data.zero_()
+    disk_is_free.set()
     assert saver.wait(30)
     checkpoint.verify(tmp_path / "checkpoint-step-3")
     checkpoint.load_parameters(tmp_path / "checkpoint-step-3", model)
