@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 from aura.config import TrainConfig, resolve
-from aura.model import GPT
+from aura.flops import flops_per_token
 from loops import HERE, QUIET, Settings, flags, run, write_results
 from rich.console import Console
 from rich.table import Table
@@ -54,13 +54,6 @@ class Row:
     peak_gigabytes: float | None = None  # reserved by torch's allocator [10^9 bytes]
     limit_gigabytes: float | None = None
     note: str = ""
-
-
-def flops_per_token(config: TrainConfig) -> float:
-    """Of forward and backward pass, without what is computed twice to save memory."""
-    model = GPT(config, "meta")
-    parameters = model.parameter_count() - model.wpe.weight.numel()
-    return 6 * parameters + 12 * config.layers * config.d_model * config.seq_len
 
 
 def mfu(tokens_per_second: float, config: TrainConfig) -> float | None:
