@@ -93,6 +93,22 @@ def test_interrupted_anywhere_it_ends_with_the_same_bytes(
 
 
 @pytest.mark.usefixtures("small_steps")
+def test_what_is_left_out_behind_the_last_document_counts_once(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(self: Workplace) -> None:
+        raise Stop
+
+    lines.write_text(lines.read_text() + "\n\n{}\n ")
+    output, settings = tmp_path / "c", Settings(300, 0.1, max_errors=3)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Workplace, "finish", stop)
+        build(LocalFiles([lines]), output, settings)
+    build(LocalFiles([lines]), output, settings)
+    assert json.loads((output / "meta.json").read_text())["skipped"] == {"broken": 3, "empty": 4}
+
+
+@pytest.mark.usefixtures("small_steps")
 def test_the_number_of_workers_changes_nothing(lines: Path, tmp_path: Path) -> None:
     build(LocalFiles([lines]), tmp_path / "one", SETTINGS)
     build(LocalFiles([lines]), tmp_path / "two", Settings(300, 0.1, max_errors=2, workers=2))

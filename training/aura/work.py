@@ -171,15 +171,17 @@ class Work:
 
     def _batches(self, bar: Bar) -> Iterator[Batch]:
         texts: list[str] = []
-        chars, position = 0, self.position
+        chars, position, skipped = 0, self.position, self.skipped
         for text in self.source.documents(self.position, self.problems, bar):
             texts.append(text)
             chars += len(text)
+            # Both of the same place: what is left out behind the last document is read again after a kill.
+            skipped = dict(self.problems.counts)
             if chars >= BATCH_CHARS:
                 position = self.source.position
-                yield Batch(texts, position, dict(self.problems.counts))
+                yield Batch(texts, position, skipped)
                 texts, chars = [], 0
-        yield Batch(texts, self.source.position if texts else position, dict(self.problems.counts))
+        yield Batch(texts, self.source.position if texts else position, skipped)
 
     def run(self) -> None:
         """Encode and write what is left, with a journal now and then."""
@@ -199,6 +201,8 @@ class Work:
                         writer.flush()
                     self.place.write_journal(self._journal())
                     written = time.monotonic()
+            else:
+                self.skipped = dict(self.problems.counts)  # also behind the last document
         documents = sum(writer.documents for writer in self.writers.values())
         if documents == 0:
             raise DataError(f"There is no text in {self.source.name}: only spaces and empty lines.")
