@@ -23,10 +23,11 @@ from typing import Any
 from aura import corpus as corpora
 from aura import shards, tokenizer
 from aura.errors import ConfigError, DataError, Parser
+from aura.progress import Bars
 from aura.shards import Workplace, workplace
 from aura.sources import HubDataset, LocalFiles, Source
 from aura.tokenizer import Prepared
-from aura.work import Bars, Settings, Work, say
+from aura.work import Settings, Work, say
 
 WORTH_WORKERS = 8_000_000  # bytes of input; below, starting processes costs more than they save
 

@@ -10,21 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from aura import corpus as corpora
 from aura import shards, tokenizer
 from aura.encode import Batch, Encoded, document_hash, encode_all
 from aura.errors import ConfigError, DataError
+from aura.progress import Bar, Bars
 from aura.running_text import DOCUMENT_CHARS
 from aura.shards import SPLITS, ShardWriter, Workplace
 from aura.sources import Problems, Source
@@ -70,30 +61,6 @@ class Settings:
 
 def say(sentence: str) -> None:
     print(sentence, flush=True)
-
-
-class Bars:
-    """Progress on stderr: how much was read, how fast, how long it takes."""
-
-    def __init__(self) -> None:
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        self.progress = Progress(TextColumn("{task.description:24}"), *columns, console=Console(stderr=True))
-
-    def start(self, description: str, size: int | None) -> Bar:
-        return Bar(self.progress, self.progress.add_task(description, total=size))
-
-
-@dataclass
-class Bar:
-    progress: Progress
-    task: TaskID
-
-    def __call__(self, count: int) -> None:
-        self.progress.advance(self.task, count)
-
-    def expect(self, part: float) -> None:
-        """`part` of the work is done: that says how much there is in all."""
-        self.progress.update(self.task, total=self.progress.tasks[self.task].completed / part)
 
 
 class Work:
@@ -173,6 +140,7 @@ class Work:
         texts: list[str] = []
         chars, position, skipped = 0, self.position, self.skipped
         for text in self.source.documents(self.position, self.problems, bar):
+            bar.first_document()
             texts.append(text)
             chars += len(text)
             # Both of the same place: what is left out behind the last document is read again after a kill.
@@ -187,13 +155,13 @@ class Work:
         """Encode and write what is left, with a journal now and then."""
         bar = self.bars.start("Encoding", self.source.size)
         arguments = (self.tokenizer.json, self.tokenizer.end_of_text_id, f"<u{self.width}")
-        limit, written = self.settings.max_tokens, time.monotonic()
+        limit, written, before = self.settings.max_tokens, time.monotonic(), self.tokens()
         with closing(encode_all(self._batches(bar), arguments, self.settings.workers)) as encoded:
             for batch, part in encoded:
                 finished = self._write(part, limit - self.tokens() if limit else None)
                 self.position, self.skipped = batch.position, batch.skipped
                 if limit:
-                    bar.expect(max(self.tokens(), 1) / limit)
+                    bar.expect(max(self.tokens() - before, 1) / (limit - before))
                     if self.tokens() >= limit:
                         break
                 if finished or time.monotonic() - written >= shards.COMMIT_SECONDS:
