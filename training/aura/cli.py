@@ -38,6 +38,10 @@ COMMANDS = {
     "config": ("aura.config", "main", "print a complete training configuration, or what is wrong with it"),
     "version": ("aura.cli", "version", "print the versions of everything that takes part, as JSON"),
 }
+OF_PREPARE = (  # which the guides give to the trainer
+    *("--prepare", "--dataset-name", "--dataset-max-tokens", "--tokenizer-name-or-path", "--tokenizer"),
+    *("--validation-split", "--validation-fraction"),
+)
 CHECKPOINT = re.compile(r"(checkpoint|interrupt)-step-\d+")
 
 
@@ -79,6 +83,7 @@ def train(argv: list[str]) -> int:
         description="Train a model. Without RANK and WORLD_SIZE in the environment it is one process; with them (and "
         "MASTER_ADDR, MASTER_PORT) it is one rank of several, started by systemd, torchrun or by hand. A run directory "
         "that holds checkpoints is continued. SIGTERM saves and stops.",
+        elsewhere={"aura prepare": OF_PREPARE},
     )
     parser.add_argument(
         "--corpus", "--dataset-path", type=Path, required=True, metavar="DIR", help="made by aura prepare"
@@ -115,7 +120,7 @@ def train(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     config = resolve_here(arguments.preset, given_settings(arguments))
     run_dir = arguments.run_dir or Path("runs", config.preset)
-    _check_paths(arguments.corpus, run_dir, arguments.resume_from)
+    _check_paths(arguments.corpus, config.vocab_size, run_dir, arguments.resume_from)
     take_best_gpu()
 
     from aura.attempt import run
@@ -132,11 +137,11 @@ def train(argv: list[str]) -> int:
     )
 
 
-def _check_paths(corpus: Path, run_dir: Path, resume_from: Path | None) -> None:
+def _check_paths(corpus: Path, vocab_size: int, run_dir: Path, resume_from: Path | None) -> None:
     if corpus.is_file():
         raise ConfigError(
-            f"{corpus} is a file, not a corpus. Prepare it once: aura prepare --dataset-path {corpus} --output DIR, "
-            "then train with --corpus DIR."
+            f"{corpus} is a file, not a corpus. Prepare it once: aura prepare --dataset-path {corpus} --output DIR "
+            f"--vocab-size {vocab_size}, then train with --corpus DIR."
         )
     if resume_from is None:
         return
