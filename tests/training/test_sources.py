@@ -240,6 +240,10 @@ def test_a_directory_that_is_a_dataset(tmp_path: Path) -> None:
             position = json.loads(json.dumps(source.position))
             again = HubDataset(str(data), None, "train", "text")
             assert read(again, position)[0] == expected[number:]
+            rest = again.documents(position, Problems(0, print), nothing)
+            next(rest)
+            third = HubDataset(str(data), None, "train", "text")
+            assert read(third, again.position)[0] == expected[number + 1 :]
     texts, counts, said = read(HubDataset(str(data), None, "test", "text"))
     assert (texts, counts["empty"]) == (["de prueba"], 1)
     assert "split test, row 1 has no text" in said[0]
