@@ -9,16 +9,14 @@ from typing import Any, NoReturn
 
 import aura
 import pytest
-from aura import attempt, cli
-from aura.errors import ConfigError, Parser
+from aura import attempt, cli, prepare, sources
+from aura.errors import EXIT_USAGE, ConfigError, Parser
+from aura.work import Settings
 
 ROOT = Path(aura.__file__).parents[2]
 PAGE = ROOT / "docs" / "guide-commands.md"
 # What `…` stands for.
-NEEDED = {
-    "train": "--preset gpt2-nano --corpus corpus",
-    "prepare": "--input text.txt --output corpus --vocab-size 2048",
-}
+NEEDED = {"train": "--preset gpt2-nano --corpus corpus"}
 CODE = re.compile(r"`([^`]+)`")
 VARIABLE = re.compile(r"[A-Z_]+=\S+")
 
@@ -54,19 +52,28 @@ def completed(line: str) -> list[str]:
 
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every parser raises Accepted when it is content; aura train goes on and resolves the configuration."""
+    """Every parser raises Accepted when it is content; aura train and aura prepare go on and check what was said."""
     parse_args = Parser.parse_args
 
     def accept(self: Parser, args: list[str], namespace: None = None) -> Any:
         arguments = parse_args(self, args)
-        if self.prog == "aura train":
+        if self.prog in ("aura train", "aura prepare"):
             return arguments
         raise Accepted
 
     def run(*_: object, **__: object) -> NoReturn:
         raise Accepted
 
+    def build(source: object, output: object, settings: Settings) -> NoReturn:
+        settings.check()
+        raise Accepted
+
+    def no_files(inputs: object) -> list[Path]:
+        return []
+
     monkeypatch.setattr(Parser, "parse_args", accept)
+    monkeypatch.setattr(prepare, "build", build)
+    monkeypatch.setattr(sources, "find_files", no_files)
     monkeypatch.setattr(attempt, "run", run)
     monkeypatch.setattr(cli, "_check_paths", lambda *_: None)
 
@@ -111,12 +118,27 @@ def test_every_flag_of_the_last_table_is_in_its_own_row() -> None:
         assert all(flag in here or flag == "--prepare" for flag in flags), row
 
 
-def test_text_is_not_taken_for_a_corpus(tmp_path: Path) -> None:
+def test_text_is_not_taken_for_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "corpus.txt").write_text("Hola")
     with pytest.raises(
         ConfigError, match=r"corpus\.txt is a file, not a corpus\. Prepare it once: aura prepare"
-    ):
+    ) as refused:
         cli.train(["--preset", "gpt2-nano", "--dataset_path", str(tmp_path / "corpus.txt")])
+    advice = str(refused.value).split("aura prepare ")[1].split(",")[0]
+    (tmp_path / "corpus.txt").write_text("Hola.\n\nAdiós.\n" * 500, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert prepare.main(advice.split()) == 0
+
+
+def test_what_belongs_to_the_preparation_is_said_to(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--dataset_path corpus --tokenizer_name_or_path t --validation_split=0.01 --epochs 3".split()
+    with pytest.raises(SystemExit) as ended:
+        cli.train(words)
+    assert ended.value.code == EXIT_USAGE
+    assert capsys.readouterr().err == (
+        "aura train: --tokenizer-name-or-path, --validation-split: for `aura prepare`, not here. "
+        "See aura prepare --help.\n"
+    )
 
 
 def test_resume_from_is_a_checkpoint_of_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aura import prepare as module
-from aura import shards, work
+from aura import progress, shards, work
 from aura.corpus import verify
 from aura.errors import ConfigError, DataError
 from aura.prepare import build
 from aura.shards import Workplace
-from aura.sources import LocalFiles
+from aura.sources import HubDataset, LocalFiles
 from aura.work import Settings
 
 
@@ -90,6 +92,22 @@ def test_interrupted_anywhere_it_ends_with_the_same_bytes(
     assert not Workplace(output).path.exists()
     meta = json.loads((output / "meta.json").read_text())
     assert meta["skipped"] == ({"broken": 2, "empty": 2} if not max_tokens else {"broken": 1, "empty": 2})
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_what_is_left_out_behind_the_last_document_counts_once(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(self: Workplace) -> None:
+        raise Stop
+
+    lines.write_text(lines.read_text() + "\n\n{}\n ")
+    output, settings = tmp_path / "c", Settings(300, 0.1, max_errors=3)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Workplace, "finish", stop)
+        build(LocalFiles([lines]), output, settings)
+    build(LocalFiles([lines]), output, settings)
+    assert json.loads((output / "meta.json").read_text())["skipped"] == {"broken": 3, "empty": 4}
 
 
 @pytest.mark.usefixtures("small_steps")
@@ -185,6 +203,45 @@ def test_other_settings_do_not_touch_what_was_begun(
         with pytest.raises(ConfigError, match="Another `aura prepare` is at work"):
             build(LocalFiles([lines]), output, SETTINGS)
     assert content(Workplace(output).corpus) == before
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_without_a_terminal_lines_tell_the_progress_of_this_start(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a dataset, what was done before is not read again; so it says nothing about the speed of now."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    documents = [row for row in lines.read_text().splitlines() if row.startswith('{"text"')]
+    (folder / "train.jsonl").write_text("\n".join(documents * 20))
+    monkeypatch.setattr(work, "BATCH_CHARS", 50_000)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 10**9)
+    write_journal, journals = Workplace.write_journal, 0
+
+    def stop_half_way(place: Workplace, journal: dict[str, Any]) -> None:
+        nonlocal journals
+        write_journal(place, journal)
+        journals += 1
+        if journals == 8:
+            raise Stop
+
+    def expected() -> list[float]:
+        """In MB, line by line."""
+        said = capsys.readouterr().err
+        return [float(total) for total in re.findall(r"Encoding: [\d.]+ MB of ([\d.]+) MB, .* left\.", said)]
+
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.01)
+    settings = Settings(300, 0.1, max_tokens=500_000)
+    source = partial(HubDataset, str(folder), None, "train", "text")
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Workplace, "write_journal", stop_half_way)
+        build(source(), tmp_path / "c", settings)
+    before = expected()
+    build(source(), tmp_path / "c", settings)
+    after = expected()
+    assert before[0] == pytest.approx(before[-1], rel=0.2)
+    assert after[0] == pytest.approx(after[-1], rel=0.2)
+    assert after[-1] < 0.8 * before[-1]
 
 
 def test_one_document_at_least_is_for_validation(tmp_path: Path) -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +98,80 @@ def test_a_directory_as_transformers_writes_it(trained: Prepared, tmp_path: Path
     assert len(Encoder(loaded.json, 0, "<u2").library(["la casa y el perro y la red"])[0]) > 8  # all of it
 
 
+def test_a_vocabulary_and_its_merges(trained: Prepared, tmp_path: Path) -> None:
+    whole = Tokenizer.from_str(trained.json)
+    whole.model.save(str(tmp_path))
+    assert {file.name for file in tmp_path.iterdir()} == {"vocab.json", "merges.txt"}
+    loaded = tokenizer.load(str(tmp_path), lambda sentence: None)
+    texts = ["la casa y el perro", "  nuevas\n\npalabras: xilófono"]
+    assert Encoder(loaded.json, 0, "<u2").library(texts) == Encoder(trained.json, 0, "<u2").library(texts)
+    assert loaded.end_of_text_id == trained.end_of_text_id
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab</w>": 2}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(ConfigError, match="is no byte-level BPE"):
+        tokenizer.load(str(tmp_path), refuse)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """What the hub answers about one repository: its commit, its files, and their content."""
+
+    files: dict[str, bytes]
+    fetched: list[str]
+
+    def do_HEAD(self) -> None:
+        name = self.path.rsplit("/", 1)[1]
+        content = json.dumps(
+            [
+                {"type": "file", "path": name, "size": len(data), "oid": name}
+                for name, data in self.files.items()
+            ]
+            if "/tree/" in self.path
+            else {"id": "acme/spanish", "sha": "a" * 40, "siblings": []}
+        ).encode()
+        if "/resolve/" in self.path:
+            content = self.files[name]
+            self.fetched.append(name)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("ETag", f'"{name}"')
+        self.send_header("X-Repo-Commit", "a" * 40)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    do_GET = do_HEAD
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_tokenizer_of_the_hub_has_its_own_special_tokens(
+    trained: Prepared, text: Path, tmp_path: Path
+) -> None:
+    Hub.fetched = []
+    Hub.files = {
+        "tokenizer.json": trained.json.replace("<|endoftext|>", "<fin>").encode(),
+        "tokenizer_config.json": b'{"eos_token": {"content": "<fin>"}, "pad_token": "<fin>"}',
+        "model.safetensors": b"weights",
+    }
+    words = ["--input", str(text), "--tokenizer", "acme/spanish", "--output", str(tmp_path / "c")]
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        subprocess.run(
+            [sys.executable, "-m", "aura", "prepare", *words],
+            check=True,
+            timeout=60,
+            env=os.environ
+            | {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hub")}
+            | {"PYTHONPATH": str(Path(tokenizer.__file__).parents[1]), "HF_HUB_OFFLINE": "0"},
+        )
+        server.shutdown()
+    meta = json.loads((tmp_path / "c" / "meta.json").read_text())
+    assert (meta["end_of_text"], meta["pad"], meta["end_of_text_id"]) == ("<fin>", "<fin>", 0)
+    assert set(Hub.fetched) == {"tokenizer.json", "tokenizer_config.json"}
+
+
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 @pytest.mark.parametrize("byte_fallback", [False, True])
 def test_sentencepiece(kind: str, byte_fallback: bool, text: Path, tmp_path: Path) -> None:
@@ -148,7 +227,10 @@ def test_tokenizers_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (str(tmp_path / "missing.json"), "There is no tokenizer"),
         (str(tmp_path / "bad.json"), "cannot be used"),
         (str(tmp_path / "bad.model"), "is no SentencePiece model"),
-        (str(tmp_path / "empty"), "no tokenizer.json and no SentencePiece model"),
+        (
+            str(tmp_path / "empty"),
+            r"no tokenizer\.json, no SentencePiece model \(\*\.model\) and no vocab\.json",
+        ),
     ):
         with pytest.raises(ConfigError, match=sentence):
             tokenizer.load(name, refuse)

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,41 @@ def test_directories_patterns_and_other_files(tmp_path: Path, capsys: pytest.Cap
     assert read(whole)[0] == [*TEXTS[:10], "uno", "dos", *TEXTS[10:30]]
     assert "1 other files" in capsys.readouterr().out
     assert read(LocalFiles([tmp_path / "in/**/*.parquet"]))[0] == TEXTS[10:30]
-    with pytest.raises(DataError, match="does not exist"):
-        LocalFiles([tmp_path / "in/*.none"])
+    assert read(LocalFiles([tmp_path / "in/*"]))[0] == TEXTS[:10]
+    assert "1 other files" in capsys.readouterr().out
+    for name, sentence in (
+        ("in/*.none", "does not match a file"),
+        ("in/d*", "does not match a file"),  # a directory
+        ("in/*.md", "no .txt, .jsonl or .parquet file in"),
+        ("in/none", "none does not exist"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            LocalFiles([tmp_path / name])
+
+
+def test_capital_letters_in_names_change_nothing(tmp_path: Path) -> None:
+    (tmp_path / "A.JSONL").write_text(json_lines(TEXTS[:2]))
+    (tmp_path / "B.TXT").write_text("uno")
+    (tmp_path / "C.Txt.GZ").write_bytes(gzip.compress(b"dos"))
+    write_parquet(tmp_path / "D.Parquet", [TEXTS[2]])
+    assert read(LocalFiles([tmp_path]))[0] == [*TEXTS[:2], "uno", "dos", TEXTS[2]]
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.TAR.zst", "a.tgz", "a.zip"])
+def test_archives_are_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"archive")
+    with pytest.raises(DataError, match="is an archive: unpack it"):
+        LocalFiles([tmp_path / name])
+
+
+def test_an_archive_under_another_name_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hola")
+    with tarfile.open(tmp_path / "b.gz", "w:gz") as archive:
+        archive.add(tmp_path / "a.txt", "a.txt")
+    with pytest.raises(DataError, match=r"b\.gz is no text: byte [0-9]+ \(line 1\) is zero"):
+        read(LocalFiles([tmp_path / "b.gz"]))
+    with pytest.raises(DataError, match=r"b\.gz, line 1 has a NUL byte"):
+        read(LocalFiles([tmp_path / "b.gz"], documents_per_line=True))
 
 
 def test_the_identity_knows_the_content_and_how_it_is_read_but_no_names(tmp_path: Path) -> None:
@@ -144,14 +178,17 @@ def test_bytes_that_are_no_text_are_left_out_of_running_text(
 ) -> None:
     monkeypatch.setattr(running_text, "CHUNK", chunk)
     file = tmp_path / "a.txt"
-    file.write_bytes("uno ñ\r\ndo".encode() + b"\xf1\xff" + "s\ntrés".encode() + b"\xc3")
-    texts, counts, said = read(LocalFiles([file]), limit=3)
+    file.write_bytes("uno ñ\r\ndo".encode() + b"\xf1\xff" + "s\ntrés".encode() + b"\0\xc3\0\xc3")
+    texts, counts, said = read(LocalFiles([file]), limit=6)
     assert texts == ["uno ñ\ndos\ntrés"]
-    assert counts["broken"] == 3
+    assert counts["broken"] == 6
     assert [sentence.split(": ")[2].split(". ")[0] for sentence in said] == [
         "byte 10 (line 2) is 0xf1",
         "byte 11 (line 2) is 0xff",
-        "byte 19 (line 3) is 0xc3",
+        "byte 19 (line 3) is zero.",
+        "byte 20 (line 3) is 0xc3",
+        "byte 21 (line 3) is zero.",
+        "byte 22 (line 3) is 0xc3",
     ]
 
 
@@ -203,6 +240,10 @@ def test_a_directory_that_is_a_dataset(tmp_path: Path) -> None:
             position = json.loads(json.dumps(source.position))
             again = HubDataset(str(data), None, "train", "text")
             assert read(again, position)[0] == expected[number:]
+            rest = again.documents(position, Problems(0, print), nothing)
+            next(rest)
+            third = HubDataset(str(data), None, "train", "text")
+            assert read(third, again.position)[0] == expected[number + 1 :]
     texts, counts, said = read(HubDataset(str(data), None, "test", "text"))
     assert (texts, counts["empty"]) == (["de prueba"], 1)
     assert "split test, row 1 has no text" in said[0]

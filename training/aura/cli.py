@@ -41,6 +41,10 @@ COMMANDS = {
 # The others must outlive whoever reads what they print: a training saves, although `| tee` is gone, and a write to a
 # rank that is gone is an error of that write.
 ANSWERS = ("plan", "sample", "monitor", "fingerprint", "config", "version")
+OF_PREPARE = (  # which the guides give to the trainer
+    *("--prepare", "--dataset-name", "--dataset-max-tokens", "--tokenizer-name-or-path", "--tokenizer"),
+    *("--validation-split", "--validation-fraction"),
+)
 CHECKPOINT = re.compile(r"(checkpoint|interrupt)-step-\d+")
 
 
@@ -83,6 +87,7 @@ def train(argv: list[str]) -> int:
         description="Train a model. Without RANK and WORLD_SIZE in the environment it is one process; with them (and "
         "MASTER_ADDR, MASTER_PORT) it is one rank of several, started by systemd, torchrun or by hand. A run directory "
         "that holds checkpoints is continued. SIGTERM saves and stops.",
+        elsewhere={"aura prepare": OF_PREPARE},
     )
     parser.add_argument(
         "--corpus", "--dataset-path", type=Path, required=True, metavar="DIR", help="made by aura prepare"
@@ -119,7 +124,7 @@ def train(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     config = resolve_here(arguments.preset, given_settings(arguments))
     run_dir = arguments.run_dir or Path("runs", config.preset)
-    _check_paths(arguments.corpus, run_dir, arguments.resume_from)
+    _check_paths(arguments.corpus, config.vocab_size, run_dir, arguments.resume_from)
     take_best_gpu()
 
     from aura.attempt import run
@@ -136,11 +141,11 @@ def train(argv: list[str]) -> int:
     )
 
 
-def _check_paths(corpus: Path, run_dir: Path, resume_from: Path | None) -> None:
+def _check_paths(corpus: Path, vocab_size: int, run_dir: Path, resume_from: Path | None) -> None:
     if corpus.is_file():
         raise ConfigError(
-            f"{corpus} is a file, not a corpus. Prepare it once: aura prepare --dataset-path {corpus} --output DIR, "
-            "then train with --corpus DIR."
+            f"{corpus} is a file, not a corpus. Prepare it once: aura prepare --dataset-path {corpus} --output DIR "
+            f"--vocab-size {vocab_size}, then train with --corpus DIR."
         )
     if resume_from is None:
         return

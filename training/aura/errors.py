@@ -35,15 +35,21 @@ class DataError(AuraError):
 class Parser(argparse.ArgumentParser):
     """argparse that accepts --batch_size for --batch-size, and answers a mistake with one sentence and 64."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, elsewhere: dict[str, tuple[str, ...]] | None = None, **options: object) -> None:
+        """`elsewhere`: flags that one might look for here, and the command that has them."""
         super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
+        self.elsewhere = elsewhere or {}
 
     def parse_args(self, args: list[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
-        parsed, unknown = self.parse_known_args([_with_hyphens(word) for word in args])
+        words = [_with_hyphens(word) for word in args]
+        for command, flags in self.elsewhere.items():
+            if named := [flag for flag in flags if any(word.split("=")[0] == flag for word in words)]:
+                self.error(f"{', '.join(named)}: for `{command}`, not here. See {command} --help.")
+        parsed, unknown = self.parse_known_args(words)
         if unknown:
-            flags = [flag for action in self._actions for flag in action.option_strings if flag != "-h"]
-            word = unknown[0].split("=")[0]
-            self.error(f"unknown argument {word!r}.{did_you_mean(word, flags)} See {self.prog} --help.")
+            flag = unknown[0].split("=")[0]
+            valid = [flag for action in self._actions for flag in action.option_strings if flag != "-h"]
+            self.error(f"unknown argument {flag!r}.{did_you_mean(flag, valid)} See {self.prog} --help.")
         return parsed
 
     def error(self, message: str) -> NoReturn:

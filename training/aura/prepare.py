@@ -7,8 +7,9 @@ The order of events:
 3. The documents are read again, encoded, divided by their hash and written.
 
 A document goes to validation when its hash says so: the division does not depend on the names of the files or on
-their order, and a document that occurs twice is never on both sides. Nothing grows with the input: documents are
-read, encoded and written about a megabyte at a time.
+their order, and a document that occurs twice is never on both sides. Documents are read, encoded and written about a
+megabyte at a time, so memory does not grow with the input; training the tokenizer holds the different words of its
+sample, which ends at TOKENIZER_SAMPLE characters (aura/work.py).
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from typing import Any
 from aura import corpus as corpora
 from aura import shards, tokenizer
 from aura.errors import ConfigError, DataError, Parser
+from aura.progress import Bars
 from aura.shards import Workplace, workplace
 from aura.sources import HubDataset, LocalFiles, Source
 from aura.tokenizer import Prepared
-from aura.work import Bars, Settings, Work, say
+from aura.work import Settings, Work, say
 
 WORTH_WORKERS = 8_000_000  # bytes of input; below, starting processes costs more than they save
 
@@ -210,7 +212,8 @@ def _parser() -> Parser:
         "--tokenizer",
         "--tokenizer-name-or-path",
         metavar="PATH",
-        help="or take this one: tokenizer.json, SentencePiece .model, a directory with one of them, a name on the hub",
+        help="or take this one: tokenizer.json, SentencePiece .model, a directory with one of them or with vocab.json "
+        "and merges.txt, a name on the hub",
     )
     result.add_argument(
         "--validation-fraction",

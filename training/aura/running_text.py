@@ -48,14 +48,19 @@ def _decoded(path: Path, stream: IO[bytes], broken: Callable[[str], None]) -> It
         data += chunk
         text, start = after_return, 0
         while start < len(data):
+            nul = data.find(0, start)
+            end = nul if nul >= 0 else len(data)
             try:
-                piece, used = codecs.utf_8_decode(data[start:] if start else data, "strict", ended)
+                piece, used = codecs.utf_8_decode(data[start:end], "strict", ended or nul >= 0)
                 stop = start + used
+                if stop == nul:
+                    broken(no_text(path, offset + nul, lines + data.count(b"\n", 0, nul) + 1, 0))
+                    stop += 1
             except UnicodeDecodeError as error:
                 bad, stop = start + error.start, start + error.end
                 piece = data[start:bad].decode()
                 line = lines + data.count(b"\n", 0, bad) + 1
-                broken(not_utf8(path, offset + bad, line, data[bad]))
+                broken(no_text(path, offset + bad, line, data[bad]))
             text += piece
             if stop == start:  # the rest of this letter is in the next chunk
                 break
@@ -69,7 +74,10 @@ def _decoded(path: Path, stream: IO[bytes], broken: Callable[[str], None]) -> It
         yield text.replace("\r\n", "\n").replace("\r", "\n"), ended
 
 
-def not_utf8(path: Path, offset: int, line: int, byte: int) -> str:
+def no_text(path: Path, offset: int, line: int, byte: int) -> str:
+    """What to say of a byte that is not UTF-8, or zero, which no text has."""
+    if byte == 0:
+        return f"{path} is no text: byte {offset} (line {line}) is zero."
     return (
         f"{path} is not UTF-8: byte {offset} (line {line}) is 0x{byte:02x}. "
         f"If it is Latin-1, convert it: iconv -f latin1 -t utf8 {path.name} > {path.stem}-utf8{path.suffix}"

@@ -10,34 +10,23 @@ is what must be remembered for that.
 
 from __future__ import annotations
 
-import bz2
-import glob
-import gzip
-import hashlib
-import io
 import json
-import lzma
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, Protocol
 
 from aura.errors import ConfigError, DataError
-from aura.running_text import CHUNK, not_utf8, read_documents
+from aura.files import JSON_LINES, Advance, digest_of, find_files, kind_of, open_file, reading
+from aura.running_text import CHUNK, no_text, read_documents
 
 LONGEST_LINE = 1 << 24  # bytes; a longer document does not fit into memory well once it is encoded
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-JSON_LINES = (".jsonl", ".ndjson", ".json")
-KINDS = (".txt", *JSON_LINES, ".parquet")
 SHOWN = 20  # places that are printed, per kind
 NAMES = {  # what the guides call them
     "wikipedia": ("wikimedia/wikipedia", "20231101.es"),
     "c4": ("allenai/c4", "es"),
 }
-
-Advance = Callable[[int], None]  # called with the number of bytes read
 
 
 @dataclass
@@ -139,92 +128,6 @@ class LocalFiles:
                 yield from read_documents(path, stream, problems.broken)
 
 
-def find_files(inputs: list[Path]) -> list[Path]:
-    """The files themselves, what patterns stand for, and every file of a known kind below the directories."""
-    files: list[Path] = []
-    for path in inputs:
-        if path.is_dir():
-            below = sorted(file for file in path.rglob("*") if file.is_file())
-            known = [file for file in below if kind_of(file)]
-            if not known:
-                raise DataError(f"There is no .txt, .jsonl or .parquet file in {path}.")
-            if others := [file for file in below if not kind_of(file)]:
-                print(
-                    f"Note: {len(others)} other files in {path} are not read, {others[0]} is one.", flush=True
-                )
-            files += known
-        elif path.is_file():
-            files.append(path)
-        elif found := [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]:  # noqa: PTH207  # absolute, too
-            files += find_files([file for file in found if file.is_file()])
-        else:
-            raise DataError(f"{path} does not exist.")
-    files = list(dict.fromkeys(files))
-    for file in files:
-        if file.stat().st_size == 0:
-            if len(files) == 1:
-                raise DataError(f"{file} is empty.")
-            print(f"Note: {file} is empty.", flush=True)
-    return files
-
-
-def kind_of(path: Path) -> str | None:
-    """.txt, .jsonl …, looking through .gz; None for other names."""
-    name = path.with_suffix("") if path.suffix in COMPRESSED else path
-    return name.suffix if name.suffix in KINDS else None
-
-
-def digest_of(files: list[Path], advance: Advance) -> str:
-    """SHA-256 of the content of all files in order, and of how they are read; names do not matter."""
-    digest = hashlib.sha256()
-    for file in files:
-        kind = kind_of(file) if kind_of(file) != ".txt" else None
-        packed = file.suffix if file.suffix in COMPRESSED else ""
-        digest.update(f"{file.stat().st_size}:{kind or ''}{packed}".encode())
-        with reading(file), file.open("rb") as stream:
-            while chunk := stream.read(CHUNK):
-                digest.update(chunk)
-                advance(len(chunk))
-    return digest.hexdigest()
-
-
-class CountedFile(io.FileIO):
-    """Tells how much of the file was read, also when something decompresses it."""
-
-    def __init__(self, path: Path, advance: Advance) -> None:
-        super().__init__(path)
-        self.advance = advance
-
-    def readinto(self, buffer: Any) -> int:
-        count = super().readinto(buffer) or 0
-        self.advance(count)
-        return count
-
-
-def open_file(path: Path, advance: Advance) -> IO[bytes]:
-    """The content, decompressed."""
-    file = io.BufferedReader(CountedFile(path, advance), CHUNK)
-    if path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(file))
-    if path.suffix == ".bz2":
-        return cast(IO[bytes], bz2.open(file))
-    if path.suffix == ".xz":
-        return cast(IO[bytes], lzma.open(file))
-    if path.suffix == ".zst":
-        import pyarrow  # unlike the package zstandard, it notices that the end is missing
-
-        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file), "zstd"), CHUNK)
-    return file
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} cannot be read to its end: {error}.") from None
-
-
 def read_lines(
     path: Path, stream: IO[bytes], skip: int, problems: Problems, column: str | None
 ) -> Iterator[str | None]:
@@ -242,6 +145,8 @@ def read_lines(
         elif number > skip:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                if not column and "\0" in text:
+                    raise ValueError("has a NUL byte, so it is no text")
                 if text and column:
                     text = _text_of(text, column)
                 if not text:
@@ -249,7 +154,7 @@ def read_lines(
                     text = None
             except UnicodeDecodeError as error:
                 byte = offset - len(line) + error.start
-                problems.broken(not_utf8(path, byte, number, line[error.start]))
+                problems.broken(no_text(path, byte, number, line[error.start]))
                 text = None
             except ValueError as error:
                 problems.broken(f"{place} {error}.")

@@ -7,7 +7,8 @@ that pads; what is missing is added, and said.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ from aura.corpus import END_OF_TEXT, TOKENIZER
 from aura.errors import ConfigError
 
 PAD = "<|pad|>"
+VOCABULARY = "vocab.json"  # with merges.txt
+HUB_FILES = [
+    *(TOKENIZER, "*.model", VOCABULARY, "merges.txt"),
+    *("special_tokens_map.json", "tokenizer_config.json"),
+]
 SMALLEST_VOCABULARY = 257  # 256 bytes and <|endoftext|>
 # Under which names other tokenizers have these tokens, where no configuration tells.
 ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
@@ -69,21 +75,29 @@ def train(texts: Iterable[str], vocab_size: int) -> Prepared:
 
 
 def load(name: str, say: Callable[[str], None]) -> Prepared:
-    """A tokenizer.json, a SentencePiece .model, a directory with one of them, or a name on the hub.
+    """A tokenizer.json, a SentencePiece .model, a directory with one of them (or vocab.json and merges.txt), or a name
+    on the hub.
 
     Raises ConfigError.
     """
     path, settings = Path(name), dict[str, Any]()
+    if not path.exists():
+        path = _fetched(name)
     if path.is_dir():
         settings = _settings(path)
-        found = [path / TOKENIZER, *sorted(path.glob("*.model"))]
+        found = [path / TOKENIZER, *sorted(path.glob("*.model")), path / VOCABULARY]
         path = next((file for file in found if file.is_file()), path)
     if path.is_dir():
-        raise ConfigError(f"There is no {TOKENIZER} and no SentencePiece model (*.model) in {path}.")
-    if path.suffix == ".model" and path.is_file():
+        raise ConfigError(
+            f"There is no {TOKENIZER}, no SentencePiece model (*.model) and no {VOCABULARY} in {name}."
+        )
+    if path.suffix == ".model":
         tokenizer = _from_sentencepiece(path)
+    elif path.name == VOCABULARY:
+        tokenizer = _from_vocabulary(path, bool(settings.get("add_prefix_space")))
     else:
-        tokenizer = _from_json_or_hub(name, path)
+        with _one_sentence(name):
+            tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -145,15 +159,41 @@ def _settings(directory: Path) -> dict[str, Any]:
     return settings
 
 
-def _from_json_or_hub(name: str, path: Path) -> Tokenizer:
-    if not path.is_file() and (path.suffix in (".json", ".model") or name.startswith((".", "/", "~"))):
-        raise ConfigError(f"There is no tokenizer {path}.")
+def _fetched(name: str) -> Path:
+    """The directory with the files of a tokenizer that the hub has, without the weights beside them."""
+    if Path(name).suffix in (".json", ".model") or name.startswith((".", "/", "~")):
+        raise ConfigError(f"There is no tokenizer {name}.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    with _one_sentence(name, " It is no file or directory here, and the hub did not give it."):
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+
+
+@contextmanager
+def _one_sentence(name: str, where: str = "") -> Iterator[None]:
     try:
-        return Tokenizer.from_file(str(path)) if path.is_file() else Tokenizer.from_pretrained(name)
-    except Exception as error:  # tokenizers raises nothing more precise
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        where = "" if path.is_file() else " It is no file or directory here, and the hub did not give it."
+        yield
+    except Exception as error:  # tokenizers raises nothing more precise, and the hub many things
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ConfigError(f"The tokenizer {name} cannot be used: {reason}.{where}") from None
+
+
+def _from_vocabulary(path: Path, prefix_space: bool) -> Tokenizer:
+    """vocab.json with merges.txt beside it, as GPT-2 and RoBERTa were published."""
+    with _one_sentence(str(path)):
+        tokenizer = Tokenizer(models.BPE.from_file(str(path), str(path.with_name("merges.txt"))))
+    vocabulary = tokenizer.get_vocab()
+    if not vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet()) or any(
+        piece.endswith("</w>") for piece in vocabulary
+    ):
+        raise ConfigError(
+            f"{path} is no byte-level BPE as GPT-2's. Convert it with transformers and give its {TOKENIZER}."
+        )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _from_sentencepiece(path: Path) -> Tokenizer:

@@ -10,21 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from aura import corpus as corpora
 from aura import shards, tokenizer
 from aura.encode import Batch, Encoded, document_hash, encode_all
 from aura.errors import ConfigError, DataError
+from aura.progress import Bar, Bars
 from aura.running_text import DOCUMENT_CHARS
 from aura.shards import SPLITS, ShardWriter, Workplace
 from aura.sources import Problems, Source
@@ -70,30 +61,6 @@ class Settings:
 
 def say(sentence: str) -> None:
     print(sentence, flush=True)
-
-
-class Bars:
-    """Progress on stderr: how much was read, how fast, how long it takes."""
-
-    def __init__(self) -> None:
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        self.progress = Progress(TextColumn("{task.description:24}"), *columns, console=Console(stderr=True))
-
-    def start(self, description: str, size: int | None) -> Bar:
-        return Bar(self.progress, self.progress.add_task(description, total=size))
-
-
-@dataclass
-class Bar:
-    progress: Progress
-    task: TaskID
-
-    def __call__(self, count: int) -> None:
-        self.progress.advance(self.task, count)
-
-    def expect(self, part: float) -> None:
-        """`part` of the work is done: that says how much there is in all."""
-        self.progress.update(self.task, total=self.progress.tasks[self.task].completed / part)
 
 
 class Work:
@@ -171,27 +138,30 @@ class Work:
 
     def _batches(self, bar: Bar) -> Iterator[Batch]:
         texts: list[str] = []
-        chars, position = 0, self.position
+        chars, position, skipped = 0, self.position, self.skipped
         for text in self.source.documents(self.position, self.problems, bar):
+            bar.first_document()
             texts.append(text)
             chars += len(text)
+            # Both of the same place: what is left out behind the last document is read again after a kill.
+            skipped = dict(self.problems.counts)
             if chars >= BATCH_CHARS:
                 position = self.source.position
-                yield Batch(texts, position, dict(self.problems.counts))
+                yield Batch(texts, position, skipped)
                 texts, chars = [], 0
-        yield Batch(texts, self.source.position if texts else position, dict(self.problems.counts))
+        yield Batch(texts, self.source.position if texts else position, skipped)
 
     def run(self) -> None:
         """Encode and write what is left, with a journal now and then."""
         bar = self.bars.start("Encoding", self.source.size)
         arguments = (self.tokenizer.json, self.tokenizer.end_of_text_id, f"<u{self.width}")
-        limit, written = self.settings.max_tokens, time.monotonic()
+        limit, written, before = self.settings.max_tokens, time.monotonic(), self.tokens()
         with closing(encode_all(self._batches(bar), arguments, self.settings.workers)) as encoded:
             for batch, part in encoded:
                 finished = self._write(part, limit - self.tokens() if limit else None)
                 self.position, self.skipped = batch.position, batch.skipped
                 if limit:
-                    bar.expect(max(self.tokens(), 1) / limit)
+                    bar.expect(max(self.tokens() - before, 1) / (limit - before))
                     if self.tokens() >= limit:
                         break
                 if finished or time.monotonic() - written >= shards.COMMIT_SECONDS:
@@ -199,6 +169,8 @@ class Work:
                         writer.flush()
                     self.place.write_journal(self._journal())
                     written = time.monotonic()
+            else:
+                self.skipped = dict(self.problems.counts)  # also behind the last document
         documents = sum(writer.documents for writer in self.writers.values())
         if documents == 0:
             raise DataError(f"There is no text in {self.source.name}: only spaces and empty lines.")
