@@ -34,10 +34,27 @@ def test_flops_per_token_as_nanogpt_counts_them(preset: str, gigaflops: float) -
     assert flops_per_token(resolve(preset)) / 1e9 == pytest.approx(gigaflops, rel=0.002)
 
 
-def test_computing_blocks_again_costs_about_a_third_more() -> None:
+def test_computing_blocks_again_costs_one_more_forward_pass_of_them() -> None:
     config = resolve("aura-72h-max")
-    assert recomputed_flops_per_token(config) / flops_per_token(config) == pytest.approx(1 / 3, abs=0.01)
-    assert recomputed_flops_per_token(resolve("gpt2", {"loss_chunk": 0})) == 0
+    output_matrix = 2 * config.vocab_size * config.d_model
+    forward = flops_per_token(config) / 3 - output_matrix
+    assert recomputed_flops_per_token(config) == pytest.approx(forward, rel=1e-3)
+    assert recomputed_flops_per_token(resolve("gpt2")) == 0, "the loss computes nothing twice"
+    kept = replace(config, gradient_checkpointing=False)
+    again, once = plan.plan_for(config, 1, A100), plan.plan_for(kept, 1, A100)
+    assert again.compute_seconds and once.compute_seconds
+    more = 1 + recomputed_flops_per_token(config) / flops_per_token(config)
+    assert again.compute_seconds / once.compute_seconds == pytest.approx(more)
+
+
+def test_a_measured_mfu_has_what_is_computed_twice_in_it() -> None:
+    """So that what the live line shows, given back as --mfu, predicts what was measured."""
+    for changes in ({}, {"gradient_checkpointing": True}):
+        config = resolve("gpt2", changes)
+        made = plan.plan_for(config, 1, A100, mfu=0.3)
+        assert made.seconds_per_step and made.peak_flops
+        shown = made.tokens_per_step / made.seconds_per_step * flops_per_token(config) / made.peak_flops
+        assert shown == pytest.approx(0.3)
 
 
 def test_the_traffic_of_a_ring_over_a_gigabit_switch() -> None:
@@ -78,6 +95,31 @@ def test_the_rank_with_the_largest_micro_batch_decides() -> None:
     )
     with pytest.raises(ConfigError, match="has 5 numbers, but 4 ranks"):
         plan.plan_for(unequal, 4, A100)
+
+
+def test_every_rank_is_counted_with_its_own_gpu() -> None:
+    """A laptop as rank 0 has a small micro-batch: the large one of another GPU need not fit it."""
+    laptop, card = gpus.find("RTX 3050 Laptop"), gpus.find("RTX 3060")
+    config = resolve("gpt2-medium-4gb", {"rank_batch_sizes": "2,48,4"})
+    devices = [laptop, card, replace(card, memory=6 * 2**30)]
+    made = plan.plan_for(config, 3, devices)
+    assert not [note for note in made.notes if "fit" in note]
+    assert made.device == "1 x RTX 3050 Laptop, 2 x RTX 3060"
+    assert made.memory == memory_of(config, (2, 48, 4)[made.fullest_rank], on_gpu=True)
+    assert made.peak_flops_of_all == sum(device.peak["bf16"] for device in devices)
+    times = [
+        plan.plan_for(replace(config, rank_batch_sizes="", batch_size=size), 1, device).compute_seconds
+        for size, device in zip((2, 48, 4), devices, strict=True)
+    ]
+    assert made.compute_seconds == max(time or 0 for time in times)
+
+    swapped = plan.plan_for(config, 3, [card, laptop, card])
+    (note,) = [note for note in swapped.notes if "fit" in note]
+    assert note.startswith("Rank 1 (RTX 3050 Laptop): it does not fit 4.00 GiB")
+    assert "memory of rank 1: " in "\n".join(swapped.lines())
+    unknown = plan.plan_for(config, 3, [card, gpus.called("NVIDIA Unheard 1", 2**34), card])
+    assert unknown.compute_seconds is unknown.peak_flops_of_all is None
+    assert any("The speed of NVIDIA Unheard 1 is not known" in note for note in unknown.notes)
 
 
 def test_ranks_on_one_cpu_share_it() -> None:
@@ -127,7 +169,8 @@ def test_the_components_add_up() -> None:
 def test_the_json_keeps_its_form(capsys: pytest.CaptureFixture[str]) -> None:
     answer = run(capsys, "--preset", "gpt2", "--gpu", "rtx-3090", "--nodes", "2", "--ranks-per-node", "3")
     assert set(answer) == set(
-        "schema preset device device_memory peak_flops utilisation nodes ranks link_mbit parameters memory "
+        "schema preset device device_memory fullest_rank peak_flops peak_flops_of_all utilisation "
+        "nodes ranks link_mbit parameters memory "
         "sequences_per_step tokens_per_step flops_per_token compute_seconds communication_bytes "
         "communication_seconds seconds_per_step checkpoint_bytes checkpoints_on_disk steps tokens seconds "
         "tokens_per_parameter assumptions notes".split()

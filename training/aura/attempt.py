@@ -20,6 +20,7 @@ from aura import checkpoint, console, gang, gpus
 from aura.config import TrainConfig
 from aura.corpus import Corpus, read_corpus
 from aura.data import Windows, check_corpus
+from aura.devices import of_all_ranks
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataError
 from aura.export import export_checkpoint
 from aura.memory import largest_micro_batch, memory_of, settings_that_fit
@@ -113,7 +114,7 @@ def run(
             stop.waiting = False
         nodes = [member.node for member in members.members] if members else [place.node]
         ranks = Ranks(place.rank, nodes, device)
-        plan = plan_for(config, place.world_size, gpu_of(device), nodes=len(set(nodes)))
+        plan = plan_for(config, place.world_size, of_all_ranks(ranks, gpu_of(device)), nodes=len(set(nodes)))
         if place.rank == 0:
             for line in plan.lines():
                 speaker.say(line)

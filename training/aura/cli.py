@@ -20,7 +20,7 @@ COMMANDS = {
     "prepare": ("aura.prepare", "main", "turn text files into a corpus: a tokenizer and files of token ids"),
     "train": ("aura.cli", "train", "train a model, alone or as one rank of several"),
     "plan": (
-        "aura.plan",
+        "aura.plan_command",
         "main",
         "predict memory, time, traffic and disk of a training, before any training",
     ),

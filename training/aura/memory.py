@@ -9,6 +9,7 @@ torch.compile usually keeps less.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -179,8 +180,11 @@ def _update_bytes(config: TrainConfig) -> int:
     return {"fp32": 0, "bf16": 12, "int8": 21}[config.moment_format]
 
 
-def settings_that_fit(config: TrainConfig, available: float, on_gpu: bool) -> dict[str, Any] | None:
-    """Changes with which every rank needs at most `available` bytes; None when none of them is enough.
+def settings_that_fit(
+    config: TrainConfig, available: float | Sequence[float], on_gpu: bool
+) -> dict[str, Any] | None:
+    """Changes with which every rank needs at most `available` bytes, one number for all or one for each rank; None
+    when none of them is enough.
 
     The least harmful first: what costs nothing, then time, then precision. The tokens per step stay the same.
     """
@@ -193,10 +197,17 @@ def settings_that_fit(config: TrainConfig, available: float, on_gpu: bool) -> di
     changes: dict[str, Any] = {}
     for way in ways:
         changes |= {name: value for name, value in way.items() if getattr(config, name) != value}
-        smaller = replace(config, **changes)
-        if memory_of(smaller, largest_micro_batch(smaller), on_gpu).total <= available:
+        if _fits(replace(config, **changes), available, on_gpu):
             return changes
     return None
+
+
+def _fits(config: TrainConfig, available: float | Sequence[float], on_gpu: bool) -> bool:
+    if not isinstance(available, Sequence):
+        return memory_of(config, largest_micro_batch(config), on_gpu).total <= available
+    sizes = config.batch_sizes(len(available))
+    pairs = zip(sizes, available, strict=True)
+    return all(memory_of(config, size, on_gpu).total <= room for size, room in pairs)
 
 
 def largest_micro_batch(config: TrainConfig) -> int:

@@ -1,25 +1,16 @@
-"""What a training will need, before any training: memory, time, traffic, disk (`aura plan`; docs/plan.md).
-
-Standard library, and rich for the table of the command line: a controller without torch can plan.
-"""
+"""What a training will need, before any training: memory, time, traffic, disk (docs/plan.md). Standard library only."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from aura import gpus
-from aura.auto import choose
-from aura.config import AUTO, TrainConfig, add_flags, canonical, given_settings, parse_assignments, resolve
-from aura.corpus import read_corpus
-from aura.errors import ConfigError, Parser
-from aura.flops import flops_per_token, recomputed_flops_per_token, utilisation
+from aura.config import TrainConfig
+from aura.errors import ConfigError
+from aura.flops import flops_per_token, utilisation
 from aura.gpus import Gpu
 from aura.memory import (
     GIB,
@@ -42,9 +33,13 @@ class Plan:
 
     preset: str
     device: str
-    device_memory: float  # for one rank
-    peak_flops: float | None  # per second
-    utilisation: float  # the part of the peak that is assumed to be reached
+    device_memory: float  # for the rank whose memory is fullest; `memory` is its too
+    fullest_rank: int
+    peak_flops: float | None  # per second, of the slowest rank
+    peak_flops_of_all: float | None
+    utilisation: (
+        float  # of the slowest rank: the part of its peak that the model's work is assumed to be (MFU)
+    )
     nodes: int
     ranks: int
     link_mbit: float
@@ -91,7 +86,8 @@ class Plan:
         yield "preset", f"{self.preset}, {self.parameters:,} parameters"
         yield "on", f"{self.nodes} node(s), {self.ranks} rank(s), {self.device}"
         room = f"{_gib(self.memory.total)} of {_gib(self.device_memory)}"
-        yield "memory of a rank", f"{room}, at its highest ({self.memory.moment})"
+        whose = "a rank" if " x " not in self.device else f"rank {self.fullest_rank}"
+        yield f"memory of {whose}", f"{room}, at its highest ({self.memory.moment})"
         for name, value in asdict(self.memory).items():
             if name != "moment" and value:
                 yield f"  {name.replace('_', ' ')}", _gib(value) + (" (assumed)" if name == "context" else "")
@@ -125,7 +121,7 @@ class Plan:
 def plan_for(
     config: TrainConfig,
     ranks: int,
-    gpu: Gpu,
+    gpu: Gpu | Sequence[Gpu],
     *,
     nodes: int | None = None,
     link_mbit: float = 1000,
@@ -135,36 +131,33 @@ def plan_for(
 ) -> Plan:
     """The plan of a run with `ranks` ranks on `nodes` nodes (one each, unless said).
 
-    `gpu`: of every rank, from aura/gpus.py. `steps`: in place of config.steps; `hours`: as many steps as fit.
-    `mfu`: in place of what is assumed. Raises ConfigError.
+    `gpu`: of every rank, from aura/gpus.py, or one for each rank. `steps`: in place of config.steps; `hours`: as many
+    steps as fit. `mfu`: in place of what is assumed. Raises ConfigError.
     """
     nodes = nodes or ranks
+    devices = [gpu] * ranks if isinstance(gpu, Gpu) else list(gpu)
     sizes = config.batch_sizes(ranks)
-    memory = memory_of(config, max(sizes), gpu.is_gpu)
-    sharing = 1 if gpu.is_gpu else math.ceil(ranks / nodes)  # the ranks of one node share its processor
-    peak = gpu.peak.get("bf16" if config.parameter_format == "bf16" else config.precision)
-    reached, why = utilisation(config, gpu, mfu)
-    compute = None
-    if peak:
-        tokens_of_slowest = max(sizes) * config.gradient_accumulation_steps * config.seq_len
-        work = flops_per_token(config) + recomputed_flops_per_token(config)
-        compute = tokens_of_slowest * work * sharing / (peak * reached)
+    of_ranks = [
+        _Rank(config, *each, math.ceil(ranks / nodes), mfu) for each in zip(devices, sizes, strict=True)
+    ]
+    fullest = max(of_ranks, key=lambda rank: rank.memory.total / rank.room)
+    # The others wait for the slowest; one whose speed is not known may be it.
+    slowest = max(of_ranks, key=lambda rank: math.inf if rank.seconds is None else rank.seconds)
+    compute = slowest.seconds
     sent = 2 * (ranks - 1) * parameter_bytes(config) // ranks if nodes > 1 else 0
     communication = sent / (GIGABIT * link_mbit / 1000)
     tokens_per_step = sum(sizes) * config.gradient_accumulation_steps * config.seq_len
     if hours is not None:
         if compute is None:
-            raise ConfigError(f"How far --hours go depends on the speed of {gpu.name}: give --peak-tflops.")
+            raise ConfigError(
+                f"How far --hours go depends on the speed of {slowest.device.name}: give --peak-tflops."
+            )
         steps = max(1, int(hours * 3600 / (compute + communication)))
-    room = gpu.memory / sharing
     steps = steps or config.steps
+    kinds = {rank.device.name: rank for rank in of_ranks}
     assumptions = [
-        *_memory_assumptions(config, gpu),
-        *(
-            [f"{gpu.name}: {peak / 1e12:.3g} TFLOP/s in {config.precision} ({gpu.source}).", why]
-            if peak
-            else []
-        ),
+        *_memory_assumptions(config, fullest.device),
+        *(sentence for rank in kinds.values() for sentence in rank.assumptions(config)),
         *(
             ["Communication follows the backward pass: nothing of it is hidden behind computing."]
             if sent
@@ -172,22 +165,29 @@ def plan_for(
         ),
     ]
     notes = [
-        *_note_on_memory(config, memory, room, gpu),
-        *([] if peak else [f"The speed of {gpu.name} is not known: --peak-tflops says it."]),
+        *_note_on_memory(config, of_ranks, fullest),
+        *(
+            f"The speed of {name} is not known: --peak-tflops says it."
+            for name, rank in kinds.items()
+            if not rank.peak
+        ),
         *_note_on_tokens(parameter_count(config), steps * tokens_per_step),
         *_note_on_traffic(compute, communication, config),
     ]
+    peaks = [rank.peak for rank in of_ranks]
     return Plan(
         preset=config.preset,
-        device=gpu.name,
-        device_memory=room,
-        peak_flops=peak,
-        utilisation=reached,
+        device=_names(devices),
+        device_memory=fullest.room,
+        fullest_rank=of_ranks.index(fullest),
+        peak_flops=slowest.peak,
+        peak_flops_of_all=None if None in peaks else sum(peak for peak in peaks if peak),
+        utilisation=slowest.utilisation,
         nodes=nodes,
         ranks=ranks,
         link_mbit=link_mbit,
         parameters=parameter_count(config),
-        memory=memory,
+        memory=fullest.memory,
         sequences_per_step=sum(config.shares(ranks)),
         tokens_per_step=tokens_per_step,
         flops_per_token=flops_per_token(config),
@@ -200,6 +200,37 @@ def plan_for(
         assumptions=tuple(assumptions),
         notes=tuple(notes),
     )
+
+
+class _Rank:
+    """What one rank needs and has: memory [bytes], and the time that it computes in one step [s]."""
+
+    def __init__(
+        self, config: TrainConfig, device: Gpu, micro_batch: int, on_its_node: int, mfu: float | None
+    ) -> None:
+        sharing = 1 if device.is_gpu else on_its_node  # the ranks of one node share its processor
+        self.device, self.room = device, device.memory / sharing
+        self.memory = memory_of(config, micro_batch, device.is_gpu)
+        self.peak = device.peak.get(config.precision)
+        self.utilisation, self.why = utilisation(config, device, mfu)
+        self.seconds: float | None = None
+        if self.peak:
+            tokens = micro_batch * config.gradient_accumulation_steps * config.seq_len
+            self.seconds = tokens * flops_per_token(config) * sharing / (self.peak * self.utilisation)
+
+    def assumptions(self, config: TrainConfig) -> Iterator[str]:
+        if self.peak:
+            speed = f"{self.peak / 1e12:.3g} TFLOP/s in {config.precision}"
+            yield f"{self.device.name}: {speed} ({self.device.source})."
+            yield self.why
+
+
+def _names(devices: list[Gpu]) -> str:
+    """'RTX 3060', or '1 x RTX 3090, 4 x RTX 3060'."""
+    counts = Counter(device.name for device in devices)
+    if len(counts) == 1:
+        return devices[0].name
+    return ", ".join(f"{count} x {name}" for name, count in counts.items())
 
 
 def compare(plan: Plan, measured_seconds_per_step: float, measured_peak_bytes: int | None) -> str:
@@ -227,15 +258,21 @@ def _memory_assumptions(config: TrainConfig, gpu: Gpu) -> Iterator[str]:
         yield "The masks of dropout are not counted in the memory."
 
 
-def _note_on_memory(config: TrainConfig, memory: Memory, room: float, gpu: Gpu) -> Iterator[str]:
-    if memory.total <= room:
+def _note_on_memory(config: TrainConfig, of_ranks: list[_Rank], fullest: _Rank) -> Iterator[str]:
+    if fullest.memory.total <= fullest.room:
         return
-    changes = settings_that_fit(config, room, gpu.is_gpu)
+    device = fullest.device
+    alike = len({rank.room for rank in of_ranks}) == 1
+    what = f"It does not fit {_gib(fullest.room)}"
+    if not alike:
+        what = f"Rank {of_ranks.index(fullest)} ({device.name}): it does not fit {_gib(fullest.room)}"
+    rooms = [rank.room for rank in of_ranks]
+    changes = settings_that_fit(config, rooms, any(rank.device.is_gpu for rank in of_ranks))
     if changes is None:
-        yield f"It does not fit {_gib(room)}, and no setting makes it fit: take a smaller model."
+        yield f"{what}, and no setting makes it fit: take a smaller model."
     else:
         words = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
-        yield f"It does not fit {_gib(room)}. This would: {words}."
+        yield f"{what}. This would: {words}."
 
 
 def _note_on_tokens(parameters: int, tokens: int) -> Iterator[str]:
@@ -276,124 +313,3 @@ def duration(seconds: float | None) -> str:
         if seconds >= 2 * size and (unit != "days" or seconds >= 5 * size):
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.1f} seconds"
-
-
-def main(argv: list[str]) -> int:
-    arguments = _parser().parse_args(argv)
-    overrides = canonical(given_settings(arguments) | parse_assignments(arguments.set))
-    gpu, found = _device(arguments.gpu, arguments.peak_tflops, arguments.memory_gb)
-    preset = str(overrides.pop("preset", arguments.preset))
-    if preset == AUTO:
-        preset, reason = choose(found, overrides)
-        print(reason, file=sys.stderr)
-    config = resolve(preset, overrides)
-    if config.epochs and not (arguments.tokens or arguments.hours or arguments.corpus):
-        raise ConfigError(
-            f"epochs={config.epochs:g} are passes over a corpus: name it with --corpus, or give --tokens or --hours."
-        )
-    ranks = arguments.nodes * arguments.ranks_per_node
-    steps = None
-    tokens_per_step = sum(config.shares(ranks)) * config.seq_len
-    if arguments.tokens:
-        steps = math.ceil(arguments.tokens / tokens_per_step)
-    elif arguments.corpus:
-        steps = math.ceil(
-            (config.epochs or 1) * read_corpus(arguments.corpus).tokens["train"] / tokens_per_step
-        )
-    plan = plan_for(
-        config,
-        ranks,
-        gpu,
-        nodes=arguments.nodes,
-        link_mbit=arguments.link,
-        steps=steps,
-        hours=arguments.hours,
-        mfu=arguments.mfu,
-    )
-    if arguments.json:
-        print(json.dumps(plan.as_json(), indent=2))
-    else:
-        _show(plan)
-    return 0
-
-
-def _device(name: str | None, tflops: float | None, memory_gb: float | None) -> tuple[Gpu, list[gpus.Found]]:
-    """The GPU that is planned for, and what `auto` has to choose by. Without a name: what this machine has."""
-    if tflops and memory_gb:
-        gpu = gpus.described(name or "a GPU", tflops, memory_gb * GIB)
-    elif tflops or memory_gb:
-        raise ConfigError("--peak-tflops and --memory-gb belong together: give both.")
-    elif name and name != "cpu":
-        gpu = gpus.find(name)
-    elif not name and (found := gpus.of_this_machine()):
-        best = max(found, key=lambda gpu: gpu.free)
-        return gpus.called(best.name, best.total), found
-    else:
-        return gpus.cpu(), []
-    return gpu, [gpus.Found(gpu.name, int(gpu.memory), int(gpu.memory))]
-
-
-def _show(plan: Plan) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, value in plan.rows():
-        table.add_row(name, value)
-    console = Console(highlight=False)
-    console.print(table)
-    for sentence in plan.assumptions:
-        console.print(f"[dim]Assumed:[/dim] {sentence}", soft_wrap=True)
-    for sentence in plan.notes:
-        console.print(f"[bold]Note:[/bold] {sentence}", soft_wrap=True)
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="aura plan",
-        description="Predict what a training needs: memory, time, traffic, disk. Nothing is trained.",
-    )
-    add_flags(parser)
-    parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="SETTING=VALUE", help="replace settings"
-    )
-    parser.add_argument(
-        "--gpu", metavar="NAME", help="of every rank, such as 3060, or cpu (this machine's best)"
-    )
-    parser.add_argument("--peak-tflops", type=number, metavar="X", help="of a GPU that is not in the table")
-    parser.add_argument("--memory-gb", type=number, metavar="GB", help="of a GPU that is not in the table")
-    parser.add_argument(
-        "--mfu", type=fraction, metavar="X", help="part of the peak that is reached, such as 0.4"
-    )
-    parser.add_argument("--nodes", type=count, default=1, metavar="N", help="PCs (1)")
-    parser.add_argument("--ranks-per-node", type=count, default=1, metavar="K", help="GPUs of each (1)")
-    parser.add_argument("--link", type=number, default=1000, metavar="MBIT", help="of each node (1000)")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--tokens", type=number, metavar="N", help="length of the run, such as 2.5e9")
-    length.add_argument("--hours", type=number, metavar="H", help="length of the run")
-    length.add_argument(
-        "--corpus", type=Path, metavar="DIR", help="`epochs` passes over it (one where epochs is 0)"
-    )
-    parser.add_argument("--json", action="store_true", help="for machines")
-    return parser
-
-
-def number(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} must be more than 0")
-    return value
-
-
-def fraction(text: str) -> float:
-    if (value := number(text)) > 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at most 1")
-    return value
-
-
-def count(text: str) -> int:
-    if (value := number(text)) != int(value):
-        raise argparse.ArgumentTypeError(f"{text} must be a whole number")
-    return int(value)
