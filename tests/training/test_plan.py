@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -172,7 +173,7 @@ def test_the_json_keeps_its_form(capsys: pytest.CaptureFixture[str]) -> None:
         "schema preset device device_memory fullest_rank peak_flops peak_flops_of_all utilisation "
         "nodes ranks link_mbit parameters memory "
         "sequences_per_step tokens_per_step flops_per_token compute_seconds communication_bytes "
-        "communication_seconds seconds_per_step checkpoint_bytes checkpoints_on_disk steps tokens seconds "
+        "communication_seconds seconds_per_step checkpoint_bytes checkpoints_on_disk steps passes tokens seconds "
         "tokens_per_parameter assumptions notes".split()
     )
     assert set(answer["memory"]) == set(
@@ -187,8 +188,36 @@ def test_the_length_of_the_run(capsys: pytest.CaptureFixture[str], corpus: Corpu
     assert run(capsys, *nano, "--set", "steps=7")["steps"] == 7
     assert run(capsys, *nano, "--tokens", "1e6")["steps"] == 1954  # of 512 tokens
     assert run(capsys, *nano, "--hours", "1")["seconds"] == pytest.approx(3600, rel=0.01)
-    answer = run(capsys, *nano, "--corpus", str(corpus.path), "--epochs", "3")
+    words = [*nano, "--corpus", str(corpus.path)]
+    answer = run(capsys, *words, "--epochs", "3")
     assert answer["tokens"] == pytest.approx(3 * corpus.tokens["train"], abs=512)
+    assert answer["passes"] == pytest.approx(3, abs=0.1)
+    answer = run(capsys, *words)
+    assert answer["steps"] == resolve("gpt2-nano").steps, "as aura train would do"
+    assert answer["passes"] == pytest.approx(answer["tokens"] / corpus.tokens["train"])
+    assert run(capsys, *words, "--tokens", "1e6")["passes"] == pytest.approx(
+        1e6 / corpus.tokens["train"], rel=0.01
+    )
+
+
+def test_a_corpus_whose_vocabulary_is_too_large_is_refused_as_in_training(
+    capsys: pytest.CaptureFixture[str], corpus: Corpus
+) -> None:
+    words = [
+        "plan",
+        "--corpus",
+        str(corpus.path),
+        "--gpu",
+        "3060",
+        "--preset",
+        "gpt2-nano",
+        "--vocab-size",
+        "299",
+    ]
+    assert cli.main(words) == 65
+    assert (
+        "has a vocabulary of 300, but preset 'gpt2-nano' has only vocab_size=299" in capsys.readouterr().err
+    )
 
 
 def test_the_aliases_work_here_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,6 +233,8 @@ def test_the_aliases_work_here_too(capsys: pytest.CaptureFixture[str]) -> None:
         ("3060", "RTX 3060"),
         ("rtx_3090", "RTX 3090"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 4060 Ti", "RTX 4060 Ti"),
+        ("4060", "RTX 4060"),
         ("NVIDIA GeForce RTX 3050 Laptop GPU", "RTX 3050 Laptop"),
         ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
         ("NVIDIA A100-PCIE-40GB", "A100 40GB PCIe"),
@@ -216,7 +247,16 @@ def test_a_gpu_by_what_people_and_drivers_call_it(name: str, found: str) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["NVIDIA GeForce RTX 3060 Ti", "RTX 3060 Laptop", "RTX 3050", "NVIDIA H100 PCIe", "nvidia", ""]
+    "name",
+    [
+        "NVIDIA GeForce RTX 3060 Ti",
+        "RTX 3060 Laptop",
+        "RTX 4080 SUPER",
+        "RTX 3050",
+        "NVIDIA H100 PCIe",
+        "nvidia",
+        "",
+    ],
 )
 def test_a_relative_of_a_gpu_is_another_gpu(name: str) -> None:
     with pytest.raises(ConfigError, match="give --peak-tflops and --memory-gb"):
@@ -229,6 +269,9 @@ def test_the_table_of_gpus_is_sound() -> None:
         assert gpu.peak["bf16"] == gpu.peak["fp16"] > gpu.peak["fp32"] > 5e12
         assert 0.3 <= gpu.mfu <= 0.6
         assert gpu.source
+        if clock := re.match(r"(\d+) SM at ([\d.]+) GHz", gpu.source):
+            assert gpu.peak["bf16"] == pytest.approx(int(clock[1]) * 512 * float(clock[2]) * 1e9, rel=0.004)
+            assert gpu.peak["fp32"] == pytest.approx(gpu.peak["bf16"] / 2, rel=0.01)
 
 
 @pytest.mark.parametrize(

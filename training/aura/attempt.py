@@ -72,6 +72,9 @@ def run(
     stop = StopSignal()
     members: gang.Gang | None = None
     try:
+        if device.type == "cuda":
+            name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+            gpus.check_number_format(config, capability, name)
         corpus = read_corpus(corpus_dir)
         check_corpus(corpus, config, place.world_size)
         config = with_steps(config, corpus, place.world_size)
@@ -114,7 +117,11 @@ def run(
             stop.waiting = False
         nodes = [member.node for member in members.members] if members else [place.node]
         ranks = Ranks(place.rank, nodes, device)
-        plan = plan_for(config, place.world_size, of_all_ranks(ranks, gpu_of(device)), nodes=len(set(nodes)))
+        plan = plan_for(
+            *(config, place.world_size, of_all_ranks(ranks, gpu_of(device))),
+            nodes=len(set(nodes)),
+            corpus_tokens=corpus.tokens["train"],
+        )
         if place.rank == 0:
             for line in plan.lines():
                 speaker.say(line)

@@ -113,9 +113,9 @@ def train(argv: list[str]) -> int:
     )
     add_flags(parser)
     arguments = parser.parse_args(argv)
-    config = resolve_here(arguments.preset, given_settings(arguments))
-    run_dir = arguments.run_dir or Path("runs", config.preset)
+    run_dir = arguments.run_dir or Path("runs", arguments.preset)
     _check_paths(arguments.corpus, run_dir, arguments.resume_from)
+    config = resolve_here(arguments.preset, given_settings(arguments), arguments.corpus, run_dir)
     take_best_gpu()
 
     from aura.attempt import run

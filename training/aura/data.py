@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from aura.config import TrainConfig
-from aura.corpus import Corpus
+from aura.corpus import Corpus, check_vocabulary
 from aura.errors import DataError
 
 MIXER = 0x9E3779B97F4A7C15  # splitmix64, https://prng.di.unimi.it/splitmix64.c
@@ -108,12 +108,7 @@ def even_share(rank: int, ranks: int, count: int) -> range:
 
 def check_corpus(corpus: Corpus, config: TrainConfig, world_size: int) -> None:
     """Refuse a corpus that does not fit the configuration. Raises DataError."""
-    if corpus.vocab_size > config.vocab_size:
-        raise DataError(
-            f"The corpus {corpus.path} has a vocabulary of {corpus.vocab_size}, but preset {config.preset!r} has only "
-            f"vocab_size={config.vocab_size}: prepare it again with --vocab-size {config.vocab_size}, or train with "
-            f"--vocab-size {corpus.vocab_size}."
-        )
+    check_vocabulary(corpus, config.vocab_size, config.preset)
     windows, shares = len(Windows(corpus, "train", config.seq_len)), config.shares(world_size)
     short = windows < sum(shares)
     if short and not (config.allow_dataset_oversubscription and windows):

@@ -9,7 +9,7 @@ torch.compile usually keeps less.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -181,21 +181,28 @@ def _update_bytes(config: TrainConfig) -> int:
 
 
 def settings_that_fit(
-    config: TrainConfig, available: float | Sequence[float], on_gpu: bool
+    config: TrainConfig, available: float | Sequence[float], on_gpu: bool, keep: Collection[str] = ()
 ) -> dict[str, Any] | None:
     """Changes with which every rank needs at most `available` bytes, one number for all or one for each rank; None
     when none of them is enough.
 
-    The least harmful first: what costs nothing, then time, then precision. The tokens per step stay the same.
+    The least harmful first: what costs nothing, then time, then precision. The tokens per step stay the same, and the
+    settings in `keep` too.
     """
     batch, accumulation = config.batch_size, config.gradient_accumulation_steps
-    ways: list[dict[str, Any]] = [{}, {"loss_chunk": 256}, {"gradient_checkpointing": True}]
-    while batch % 2 == 0 and not config.rank_batch_sizes:
-        batch, accumulation = batch // 2, accumulation * 2
-        ways.append({"batch_size": batch, "gradient_accumulation_steps": accumulation})
+    ways: list[dict[str, Any]] = [{}, {"loss_chunk": min(256, config.loss_chunk or 256)}]
+    ways.append({"gradient_checkpointing": True})
+    if not config.rank_batch_sizes:
+        ways += [
+            {"batch_size": part, "gradient_accumulation_steps": accumulation * batch // part}
+            for part in range(batch - 1, 0, -1)
+            if batch % part == 0
+        ]
     ways += [{"moment_format": "int8"}, {"precision": "bf16", "parameter_format": "bf16"}]
     changes: dict[str, Any] = {}
     for way in ways:
+        if not set(keep).isdisjoint(way):
+            continue
         changes |= {name: value for name, value in way.items() if getattr(config, name) != value}
         if _fits(replace(config, **changes), available, on_gpu):
             return changes

@@ -54,6 +54,7 @@ class Plan:
     checkpoint_bytes: int
     checkpoints_on_disk: int
     steps: int
+    passes: float | None  # over the corpus, where that is known
     assumptions: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -104,6 +105,8 @@ class Plan:
             f"{disk}: {_size(self.checkpoint_bytes * self.checkpoints_on_disk)} on every node",
         )
         yield "run", f"{self.steps:,} steps, {self.tokens:,} tokens, {duration(self.seconds)}"
+        if self.passes is not None:
+            yield "passes over the corpus", f"{self.passes:.3g}"
         yield "tokens per parameter", f"{self.tokens / self.parameters:.2g}"
 
     def lines(self) -> list[str]:
@@ -128,11 +131,12 @@ def plan_for(
     steps: int | None = None,
     hours: float | None = None,
     mfu: float | None = None,
+    corpus_tokens: int | None = None,
 ) -> Plan:
     """The plan of a run with `ranks` ranks on `nodes` nodes (one each, unless said).
 
     `gpu`: of every rank, from aura/gpus.py, or one for each rank. `steps`: in place of config.steps; `hours`: as many
-    steps as fit. `mfu`: in place of what is assumed. Raises ConfigError.
+    steps as fit. `mfu`: in place of what is assumed. `corpus_tokens`: of one pass. Raises ConfigError.
     """
     nodes = nodes or ranks
     devices = [gpu] * ranks if isinstance(gpu, Gpu) else list(gpu)
@@ -153,6 +157,8 @@ def plan_for(
                 f"How far --hours go depends on the speed of {slowest.device.name}: give --peak-tflops."
             )
         steps = max(1, int(hours * 3600 / (compute + communication)))
+    if steps is None and config.epochs and corpus_tokens:
+        steps = math.ceil(config.epochs * corpus_tokens / tokens_per_step)
     steps = steps or config.steps
     kinds = {rank.device.name: rank for rank in of_ranks}
     assumptions = [
@@ -197,6 +203,7 @@ def plan_for(
         checkpoint_bytes=checkpoint_bytes(config),
         checkpoints_on_disk=config.keep_checkpoints + 2,  # the best one, and one that is being written
         steps=steps,
+        passes=steps * tokens_per_step / corpus_tokens if corpus_tokens else None,
         assumptions=tuple(assumptions),
         notes=tuple(notes),
     )

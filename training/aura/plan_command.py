@@ -14,7 +14,7 @@ from pathlib import Path
 from aura import gpus
 from aura.auto import choose
 from aura.config import AUTO, add_flags, canonical, given_settings, parse_assignments, resolve
-from aura.corpus import read_corpus
+from aura.corpus import check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.gpus import Gpu
 from aura.memory import GIB
@@ -25,33 +25,31 @@ def main(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
     overrides = canonical(given_settings(arguments) | parse_assignments(arguments.set))
     gpu, found = _device(arguments.gpu, arguments.peak_tflops, arguments.memory_gb)
+    corpus = read_corpus(arguments.corpus) if arguments.corpus else None
     preset = str(overrides.pop("preset", arguments.preset))
     if preset == AUTO:
-        preset, reason = choose(found, overrides)
-        print(reason, file=sys.stderr)
+        choice = choose(found, overrides, corpus)
+        print(choice.reason, file=sys.stderr)
+        preset, overrides = choice.preset, {**choice.settings, **overrides}
     config = resolve(preset, overrides)
-    if config.epochs and not (arguments.tokens or arguments.hours or arguments.corpus):
+    if config.epochs and not (arguments.tokens or arguments.hours or corpus):
         raise ConfigError(
             f"epochs={config.epochs:g} are passes over a corpus: name it with --corpus, or give --tokens or --hours."
         )
+    if corpus:
+        check_vocabulary(corpus, config.vocab_size, config.preset)
     ranks = arguments.nodes * arguments.ranks_per_node
-    steps = None
     tokens_per_step = sum(config.shares(ranks)) * config.seq_len
-    if arguments.tokens:
-        steps = math.ceil(arguments.tokens / tokens_per_step)
-    elif arguments.corpus:
-        steps = math.ceil(
-            (config.epochs or 1) * read_corpus(arguments.corpus).tokens["train"] / tokens_per_step
-        )
     plan = plan_for(
         config,
         ranks,
         gpu,
         nodes=arguments.nodes,
         link_mbit=arguments.link,
-        steps=steps,
+        steps=math.ceil(arguments.tokens / tokens_per_step) if arguments.tokens else None,
         hours=arguments.hours,
         mfu=arguments.mfu,
+        corpus_tokens=corpus.tokens["train"] if corpus else None,
     )
     if arguments.json:
         print(json.dumps(plan.as_json(), indent=2))
@@ -113,12 +111,12 @@ def _parser() -> Parser:
     parser.add_argument("--nodes", type=count, default=1, metavar="N", help="PCs (1)")
     parser.add_argument("--ranks-per-node", type=count, default=1, metavar="K", help="GPUs of each (1)")
     parser.add_argument("--link", type=number, default=1000, metavar="MBIT", help="of each node (1000)")
+    parser.add_argument(
+        "--corpus", type=Path, metavar="DIR", help="its vocabulary, and its length where epochs is above 0"
+    )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--tokens", type=number, metavar="N", help="length of the run, such as 2.5e9")
     length.add_argument("--hours", type=number, metavar="H", help="length of the run")
-    length.add_argument(
-        "--corpus", type=Path, metavar="DIR", help="`epochs` passes over it (one where epochs is 0)"
-    )
     parser.add_argument("--json", action="store_true", help="for machines")
     return parser
 
