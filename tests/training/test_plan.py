@@ -303,9 +303,10 @@ def test_a_mistake_is_one_sentence(
     assert answer.err.count("\n") == 1
 
 
-def test_a_controller_without_torch_can_plan(tmp_path: Path) -> None:
-    """Neither torch nor numpy: only the standard library and rich."""
-    for name in ("torch", "numpy"):
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_a_controller_without_torch_can_plan(tmp_path: Path, with_rich: bool) -> None:
+    """Only the standard library; where rich is, it draws the table."""
+    for name in ("torch", "numpy") if with_rich else ("torch", "numpy", "rich"):
         (tmp_path / f"{name}.py").write_text("raise ImportError\n")
     training = Path(plan.__file__).parents[1]
     environment = {"PYTHONPATH": f"{tmp_path}:{training}", "PATH": "/usr/bin:/bin", "COLUMNS": "200"}

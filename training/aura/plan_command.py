@@ -1,7 +1,4 @@
-"""`aura plan`: the command line of aura/plan.py, for a machine of any kind.
-
-Standard library; a controller has neither torch nor rich.
-"""
+"""`aura plan`: the command line of aura/plan.py. Standard library, and rich where it is: a controller can plan."""
 
 from __future__ import annotations
 
@@ -75,9 +72,12 @@ def _device(name: str | None, tflops: float | None, memory_gb: float | None) -> 
 
 
 def _show(plan: Plan) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:  # a controller
+        print("\n".join(plan.lines()))
+        return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
