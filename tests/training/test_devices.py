@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from aura import attempt, gpus
 from aura.config import resolve
 from aura.corpus import Corpus
+from aura.errors import ConfigError
 from aura.pace import Pace
+from aura.place import link_mbit
 from aura.plan import plan_for
 from trainers import complete, start
 
@@ -34,3 +37,19 @@ def test_mfu_is_a_part_of_all_peaks_together() -> None:
         tokens_per_second = 0.25 * (25.5e12 + 165.2e12) / plan.flops_per_token
         pace.add(2.0, 2 * tokens_per_second)
         assert f"MFU: {shown} |" in pace.line(1)
+
+
+def test_the_plan_of_a_launch_counts_with_the_link_of_the_inventory(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AURA_LINK_MBIT", "2500")
+    (first, _) = complete(start(tmp_path, corpus, 2, "--steps 1"))
+    assert "2500 Mbit/s" in first.text
+    for wrong in ("fast", "0", "nan", "inf"):
+        monkeypatch.setenv("AURA_LINK_MBIT", wrong)
+        with pytest.raises(
+            ConfigError, match=f"AURA_LINK_MBIT='{wrong}' must be the speed of the link in Mbit/s"
+        ):
+            link_mbit()
+    monkeypatch.delenv("AURA_LINK_MBIT")
+    assert link_mbit() == 1000

@@ -24,7 +24,7 @@ from aura.devices import of_all_ranks
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataError
 from aura.export import export_checkpoint
 from aura.memory import largest_micro_batch, memory_of, settings_that_fit
-from aura.place import Place, choose_device, place_from_environment
+from aura.place import Place, choose_device, link_mbit, place_from_environment
 from aura.plan import plan_for
 from aura.status import Status
 from aura.stop import StoppedWhileWaiting, StopSignal
@@ -120,6 +120,7 @@ def run(
         plan = plan_for(
             *(config, place.world_size, of_all_ranks(ranks, gpu_of(device))),
             nodes=len(set(nodes)),
+            link_mbit=link_mbit(),
             corpus_tokens=corpus.tokens["train"],
         )
         if place.rank == 0:
