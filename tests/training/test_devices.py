@@ -24,7 +24,7 @@ def test_the_plan_of_a_gang_knows_the_device_of_every_rank(corpus: Corpus, tmp_p
         attempt.gpu_of = lambda device: slow  # type: ignore[assignment]
 
     (first, _) = complete(start(tmp_path, corpus, 2, "--steps 1", faults={1: unlike}))
-    assert "1 x CPU of this machine, 1 x Unlike" in first.text
+    assert "1 x CPU, 1 x Unlike" in first.text
     assert "made up: it cannot be reached — tenía" in first.text
 
 

@@ -21,6 +21,11 @@ from aura.memory import memory_of
 A100 = gpus.find("A100 80GB")
 
 
+@pytest.fixture(autouse=True)
+def english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AURA_LANG", "en")
+
+
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert cli.main(["plan", *words, "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -106,6 +111,7 @@ def test_every_rank_is_counted_with_its_own_gpu() -> None:
     made = plan.plan_for(config, 3, devices)
     assert not [note for note in made.notes if "fit" in note]
     assert made.device == "1 x RTX 3050 Laptop, 2 x RTX 3060"
+    assert made.fullest_rank is not None
     assert made.memory == memory_of(config, (2, 48, 4)[made.fullest_rank], on_gpu=True)
     assert made.peak_flops_of_all == sum(device.peak["bf16"] for device in devices)
     times = [
@@ -269,7 +275,7 @@ def test_the_table_of_gpus_is_sound() -> None:
         assert gpu.peak["bf16"] == gpu.peak["fp16"] > gpu.peak["fp32"] > 5e12
         assert 0.3 <= gpu.mfu <= 0.6
         assert gpu.source
-        if clock := re.match(r"(\d+) SM at ([\d.]+) GHz", gpu.source):
+        if clock := re.match(r"(\d+) SM, ([\d.]+) GHz", gpu.source):
             assert gpu.peak["bf16"] == pytest.approx(int(clock[1]) * 512 * float(clock[2]) * 1e9, rel=0.004)
             assert gpu.peak["fp32"] == pytest.approx(gpu.peak["bf16"] / 2, rel=0.01)
 
@@ -309,7 +315,12 @@ def test_a_controller_without_torch_can_plan(tmp_path: Path, with_rich: bool) ->
     for name in ("torch", "numpy") if with_rich else ("torch", "numpy", "rich"):
         (tmp_path / f"{name}.py").write_text("raise ImportError\n")
     training = Path(plan.__file__).parents[1]
-    environment = {"PYTHONPATH": f"{tmp_path}:{training}", "PATH": "/usr/bin:/bin", "COLUMNS": "200"}
+    environment = {
+        "PYTHONPATH": f"{tmp_path}:{training}",
+        "PATH": "/usr/bin:/bin",
+        "COLUMNS": "200",
+        "AURA_LANG": "en",
+    }
     for device in ("4090", "cpu"):
         words = ["-m", "aura", "plan", "--preset", "auto", "--gpu", device, "--nodes", "5"]
         answer = subprocess.run(
@@ -329,3 +340,18 @@ def test_the_lines_for_the_launch_say_everything() -> None:
     assert "160 sequences = 163,840 tokens" in text
     assert sum(line.startswith("Assumed: ") for line in lines) == 4
     assert any(line.startswith("Note: ") for line in lines)
+
+
+def test_nothing_of_a_spanish_plan_is_english(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words of one language, with every number left out, are not among those of the other."""
+    monkeypatch.setenv("AURA_LANG", "es")
+    tight = resolve("gpt2-medium", {"dropout": 0.1, "gradient_checkpointing": True, "steps": 20})
+    made = plan.plan_for(tight, 5, gpus.find("RTX 3050 Laptop"), link_mbit=10, corpus_tokens=10**6)
+    said = "\n".join([*made.lines(), *plan.plan_for(tight, 2, gpus.called("X", 2**40)).lines()])
+    said += plan.compare(made, 2.0, 10**9)
+    english = set(
+        "the of and is to at each every with not per it than which assumed note measured run step".split()
+    )
+    assert not english & set(re.findall(r"[a-zñáéíóú]+", said.lower()))
+    for words in ("memoria de un rank: ", "Supuesto: ", "Nota: ", "Previsto: ", "pasadas por el corpus: "):
+        assert words in said

@@ -36,6 +36,11 @@ TWO_GPUS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AURA_LANG", "en")
+
+
 def header(preset: str) -> str:
     text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
     return " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))

@@ -100,7 +100,7 @@ def test_a_finished_run_says_so_and_does_not_wait_for_others(
     shutil.copytree(reference[0].run_dir.parents[1], folder)
     (again, _) = start(folder, corpus, 2, faults={1: send_self(signal.SIGKILL)})
     assert again.end() == 0
-    assert "is done: 20 steps" in again.text
+    assert "está completo: 20 pasos" in again.text
     assert again.done == reference[0].done
     # Another length is another run: it goes on.
     more = complete(start(folder, corpus, 2, "--steps 22"))
@@ -439,7 +439,7 @@ def test_a_final_model_that_was_not_written_is_written_by_the_next_start(
     assert killed.done["step"] == 20
     assert not (killed.run_dir / "final").exists()
     (again,) = complete(start(tmp_path, corpus, 1))
-    assert "is done: 20 steps" in again.text
+    assert "está completo: 20 pasos" in again.text
     model = export.load(killed.run_dir / "final")
     saved = load_file(killed.run_dir / "checkpoints" / "checkpoint-step-20" / "model.safetensors")
     assert torch.equal(model.wpe.weight, saved["wpe.weight"])

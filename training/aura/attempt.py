@@ -85,7 +85,7 @@ def run(
             status.set(step=config.steps)
             if place.rank == 0 and not (run_dir / FINAL).exists():
                 export_final(run_dir, config.steps, speaker.say)
-            return end("done", f"{run_dir} is done: {config.steps} steps of this configuration.", EXIT_OK)
+            return end("done", console.text("already_done", path=run_dir, steps=config.steps), EXIT_OK)
         if place.world_size > 1:
             speaker.say(console.distributed(backend))
             status.set(state="joining", message="waiting for the other ranks")
@@ -132,7 +132,7 @@ def run(
             *(speaker, status, resume_from),
         )
     except StoppedWhileWaiting:
-        return end("stopped", "Stopped while waiting for the other ranks; nothing was lost.", EXIT_OK)
+        return end("stopped", console.text("stopped_waiting"), EXIT_OK)
     except gang.GangBroken as error:
         return end("failed", str(error), EXIT_TEMPORARY)
     except gang.GangMismatch as error:
@@ -159,7 +159,7 @@ def run(
         return end("done", console.completed(ranks_compared=place.world_size > 1), EXIT_OK)
     if stop.requested:
         return end("stopped", console.stopped(), EXIT_OK)
-    return end("stopped", "Saved and stopped, because another rank was asked to.", EXIT_TEMPORARY)
+    return end("stopped", console.text("stopped_with_another"), EXIT_TEMPORARY)
 
 
 def with_steps(config: TrainConfig, corpus: Corpus, world_size: int) -> TrainConfig:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from aura import gpus
-from aura.config import AUTO, TrainConfig, resolve
+from aura.config import AUTO, TrainConfig, as_words, resolve
+from aura.console import text
 from aura.corpus import META, Corpus, read_corpus
 from aura.errors import ConfigError
 from aura.memory import GIB, largest_micro_batch, memory_of, settings_that_fit
@@ -38,7 +39,6 @@ CHANGED = (
     "moment_format",
     "parameter_format",
 )
-ANOTHER_WAY = "Another one: CUDA_VISIBLE_DEVICES=N. All of them: aura launch-local."
 USABLE = 0.95  # of what is free: torch's allocator leaves gaps
 
 
@@ -74,9 +74,7 @@ def _chosen_before(file: Path) -> Choice:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         settings = {name: config[name] for name in CHANGED}
-        return Choice(
-            config["preset"], f"preset=auto: {config['preset']}, as this run has begun ({file}).", settings
-        )
+        return Choice(config["preset"], text("auto_before", preset=config["preset"], file=file), settings)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{file} is damaged ({error!r}), so auto cannot know what this run has begun with: give --preset."
@@ -99,19 +97,19 @@ def take_best_gpu() -> None:
     if len(found) > 1:
         best = max(found, key=lambda gpu: gpu.free)
         os.environ["CUDA_VISIBLE_DEVICES"] = best.uuid
-        print(f"{best.name}: of {len(found)} GPUs the one with most free memory. {ANOTHER_WAY}", flush=True)
+        print(text("best_gpu", gpu=best.name, count=len(found)), flush=True)
 
 
 def choose(found: list[gpus.Found], overrides: Mapping[str, Any], corpus: Corpus | None = None) -> Choice:
     """The largest preset that fits, with these overrides, the GPU with most free memory. Raises ConfigError."""
     if not found:
         settings = _for_corpus(WITHOUT_GPU, overrides, corpus)
-        return _choice(WITHOUT_GPU, settings, "this machine has no GPU")
+        return _choice(WITHOUT_GPU, settings, text("auto_without_gpu"))
     best = max(found, key=lambda gpu: gpu.free)
     available = USABLE * best.free
-    has, too_large = f"{best.name} has {best.free / GIB:.1f} GiB free", ""
+    has, too_large = text("auto_has", gpu=best.name, free=best.free / GIB), ""
     if not best.has_bf16:
-        has += " and no bf16"
+        has = text("auto_no_bf16", has=has)
     for name in CANDIDATES:
         settings = _for_corpus(name, overrides, corpus)
         config = resolve(name, {**overrides, **settings})
@@ -126,8 +124,8 @@ def choose(found: list[gpus.Found], overrides: Mapping[str, Any], corpus: Corpus
             config = resolve(name, {**overrides, **settings})
         needs = memory_of(config, largest_micro_batch(config), on_gpu=True).total
         if needs <= available:
-            return _choice(name, settings, f"it needs {needs / GIB:.1f} GiB and {has}{too_large}")
-        too_large = f"; {name} would need {needs / GIB:.1f} GiB"
+            return _choice(name, settings, text("auto_needs", needs=needs / GIB, has=has) + too_large)
+        too_large = text("auto_too_large", preset=name, needs=needs / GIB)
     return _choice(WITHOUT_GPU, _for_corpus(WITHOUT_GPU, overrides, corpus), f"{has}{too_large}")
 
 
@@ -139,9 +137,8 @@ def _for_corpus(preset: str, overrides: Mapping[str, Any], corpus: Corpus | None
 
 
 def _choice(preset: str, settings: dict[str, Any], why: str) -> Choice:
-    words = " ".join(f"{name}={str(value).lower()}" for name, value in settings.items())
-    what = f"{preset} with {words}" if words else preset
-    return Choice(preset, f"preset=auto: {what}, because {why}.", settings)
+    what = text("auto_with", preset=preset, settings=as_words(settings)) if settings else preset
+    return Choice(preset, text("auto", what=what, why=why), settings)
 
 
 def _alone() -> bool:

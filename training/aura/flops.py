@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aura.config import TrainConfig
+from aura.console import text
 from aura.gpus import Gpu
 from aura.memory import parameter_count
 
@@ -31,15 +32,17 @@ def utilisation(config: TrainConfig, gpu: Gpu, given: float | None) -> tuple[flo
     `given` is what the live line of such a run shows: what is computed twice has already lowered it.
     """
     if given is not None:
-        return given, f"{given:.0%} of that are reached (--mfu)."
+        return given, text("utilisation_given", reached=given)
     reached, why = gpu.mfu, []
     if gpu.is_gpu and not config.compile:
         reached *= EAGER
-        why.append("without torch.compile a step takes 1.85 times as long (nanoGPT's README)")
+        why.append(text("utilisation_eager"))
     # What was reported for models of this size was reached without checkpointing (llm-foundry: MFU = HFU up to 3b).
     if recomputed := recomputed_flops_per_token(config):
         again = recomputed / flops_per_token(config)
         reached /= 1 + again
-        why.append(f"gradient_checkpointing computes {again:.0%} more")
-    source = f"{gpu.mfu:.0%}: {gpu.mfu_source}; {', and '.join(why)}" if why else gpu.mfu_source
-    return reached, f"{reached:.0%} of that are reached ({source}). --mfu says it better, once measured."
+        why.append(text("utilisation_recomputed", again=again))
+    source = gpu.mfu_source or text("utilisation_not_reported")
+    if why:
+        source = "; ".join([f"{gpu.mfu:.0%}: {source}", *why])
+    return reached, text("utilisation_assumed", reached=reached, source=source)

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from aura.config import TrainConfig
+from aura.console import text
 from aura.errors import ConfigError, did_you_mean
 from aura.memory import GIB
 
-LLM_FOUNDRY = "llm-foundry's benchmark tables"
-NOT_REPORTED = "a guess, there is no report for this card"
+LLM_FOUNDRY = "llm-foundry, scripts/train/benchmarking"
+NOT_REPORTED = ""  # a guess
 ASSUMED_CPU = 50e9  # FLOP/s
-CPU_MFU, CPU_MFU_SOURCE = 0.6, "measured once: 0.58 with gpt2-nano, 0.75 with a larger model"
+CPU_MFU = 0.6
 FORMATS = ("fp32", "bf16", "fp16")
 FIRST_WITH_BF16 = (8, 0)  # compute capability
 
@@ -34,7 +35,7 @@ class Gpu:
     peak: dict[str, float]  # FLOP/s by number format; empty: unknown
     source: str
     mfu: float = 0.4  # the part of the peak that others have reached with torch.compile
-    mfu_source: str = NOT_REPORTED
+    mfu_source: str = NOT_REPORTED  # of mfu
     is_gpu: bool = True
 
 
@@ -44,18 +45,18 @@ def _gpu(name: str, gib: float, half: float, single: float, source: str, mfu: fl
 
 
 GPUS = [
-    _gpu("RTX 3050 Laptop", 4, 14.3, 7.1, "16 SM at 1.74 GHz, the highest boost", 0.4, NOT_REPORTED),
-    _gpu("RTX 3060", 12, 25.5, 12.7, "28 SM at 1.78 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 3070", 8, 40.6, 20.3, "46 SM at 1.725 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 3080", 10, 59.5, 29.8, "68 SM at 1.71 GHz, the card with 10 GB", 0.4, NOT_REPORTED),
-    _gpu("RTX 3080 Ti", 12, 68.2, 34.1, "80 SM at 1.665 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 3050 Laptop", 4, 14.3, 7.1, "16 SM, 1.74 GHz", 0.4, NOT_REPORTED),  # the highest boost
+    _gpu("RTX 3060", 12, 25.5, 12.7, "28 SM, 1.78 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 3070", 8, 40.6, 20.3, "46 SM, 1.725 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 3080", 10, 59.5, 29.8, "68 SM, 1.71 GHz", 0.4, NOT_REPORTED),  # with 12 GB: 70
+    _gpu("RTX 3080 Ti", 12, 68.2, 34.1, "80 SM, 1.665 GHz", 0.4, NOT_REPORTED),
     _gpu("RTX 3090", 24, 71.0, 35.6, "NVIDIA GA102 architecture paper", 0.45, "nanochat, issue 509"),
-    _gpu("RTX 4060", 8, 30.2, 15.1, "24 SM at 2.46 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 4060 Ti", 8, 44.1, 22.1, "34 SM at 2.535 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 4070", 12, 58.3, 29.1, "46 SM at 2.475 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 4080", 16, 97.5, 48.7, "76 SM at 2.505 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 4060", 8, 30.2, 15.1, "24 SM, 2.46 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 4060 Ti", 8, 44.1, 22.1, "34 SM, 2.535 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 4070", 12, 58.3, 29.1, "46 SM, 2.475 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 4080", 16, 97.5, 48.7, "76 SM, 2.505 GHz", 0.4, NOT_REPORTED),
     _gpu("RTX 4090", 24, 165.2, 82.6, "NVIDIA AD102 architecture paper", 0.5, "nanoGPT, issue 182"),
-    _gpu("RTX 5090", 32, 209.5, 104.8, "170 SM at 2.407 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 5090", 32, 209.5, 104.8, "170 SM, 2.407 GHz", 0.4, NOT_REPORTED),
     _gpu("A100 40GB", 40, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
     _gpu("A100 80GB", 80, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
     _gpu("A100 40GB PCIe", 40, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
@@ -89,7 +90,7 @@ def called(name: str, memory: float) -> Gpu:
     try:
         return replace(find(name), memory=memory)
     except ConfigError:
-        return Gpu(name, memory, {}, "not in the table")
+        return Gpu(name, memory, {}, text("not_in_the_table"))
 
 
 def described(name: str, tflops: float, memory: float) -> Gpu:
@@ -103,16 +104,16 @@ def cpu() -> Gpu:
     try:
         import numpy as np
     except ImportError:  # a controller
-        speed, source = ASSUMED_CPU, "assumed, because numpy is not here to measure it"
+        speed, source = ASSUMED_CPU, text("cpu_assumed")
     else:
         matrix, products = np.ones((768, 768), dtype=np.float32), 0
         started = time.perf_counter()
         while (seconds := time.perf_counter() - started) < 0.25 or not products:
             matrix @ matrix
             products += 1
-        speed, source = 2 * 768**3 * products / seconds, "measured now, in fp32"
+        speed, source = 2 * 768**3 * products / seconds, text("cpu_measured")
     peak = dict.fromkeys(FORMATS, speed)
-    return Gpu("CPU of this machine", memory, peak, source, CPU_MFU, CPU_MFU_SOURCE, is_gpu=False)
+    return Gpu("CPU", memory, peak, source, CPU_MFU, text("utilisation_of_cpu"), is_gpu=False)
 
 
 def _words(name: str) -> set[str]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from aura.config import TrainConfig
+from aura.config import TrainConfig, as_words
+from aura.console import text
 from aura.errors import ConfigError
 from aura.flops import flops_per_token, utilisation
 from aura.gpus import Gpu
@@ -34,12 +35,10 @@ class Plan:
     preset: str
     device: str
     device_memory: float  # for the rank whose memory is fullest; `memory` is its too
-    fullest_rank: int
+    fullest_rank: int | None  # None: all are alike
     peak_flops: float | None  # per second, of the slowest rank
     peak_flops_of_all: float | None
-    utilisation: (
-        float  # of the slowest rank: the part of its peak that the model's work is assumed to be (MFU)
-    )
+    utilisation: float  # MFU that is assumed for the slowest rank
     nodes: int
     ranks: int
     link_mbit: float
@@ -84,41 +83,52 @@ class Plan:
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """What a person reads: (name, value)."""
-        yield "preset", f"{self.preset}, {self.parameters:,} parameters"
-        yield "on", f"{self.nodes} node(s), {self.ranks} rank(s), {self.device}"
-        room = f"{_gib(self.memory.total)} of {_gib(self.device_memory)}"
-        whose = "a rank" if " x " not in self.device else f"rank {self.fullest_rank}"
-        yield f"memory of {whose}", f"{room}, at its highest ({self.memory.moment})"
+        yield text("plan_preset"), text("plan_model", preset=self.preset, parameters=self.parameters)
+        devices = text("plan_devices", nodes=self.nodes, ranks=self.ranks, device=self.device)
+        yield text("plan_on"), devices
+        alike = self.fullest_rank is None
+        whose = (
+            text("plan_memory_of_a_rank") if alike else text("plan_memory_of_rank", rank=self.fullest_rank)
+        )
+        needs, room = _gib(self.memory.total), _gib(self.device_memory)
+        yield whose, text("plan_room", needs=needs, room=room, moment=self.memory.moment)
         for name, value in asdict(self.memory).items():
             if name != "moment" and value:
-                yield f"  {name.replace('_', ' ')}", _gib(value) + (" (assumed)" if name == "context" else "")
-        batch = f"{self.sequences_per_step:,} sequences = {self.tokens_per_step:,} tokens"
-        yield "effective batch", f"{batch} per optimizer step"
-        yield "work", f"{self.flops_per_token / 1e9:.3g} GFLOP per token (6 N + 12 layers d_model seq_len)"
-        yield "time of a step", _seconds(self.seconds_per_step) + self._parts()
+                size = _gib(value)
+                yield (
+                    f"  {text(f'memory_{name}')}",
+                    text("plan_assumed_part", size=size) if name == "context" else size,
+                )
+        sequences, tokens = self.sequences_per_step, self.tokens_per_step
+        yield text("plan_batch"), text("plan_tokens_of_a_step", sequences=sequences, tokens=tokens)
+        yield text("plan_work"), text("plan_flops", flops=self.flops_per_token / 1e9)
+        yield text("plan_step"), self._time_of_a_step()
         if self.communication_bytes:
-            sent = f"{_size(self.communication_bytes)} each way and node"
-            yield "communication of a step", f"{sent} at {self.link_mbit:g} Mbit/s (ring all-reduce)"
-        disk = f"{_size(self.checkpoint_bytes)} each, up to {self.checkpoints_on_disk} at a time"
-        yield (
-            "checkpoints",
-            f"{disk}: {_size(self.checkpoint_bytes * self.checkpoints_on_disk)} on every node",
-        )
-        yield "run", f"{self.steps:,} steps, {self.tokens:,} tokens, {duration(self.seconds)}"
+            sent = _size(self.communication_bytes)
+            yield text("plan_communication"), text("plan_traffic", sent=sent, link=self.link_mbit)
+        one, count = self.checkpoint_bytes, self.checkpoints_on_disk
+        yield text("plan_checkpoints"), text("plan_disk", one=_size(one), count=count, all=_size(one * count))
+        length = {"steps": self.steps, "tokens": self.tokens, "duration": duration(self.seconds)}
+        yield text("plan_run"), text("plan_length", **length)
         if self.passes is not None:
-            yield "passes over the corpus", f"{self.passes:.3g}"
-        yield "tokens per parameter", f"{self.tokens / self.parameters:.2g}"
+            yield text("plan_passes"), f"{self.passes:.3g}"
+        yield text("plan_tokens_per_parameter"), f"{self.tokens / self.parameters:.2g}"
 
     def lines(self) -> list[str]:
         """The whole plan as plain text."""
         said = [f"{name}: {value}" for name, value in self.rows()]
-        said += [f"Assumed: {sentence}" for sentence in self.assumptions]
-        return said + [f"Note: {sentence}" for sentence in self.notes]
+        said += [text("plan_assumed", sentence=sentence) for sentence in self.assumptions]
+        return said + [text("plan_note", sentence=sentence) for sentence in self.notes]
 
-    def _parts(self) -> str:
+    def _time_of_a_step(self) -> str:
+        step = _seconds(self.seconds_per_step)
         if self.compute_seconds is None or not self.communication_bytes:
-            return ""
-        return f" = {_seconds(self.compute_seconds)} computing + {_seconds(self.communication_seconds)} communicating"
+            return step
+        parts = {
+            "compute": _seconds(self.compute_seconds),
+            "communication": _seconds(self.communication_seconds),
+        }
+        return text("plan_parts_of_a_step", step=step, **parts)
 
 
 def plan_for(
@@ -161,22 +171,16 @@ def plan_for(
         steps = math.ceil(config.epochs * corpus_tokens / tokens_per_step)
     steps = steps or config.steps
     kinds = {rank.device.name: rank for rank in of_ranks}
+    alike = len({(rank.memory.total, rank.room) for rank in of_ranks}) == 1
+    fullest_rank = None if alike else of_ranks.index(fullest)
     assumptions = [
         *_memory_assumptions(config, fullest.device),
         *(sentence for rank in kinds.values() for sentence in rank.assumptions(config)),
-        *(
-            ["Communication follows the backward pass: nothing of it is hidden behind computing."]
-            if sent
-            else []
-        ),
+        *([text("assumed_no_overlap")] if sent else []),
     ]
     notes = [
-        *_note_on_memory(config, of_ranks, fullest),
-        *(
-            f"The speed of {name} is not known: --peak-tflops says it."
-            for name, rank in kinds.items()
-            if not rank.peak
-        ),
+        *_note_on_memory(config, of_ranks, fullest_rank),
+        *(text("note_speed_unknown", device=name) for name, rank in kinds.items() if not rank.peak),
         *_note_on_tokens(parameter_count(config), steps * tokens_per_step),
         *_note_on_traffic(compute, communication, config),
     ]
@@ -185,7 +189,7 @@ def plan_for(
         preset=config.preset,
         device=_names(devices),
         device_memory=fullest.room,
-        fullest_rank=of_ranks.index(fullest),
+        fullest_rank=fullest_rank,
         peak_flops=slowest.peak,
         peak_flops_of_all=None if None in peaks else sum(peak for peak in peaks if peak),
         utilisation=slowest.utilisation,
@@ -227,8 +231,13 @@ class _Rank:
 
     def assumptions(self, config: TrainConfig) -> Iterator[str]:
         if self.peak:
-            speed = f"{self.peak / 1e12:.3g} TFLOP/s in {config.precision}"
-            yield f"{self.device.name}: {speed} ({self.device.source})."
+            yield text(
+                "assumed_speed",
+                device=self.device.name,
+                teraflops=self.peak / 1e12,
+                precision=config.precision,
+                source=self.device.source,
+            )
             yield self.why
 
 
@@ -242,61 +251,54 @@ def _names(devices: list[Gpu]) -> str:
 
 def compare(plan: Plan, measured_seconds_per_step: float, measured_peak_bytes: int | None) -> str:
     """One line after the run. `measured_peak_bytes`: torch.cuda.max_memory_allocated(); None on a CPU."""
-    words = []
+    measured = _seconds(measured_seconds_per_step)
     if (predicted := plan.seconds_per_step) is not None:
-        words.append(
-            f"{_seconds(predicted)} per step, measured {_seconds(measured_seconds_per_step)} "
-            f"({measured_seconds_per_step / predicted - 1:+.0%})"
-        )
+        difference = measured_seconds_per_step / predicted - 1
+        time = {"predicted": _seconds(predicted), "measured": measured, "difference": difference}
+        said = [text("predicted_time", **time)]
     else:
-        words.append(f"no time per step, measured {_seconds(measured_seconds_per_step)}")
+        said = [text("predicted_no_time", measured=measured)]
     if measured_peak_bytes is not None:
-        words.append(
-            f"{_gib(plan.memory.tensors)} of tensors, measured {_gib(measured_peak_bytes)} "
-            f"({measured_peak_bytes / plan.memory.tensors - 1:+.0%})"
-        )
-    return f"Predicted: {'; '.join(words)}."
+        tensors = plan.memory.tensors
+        memory = {"predicted": _gib(tensors), "measured": _gib(measured_peak_bytes)}
+        said.append(text("predicted_memory", **memory, difference=measured_peak_bytes / tensors - 1))
+    return text("predicted", what="; ".join(said))
 
 
 def _memory_assumptions(config: TrainConfig, gpu: Gpu) -> Iterator[str]:
     if gpu.is_gpu:
-        yield "0.6 GiB of GPU memory for the driver and CUDA; gaps of torch's allocator are not counted."
+        yield text("assumed_context")
     if config.dropout:
-        yield "The masks of dropout are not counted in the memory."
+        yield text("assumed_dropout")
 
 
-def _note_on_memory(config: TrainConfig, of_ranks: list[_Rank], fullest: _Rank) -> Iterator[str]:
+def _note_on_memory(config: TrainConfig, of_ranks: list[_Rank], fullest_rank: int | None) -> Iterator[str]:
+    fullest = of_ranks[fullest_rank or 0]
     if fullest.memory.total <= fullest.room:
         return
-    device = fullest.device
-    alike = len({rank.room for rank in of_ranks}) == 1
-    what = f"It does not fit {_gib(fullest.room)}"
-    if not alike:
-        what = f"Rank {of_ranks.index(fullest)} ({device.name}): it does not fit {_gib(fullest.room)}"
+    room = _gib(fullest.room)
+    if fullest_rank is None:
+        what = text("note_does_not_fit", room=room)
+    else:
+        what = text("note_rank_does_not_fit", rank=fullest_rank, device=fullest.device.name, room=room)
     rooms = [rank.room for rank in of_ranks]
     changes = settings_that_fit(config, rooms, any(rank.device.is_gpu for rank in of_ranks))
     if changes is None:
-        yield f"{what}, and no setting makes it fit: take a smaller model."
+        yield text("note_nothing_fits", what=what)
     else:
-        words = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
-        yield f"{what}. This would: {words}."
+        yield text("note_this_fits", what=what, settings=as_words(changes))
 
 
 def _note_on_tokens(parameters: int, tokens: int) -> Iterator[str]:
     ratio = tokens / parameters
     if ratio < ENOUGH_TOKENS / 2:
-        yield (
-            f"{ratio:.2g} tokens per parameter are far below {ENOUGH_TOKENS} (Hoffmann et al. 2022): with the same "
-            "computing time a smaller model would learn more."
-        )
+        yield text("note_few_tokens", ratio=ratio, enough=ENOUGH_TOKENS)
 
 
 def _note_on_traffic(compute: float | None, communication: float, config: TrainConfig) -> Iterator[str]:
     if compute is not None and communication > 1.1 * compute:
-        yield (
-            f"The link takes {communication / compute:.1f} times as long as the computing: raise "
-            f"gradient_accumulation_steps (now {config.gradient_accumulation_steps}), or take fewer nodes."
-        )
+        accumulation = config.gradient_accumulation_steps
+        yield text("note_traffic", times=communication / compute, accumulation=accumulation)
 
 
 def _gib(value: float) -> str:
@@ -309,14 +311,14 @@ def _size(value: float) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g} s"
+    return text("plan_unknown") if value is None else f"{value:.3g} s"
 
 
 def duration(seconds: float | None) -> str:
     """'71.9 hours', or in the unit that suits."""
     if seconds is None:
-        return "unknown time"
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size and (unit != "days" or seconds >= 5 * size):
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} seconds"
+        return text("plan_unknown_time")
+    for unit, size in (("plan_days", 86400), ("plan_hours", 3600), ("plan_minutes", 60)):
+        if seconds >= 2 * size and (unit != "plan_days" or seconds >= 5 * size):
+            return text(unit, count=seconds / size)
+    return text("plan_seconds", count=seconds)

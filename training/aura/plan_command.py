@@ -11,6 +11,7 @@ from pathlib import Path
 from aura import gpus
 from aura.auto import choose
 from aura.config import AUTO, add_flags, canonical, given_settings, parse_assignments, resolve
+from aura.console import text
 from aura.corpus import check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.gpus import Gpu
@@ -86,9 +87,9 @@ def _show(plan: Plan) -> None:
     console = Console(highlight=False)
     console.print(table)
     for sentence in plan.assumptions:
-        console.print(f"[dim]Assumed:[/dim] {sentence}", soft_wrap=True)
+        console.print(text("plan_assumed", sentence=sentence), soft_wrap=True, markup=False)
     for sentence in plan.notes:
-        console.print(f"[bold]Note:[/bold] {sentence}", soft_wrap=True)
+        console.print(text("plan_note", sentence=sentence), soft_wrap=True, markup=False)
 
 
 def _parser() -> Parser:

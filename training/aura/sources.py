@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
+from aura import console
 from aura.errors import ConfigError, DataError
 from aura.running_text import CHUNK, not_utf8, read_documents
 
@@ -75,7 +76,7 @@ class Problems:
         if self.counts[kind] <= SHOWN:
             self.say(sentence)
         elif self.counts[kind] == SHOWN + 1:
-            self.say("… and more like this; they are counted at the end.")
+            self.say(console.text("more_problems"))
 
 
 class Source(Protocol):
