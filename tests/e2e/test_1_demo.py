@@ -29,8 +29,8 @@ def test_parameters_of_all_ranks_are_bit_equal(cluster: Cluster) -> None:
 
 
 def test_the_launch_says_what_it_expects_and_what_became_of_it(cluster: Cluster) -> None:
-    assert "memory of a rank: " in cluster.demo
-    assert re.search(r"Predicted: .* per step, measured ", cluster.demo)
+    assert "memoria de un rank: " in cluster.demo
+    assert re.search(r"Previsto: .* por paso, medido ", cluster.demo)
 
 
 def test_the_guides_console_lines_are_there(cluster: Cluster) -> None:

@@ -8,8 +8,9 @@ import pytest
 from aura import shards
 from aura.config import resolve
 from aura.corpus import Corpus
-from aura.data import Order, Windows, check_corpus, even_share, permutation, share_of, with_vocabulary
+from aura.data import Order, Windows, check_corpus, even_share, permutation, share_of
 from aura.errors import DataError
+from aura.memory import with_vocabulary
 from aura.prepare import prepare
 
 
@@ -104,8 +105,8 @@ def test_a_corpus_that_does_not_fit_is_refused(corpus: Corpus) -> None:
 
 def test_a_padding_token_has_room_in_the_padded_embedding(corpus: Corpus) -> None:
     config = resolve("gpt2-nano", {"vocab_size": 299, "vocab_multiple": 64})  # 320 rows
-    assert with_vocabulary(config, corpus).vocab_size == 300
+    assert with_vocabulary(config, corpus.vocab_size).vocab_size == 300
     enough = replace(config, vocab_size=310)
-    assert with_vocabulary(enough, corpus) == enough
+    assert with_vocabulary(enough, corpus.vocab_size) == enough
     too_small = replace(config, vocab_size=299, vocab_multiple=1)
-    assert with_vocabulary(too_small, corpus) == too_small
+    assert with_vocabulary(too_small, corpus.vocab_size) == too_small

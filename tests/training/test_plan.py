@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +21,11 @@ from aura.memory import memory_of
 A100 = gpus.find("A100 80GB")
 
 
+@pytest.fixture(autouse=True)
+def english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AURA_LANG", "en")
+
+
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert cli.main(["plan", *words, "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -34,10 +40,27 @@ def test_flops_per_token_as_nanogpt_counts_them(preset: str, gigaflops: float) -
     assert flops_per_token(resolve(preset)) / 1e9 == pytest.approx(gigaflops, rel=0.002)
 
 
-def test_computing_blocks_again_costs_about_a_third_more() -> None:
+def test_computing_blocks_again_costs_one_more_forward_pass_of_them() -> None:
     config = resolve("aura-72h-max")
-    assert recomputed_flops_per_token(config) / flops_per_token(config) == pytest.approx(1 / 3, abs=0.01)
-    assert recomputed_flops_per_token(resolve("gpt2", {"loss_chunk": 0})) == 0
+    output_matrix = 2 * config.vocab_size * config.d_model
+    forward = flops_per_token(config) / 3 - output_matrix
+    assert recomputed_flops_per_token(config) == pytest.approx(forward, rel=1e-3)
+    assert recomputed_flops_per_token(resolve("gpt2")) == 0, "the loss computes nothing twice"
+    kept = replace(config, gradient_checkpointing=False)
+    again, once = plan.plan_for(config, 1, A100), plan.plan_for(kept, 1, A100)
+    assert again.compute_seconds and once.compute_seconds
+    more = 1 + recomputed_flops_per_token(config) / flops_per_token(config)
+    assert again.compute_seconds / once.compute_seconds == pytest.approx(more)
+
+
+def test_a_measured_mfu_has_what_is_computed_twice_in_it() -> None:
+    """So that what the live line shows, given back as --mfu, predicts what was measured."""
+    for changes in ({}, {"gradient_checkpointing": True}):
+        config = resolve("gpt2", changes)
+        made = plan.plan_for(config, 1, A100, mfu=0.3)
+        assert made.seconds_per_step and made.peak_flops
+        shown = made.tokens_per_step / made.seconds_per_step * flops_per_token(config) / made.peak_flops
+        assert shown == pytest.approx(0.3)
 
 
 def test_the_traffic_of_a_ring_over_a_gigabit_switch() -> None:
@@ -78,6 +101,32 @@ def test_the_rank_with_the_largest_micro_batch_decides() -> None:
     )
     with pytest.raises(ConfigError, match="has 5 numbers, but 4 ranks"):
         plan.plan_for(unequal, 4, A100)
+
+
+def test_every_rank_is_counted_with_its_own_gpu() -> None:
+    """A laptop as rank 0 has a small micro-batch: the large one of another GPU need not fit it."""
+    laptop, card = gpus.find("RTX 3050 Laptop"), gpus.find("RTX 3060")
+    config = resolve("gpt2-medium-4gb", {"rank_batch_sizes": "2,48,4"})
+    devices = [laptop, card, replace(card, memory=6 * 2**30)]
+    made = plan.plan_for(config, 3, devices)
+    assert not [note for note in made.notes if "fit" in note]
+    assert made.device == "1 x RTX 3050 Laptop, 2 x RTX 3060"
+    assert made.fullest_rank is not None
+    assert made.memory == memory_of(config, (2, 48, 4)[made.fullest_rank], on_gpu=True)
+    assert made.peak_flops_of_all == sum(device.peak["bf16"] for device in devices)
+    times = [
+        plan.plan_for(replace(config, rank_batch_sizes="", batch_size=size), 1, device).compute_seconds
+        for size, device in zip((2, 48, 4), devices, strict=True)
+    ]
+    assert made.compute_seconds == max(time or 0 for time in times)
+
+    swapped = plan.plan_for(config, 3, [card, laptop, card])
+    (note,) = [note for note in swapped.notes if "fit" in note]
+    assert note.startswith("Rank 1 (RTX 3050 Laptop): it does not fit 4.00 GiB")
+    assert "memory of rank 1: " in "\n".join(swapped.lines())
+    unknown = plan.plan_for(config, 3, [card, gpus.called("NVIDIA Unheard 1", 2**34), card])
+    assert unknown.compute_seconds is unknown.peak_flops_of_all is None
+    assert any("The speed of NVIDIA Unheard 1 is not known" in note for note in unknown.notes)
 
 
 def test_ranks_on_one_cpu_share_it() -> None:
@@ -127,9 +176,10 @@ def test_the_components_add_up() -> None:
 def test_the_json_keeps_its_form(capsys: pytest.CaptureFixture[str]) -> None:
     answer = run(capsys, "--preset", "gpt2", "--gpu", "rtx-3090", "--nodes", "2", "--ranks-per-node", "3")
     assert set(answer) == set(
-        "schema preset device device_memory peak_flops utilisation nodes ranks link_mbit parameters memory "
+        "schema preset device device_memory fullest_rank peak_flops peak_flops_of_all utilisation "
+        "nodes ranks link_mbit parameters memory "
         "sequences_per_step tokens_per_step flops_per_token compute_seconds communication_bytes "
-        "communication_seconds seconds_per_step checkpoint_bytes checkpoints_on_disk steps tokens seconds "
+        "communication_seconds seconds_per_step checkpoint_bytes checkpoints_on_disk steps passes tokens seconds "
         "tokens_per_parameter assumptions notes".split()
     )
     assert set(answer["memory"]) == set(
@@ -144,8 +194,36 @@ def test_the_length_of_the_run(capsys: pytest.CaptureFixture[str], corpus: Corpu
     assert run(capsys, *nano, "--set", "steps=7")["steps"] == 7
     assert run(capsys, *nano, "--tokens", "1e6")["steps"] == 1954  # of 512 tokens
     assert run(capsys, *nano, "--hours", "1")["seconds"] == pytest.approx(3600, rel=0.01)
-    answer = run(capsys, *nano, "--corpus", str(corpus.path), "--epochs", "3")
+    words = [*nano, "--corpus", str(corpus.path)]
+    answer = run(capsys, *words, "--epochs", "3")
     assert answer["tokens"] == pytest.approx(3 * corpus.tokens["train"], abs=512)
+    assert answer["passes"] == pytest.approx(3, abs=0.1)
+    answer = run(capsys, *words)
+    assert answer["steps"] == resolve("gpt2-nano").steps, "as aura train would do"
+    assert answer["passes"] == pytest.approx(answer["tokens"] / corpus.tokens["train"])
+    assert run(capsys, *words, "--tokens", "1e6")["passes"] == pytest.approx(
+        1e6 / corpus.tokens["train"], rel=0.01
+    )
+
+
+def test_a_corpus_whose_vocabulary_is_too_large_is_refused_as_in_training(
+    capsys: pytest.CaptureFixture[str], corpus: Corpus
+) -> None:
+    words = [
+        "plan",
+        "--corpus",
+        str(corpus.path),
+        "--gpu",
+        "3060",
+        "--preset",
+        "gpt2-nano",
+        "--vocab-size",
+        "299",
+    ]
+    assert cli.main(words) == 65
+    assert (
+        "has a vocabulary of 300, but preset 'gpt2-nano' has only vocab_size=299" in capsys.readouterr().err
+    )
 
 
 def test_the_aliases_work_here_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,6 +239,8 @@ def test_the_aliases_work_here_too(capsys: pytest.CaptureFixture[str]) -> None:
         ("3060", "RTX 3060"),
         ("rtx_3090", "RTX 3090"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 4060 Ti", "RTX 4060 Ti"),
+        ("4060", "RTX 4060"),
         ("NVIDIA GeForce RTX 3050 Laptop GPU", "RTX 3050 Laptop"),
         ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
         ("NVIDIA A100-PCIE-40GB", "A100 40GB PCIe"),
@@ -173,7 +253,16 @@ def test_a_gpu_by_what_people_and_drivers_call_it(name: str, found: str) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["NVIDIA GeForce RTX 3060 Ti", "RTX 3060 Laptop", "RTX 3050", "NVIDIA H100 PCIe", "nvidia", ""]
+    "name",
+    [
+        "NVIDIA GeForce RTX 3060 Ti",
+        "RTX 3060 Laptop",
+        "RTX 4080 SUPER",
+        "RTX 3050",
+        "NVIDIA H100 PCIe",
+        "nvidia",
+        "",
+    ],
 )
 def test_a_relative_of_a_gpu_is_another_gpu(name: str) -> None:
     with pytest.raises(ConfigError, match="give --peak-tflops and --memory-gb"):
@@ -186,6 +275,9 @@ def test_the_table_of_gpus_is_sound() -> None:
         assert gpu.peak["bf16"] == gpu.peak["fp16"] > gpu.peak["fp32"] > 5e12
         assert 0.3 <= gpu.mfu <= 0.6
         assert gpu.source
+        if clock := re.match(r"(\d+) SM, ([\d.]+) GHz", gpu.source):
+            assert gpu.peak["bf16"] == pytest.approx(int(clock[1]) * 512 * float(clock[2]) * 1e9, rel=0.004)
+            assert gpu.peak["fp32"] == pytest.approx(gpu.peak["bf16"] / 2, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -217,12 +309,18 @@ def test_a_mistake_is_one_sentence(
     assert answer.err.count("\n") == 1
 
 
-def test_a_controller_without_torch_can_plan(tmp_path: Path) -> None:
-    """Neither torch nor numpy: only the standard library and rich."""
-    for name in ("torch", "numpy"):
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_a_controller_without_torch_can_plan(tmp_path: Path, with_rich: bool) -> None:
+    """Only the standard library; where rich is, it draws the table."""
+    for name in ("torch", "numpy") if with_rich else ("torch", "numpy", "rich"):
         (tmp_path / f"{name}.py").write_text("raise ImportError\n")
     training = Path(plan.__file__).parents[1]
-    environment = {"PYTHONPATH": f"{tmp_path}:{training}", "PATH": "/usr/bin:/bin", "COLUMNS": "200"}
+    environment = {
+        "PYTHONPATH": f"{tmp_path}:{training}",
+        "PATH": "/usr/bin:/bin",
+        "COLUMNS": "200",
+        "AURA_LANG": "en",
+    }
     for device in ("4090", "cpu"):
         words = ["-m", "aura", "plan", "--preset", "auto", "--gpu", device, "--nodes", "5"]
         answer = subprocess.run(
@@ -242,3 +340,18 @@ def test_the_lines_for_the_launch_say_everything() -> None:
     assert "160 sequences = 163,840 tokens" in text
     assert sum(line.startswith("Assumed: ") for line in lines) == 4
     assert any(line.startswith("Note: ") for line in lines)
+
+
+def test_nothing_of_a_spanish_plan_is_english(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words of one language, with every number left out, are not among those of the other."""
+    monkeypatch.setenv("AURA_LANG", "es")
+    tight = resolve("gpt2-medium", {"dropout": 0.1, "gradient_checkpointing": True, "steps": 20})
+    made = plan.plan_for(tight, 5, gpus.find("RTX 3050 Laptop"), link_mbit=10, corpus_tokens=10**6)
+    said = "\n".join([*made.lines(), *plan.plan_for(tight, 2, gpus.called("X", 2**40)).lines()])
+    said += plan.compare(made, 2.0, 10**9)
+    english = set(
+        "the of and is to at each every with not per it than which assumed note measured run step".split()
+    )
+    assert not english & set(re.findall(r"[a-zñáéíóú]+", said.lower()))
+    for words in ("memoria de un rank: ", "Supuesto: ", "Nota: ", "Previsto: ", "pasadas por el corpus: "):
+        assert words in said

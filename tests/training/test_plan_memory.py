@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -183,3 +184,19 @@ def test_the_settings_that_fit_keep_the_tokens_of_a_step() -> None:
     assert smaller.shares(1) == medium.shares(1)
     assert memory_of(smaller, largest_micro_batch(smaller), on_gpu=True).total <= 3 * 2**30
     assert settings_that_fit(medium, 2**29, on_gpu=True) is None
+
+
+def test_every_divisor_of_the_micro_batch_is_tried_and_what_is_kept_is_kept() -> None:
+    odd = resolve("gpt2", {"batch_size": 9, "gradient_accumulation_steps": 2, "loss_chunk": 128})
+    third = memory_of(replace(odd, batch_size=3, gradient_checkpointing=True), 3, on_gpu=True).total
+    less = settings_that_fit(odd, third, on_gpu=True)
+    assert less == {"gradient_checkpointing": True, "batch_size": 3, "gradient_accumulation_steps": 6}
+    kept = settings_that_fit(odd, third, on_gpu=True, keep={"batch_size"})
+    assert kept is None or not {"batch_size", "gradient_accumulation_steps"} & set(kept)
+
+
+def test_every_rank_may_have_its_own_room() -> None:
+    config = resolve("gpt2", {"rank_batch_sizes": "2,8", "moment_format": "int8"})
+    rooms = [memory_of(config, size, on_gpu=True).total for size in (2, 8)]
+    assert settings_that_fit(config, rooms, on_gpu=True) == {}
+    assert settings_that_fit(config, rooms[::-1], on_gpu=True) != {}

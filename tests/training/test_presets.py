@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from aura import auto, cli, config, gpus
 from aura.config import resolve
+from aura.corpus import Corpus
 from aura.errors import ConfigError
 from aura.memory import memory_of, parameter_count, rows
 from aura.model import GPT
@@ -27,6 +29,16 @@ COUNTS = {
     "aura-72h-extended": 1_315_723_264,
     "aura-72h-max": 2_494_200_320,
 }
+
+TWO_GPUS = (
+    "echo 'NVIDIA GeForce RTX 3060, 12288, 6000, GPU-a, 8.6'; "
+    "echo 'NVIDIA GeForce RTX 3090, 24576, 24100, GPU-b, 8.6'"
+)
+
+
+@pytest.fixture(autouse=True)
+def english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AURA_LANG", "en")
 
 
 def header(preset: str) -> str:
@@ -144,20 +156,108 @@ def gpu(name: str, free_gib: float) -> gpus.Found:
         (8.1, "gpt2-medium-10gb"),
         (5.6, "gpt2-medium-6gb"),
         (3.6, "gpt2-medium-4gb"),
-        (1.9, "gpt2-nano"),
+        (1.9, "gpt2"),
+        (0.9, "gpt2-nano"),
     ],
 )
 def test_auto_takes_the_largest_that_fits_the_best_gpu(free_gib: float, preset: str) -> None:
-    name, reason = auto.choose([gpu("small", 0.5), gpu("large", free_gib)], {})
-    assert name == preset
-    assert f"large has {free_gib} GiB free" in reason
-    if name in auto.CANDIDATES:
-        made = resolve(name)
+    choice = auto.choose([gpu("small", 0.5), gpu("large", free_gib)], {})
+    assert choice.preset == preset
+    assert f"large has {free_gib} GiB free" in choice.reason
+    if preset in auto.CANDIDATES:
+        made = resolve(preset, choice.settings)
         assert memory_of(made, made.batch_size, on_gpu=True).total < free_gib * 2**30
+        assert made.shares(1) == resolve(preset).shares(1)
 
 
 def test_auto_counts_with_the_other_settings() -> None:
-    assert auto.choose([gpu("x", 5.6)], {"batch_size": 64})[0] == "gpt2-nano"
+    choice = auto.choose([gpu("x", 5.6)], {"batch_size": 64, "gradient_checkpointing": "false"})
+    assert choice.preset == "gpt2-nano", "what was given is not changed to make it fit"
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "preset", "settings"),
+    [
+        (39.0, "aura-72h-extended", {"precision": "fp16"}),
+        (11.5, "gpt2-medium", {}),
+        (5.6, "gpt2-medium-6gb", {"precision": "fp16"}),
+    ],
+)
+def test_auto_asks_no_bf16_of_a_card_that_has_none(
+    free_gib: float, preset: str, settings: dict[str, str]
+) -> None:
+    turing = replace(gpu("old", free_gib), capability=(7, 5))
+    choice = auto.choose([turing], {})
+    assert (choice.preset, choice.settings) == (preset, settings)
+    assert ("and no bf16" in choice.reason) and ("precision=fp16" in choice.reason) == bool(settings)
+    for less in (3.6, 2.6, 1.9, 1.5, 1.1):
+        choice = auto.choose([replace(turing, free=int(less * 2**30))], {})
+        made = resolve(choice.preset, choice.settings)
+        assert "bf16" not in (made.precision, made.parameter_format), choice
+
+
+def test_bf16_on_a_card_without_it_is_refused_with_what_to_give_instead() -> None:
+    check = gpus.check_number_format
+    with pytest.raises(
+        ConfigError, match=r"RTX 2070 has compute capability 7\.5 .*: train with --precision fp16\."
+    ):
+        check(resolve("gpt2"), (7, 5), "RTX 2070")
+    with pytest.raises(
+        ConfigError, match="--precision fp16 --parameter-format fp32, which needs more memory"
+    ):
+        check(resolve("gpt2-medium-4gb"), (7, 0), "V100")
+    resolve("gpt2-medium-4gb", {"precision": "fp16", "parameter_format": "fp32"})  # what the sentence says
+    check(resolve("gpt2"), (8, 0), "A100")
+    check(resolve("gpt2-medium"), (7, 5), "RTX 2070")
+
+
+def test_auto_takes_the_vocabulary_of_the_corpus_where_it_is_larger(corpus: Corpus) -> None:
+    large, small = replace(corpus, vocab_size=16384), replace(corpus, vocab_size=300)
+    choice = auto.choose([], {}, large)
+    assert (choice.preset, choice.settings) == ("gpt2-nano", {"vocab_size": 16384})
+    assert "gpt2-nano with vocab_size=16384, because this machine has no GPU" in choice.reason
+    assert auto.choose([], {"vocab_size": "20000"}, large).settings == {}
+    assert auto.choose([], {}, small).settings == {}
+    assert auto.choose([gpu("x", 11.5)], {}, large).settings == {}
+    assert auto.choose([gpu("x", 11.5)], {}, replace(corpus, vocab_size=60000)).settings == {
+        "vocab_size": 60000
+    }
+
+
+def test_a_run_of_auto_goes_on_with_what_it_has_begun_with(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same command, in the same directory, though another program has taken the memory meanwhile."""
+    from aura import attempt
+
+    def run(made: config.TrainConfig, corpus_dir: Path, run_dir: Path, *_: Any, **__: Any) -> int:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "config.json").write_text(json.dumps(asdict(made)))
+        begun.append((made, run_dir))
+        return 0
+
+    begun: list[tuple[config.TrainConfig, Path]] = []
+    monkeypatch.setattr(attempt, "run", run)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for free in (2000, 20000, 300):
+        nvidia_smi(tmp_path, monkeypatch, f"echo 'NVIDIA GeForce RTX 3090, 24576, {free}, GPU-b, 8.6'")
+        assert cli.main(["train", "--preset", "auto", "--corpus", str(corpus.path)]) == 0
+    assert begun[0] == begun[1] == begun[2]
+    assert begun[0][0].preset == "gpt2"
+    assert begun[0][0].batch_size < resolve("gpt2").batch_size
+    assert begun[0][1] == Path("runs/auto")
+    assert "preset=auto: gpt2, as this run has begun (runs/auto/config.json)." in capsys.readouterr().out
+
+    assert cli.main(["train", "--preset", "auto", "--corpus", str(corpus.path), "--lr", "1e-5"]) == 0
+    assert begun[3][0] == replace(begun[0][0], lr=1e-5)
+    Path("runs/auto/config.json").write_text("{")
+    assert cli.main(["train", "--preset", "auto", "--corpus", str(corpus.path)]) == 64
+    assert "runs/auto/config.json is damaged" in capsys.readouterr().err
+
+
+def resolve_here(folder: Path) -> config.TrainConfig:
+    return auto.resolve_here("auto", {}, folder / "corpus", folder / "run")
 
 
 def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -170,38 +270,83 @@ def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> No
 def test_auto_asks_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = "echo 'NVIDIA GeForce RTX 3060, 12288, 6000, GPU-a'; echo 'NVIDIA GeForce RTX 3090, 24576, 24100, GPU-b'"
-    nvidia_smi(tmp_path, monkeypatch, rows)
+    nvidia_smi(tmp_path, monkeypatch, TWO_GPUS)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert auto.resolve_here("auto", {}).preset == "gpt2-medium"
+    assert resolve_here(tmp_path).preset == "gpt2-medium"
     assert "NVIDIA GeForce RTX 3090 has 23.5 GiB free" in capsys.readouterr().out
 
     nvidia_smi(
-        tmp_path, monkeypatch, 'test "$3" = --id=7 && echo "NVIDIA GeForce RTX 3060, 12288, 6000, GPU-a"'
+        tmp_path, monkeypatch, 'test "$3" = --id=7 && echo "NVIDIA GeForce RTX 3060, 12288, 6000, GPU-a, 8.6"'
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert auto.resolve_here("auto", {}).preset == "gpt2-medium-6gb"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert auto.resolve_here("auto", {}).preset == "gpt2-nano"
+    assert resolve_here(tmp_path).preset == "gpt2-medium-6gb"
+    for none in ("", "-1", " -1, 7"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert resolve_here(tmp_path).preset == "gpt2-nano"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,-1")
+    assert resolve_here(tmp_path).preset == "gpt2-medium-6gb", "CUDA reads up to the first that is none"
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     nvidia_smi(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed because of the driver.'; exit 9")
     with pytest.raises(ConfigError, match="has failed because of the driver"):
-        auto.resolve_here("auto", {})
+        resolve_here(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "found", "said"),
+    [
+        ("echo 'No devices were found'; exit 6", [], ""),
+        ("echo 'No devices were found'", [], ""),
+        ("exit 0", [], ""),
+        (
+            "echo 'NVIDIA GB10, [N/A], [N/A], GPU-a, 12.1'; echo 'NVIDIA X, 1024, 1000, GPU-b, [N/A]'",
+            [gpus.Found("NVIDIA X", 2**30, 1000 << 20, "GPU-b")],
+            "A GPU is not counted, because nvidia-smi does not tell its memory: NVIDIA GB10, [N/A]",
+        ),
+        (
+            "echo 'NVIDIA GeForce RTX 2070, 8192, 8000, GPU-c, 7.5'",
+            [gpus.Found("NVIDIA GeForce RTX 2070", 2**33, 8000 << 20, "GPU-c", (7, 5))],
+            "",
+        ),
+    ],
+)
+def test_what_nvidia_smi_may_answer(
+    script: str,
+    found: list[gpus.Found],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvidia_smi(tmp_path, monkeypatch, script)
+    assert gpus.of_this_machine() == found
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_a_driver_that_fails_without_a_word_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvidia_smi(tmp_path, monkeypatch, "exit 12")
+    with pytest.raises(ConfigError, match="nvidia-smi ends with code 12 and says nothing"):
+        gpus.of_this_machine()
 
 
 def test_a_single_process_sees_the_gpu_with_most_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = "echo 'NVIDIA GeForce RTX 3060, 12288, 6000, GPU-a'; echo 'NVIDIA GeForce RTX 3090, 24576, 24100, GPU-b'"
-    nvidia_smi(tmp_path, monkeypatch, rows)
+    nvidia_smi(tmp_path, monkeypatch, TWO_GPUS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")  # so that it is as before after the test
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
     monkeypatch.setenv("WORLD_SIZE", "2")
     auto.take_best_gpu()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1", "each rank of a gang has its own GPU"
     monkeypatch.delenv("WORLD_SIZE")
     auto.take_best_gpu()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "torch counts the cards as nvidia-smi does"
     assert "RTX 3090: of 2 GPUs the one with most free memory" in capsys.readouterr().out
 
     nvidia_smi(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed because of the driver.'; exit 9")
@@ -209,10 +354,10 @@ def test_a_single_process_sees_the_gpu_with_most_free_memory(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
 
 
-def test_auto_is_refused_where_ranks_could_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_refused_where_ranks_could_disagree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="aura plan --preset auto"):
-        auto.resolve_here("auto", {})
+        resolve_here(tmp_path)
     with pytest.raises(ConfigError, match="several ranks could decide differently"):
         resolve("auto")
 

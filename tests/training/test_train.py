@@ -87,7 +87,7 @@ def test_a_finished_run_says_so_and_does_not_wait_for_others(
     shutil.copytree(reference[0].run_dir.parents[1], folder)
     (again, _) = start(folder, corpus, 2, faults={1: send_self(signal.SIGKILL)})
     assert again.end() == 0
-    assert "is done: 20 steps" in again.text
+    assert "está completo: 20 pasos" in again.text
     assert again.done == reference[0].done
     # Another length is another run: it goes on.
     more = complete(start(folder, corpus, 2, "--steps 22"))

@@ -50,7 +50,7 @@ def test_a_final_model_that_was_not_written_is_written_by_the_next_start(
     assert killed.done["step"] == 20
     assert not (killed.run_dir / "final").exists()
     (again,) = complete(start(tmp_path, corpus, 1))
-    assert "is done: 20 steps" in again.text
+    assert "está completo: 20 pasos" in again.text
     model = export.load(killed.run_dir / "final")
     saved = load_file(killed.run_dir / "checkpoints" / "checkpoint-step-20" / "model.safetensors")
     assert torch.equal(model.wpe.weight, saved["wpe.weight"])
@@ -84,7 +84,9 @@ def test_epochs_are_counted_in_what_was_seen_whatever_the_number_of_ranks(
     seen = one.done["tokens_seen"] // 16
     assert 2 * windows <= seen < 2 * windows + 100
     # The same run with other ranks is still done.
-    assert f"is done: {one.done['step']} steps" in complete(start(tmp_path, corpus, 1, settings))[0].text
+    assert (
+        f"está completo: {one.done['step']} pasos" in complete(start(tmp_path, corpus, 1, settings))[0].text
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -18,11 +18,12 @@ import torch.distributed as dist
 from aura import checkpoint, console, gang, gpus
 from aura.config import TrainConfig
 from aura.corpus import Corpus, read_corpus
-from aura.data import Windows, check_corpus, with_vocabulary
+from aura.data import Windows, check_corpus
+from aura.devices import of_all_ranks
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataError
 from aura.export import export_checkpoint
-from aura.memory import largest_micro_batch, memory_of, settings_that_fit
-from aura.place import Place, check_compiler, choose_device, place_from_environment
+from aura.memory import largest_micro_batch, memory_of, settings_that_fit, with_vocabulary
+from aura.place import Place, check_compiler, choose_device, link_mbit, place_from_environment
 from aura.plan import plan_for
 from aura.status import Status
 from aura.stop import StoppedWhileWaiting, StopSignal
@@ -72,8 +73,11 @@ def run(
     stop = StopSignal()
     members: gang.Gang | None = None
     try:
+        if device.type == "cuda":
+            name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+            gpus.check_number_format(config, capability, name)
         corpus = read_corpus(corpus_dir)
-        config = with_vocabulary(config, corpus)
+        config = with_vocabulary(config, corpus.vocab_size)
         check_corpus(corpus, config, place.world_size)
         windows = len(Windows(corpus, "train", config.seq_len))
         config = with_steps(config, Progress(), windows, sum(config.shares(place.world_size)))
@@ -83,7 +87,7 @@ def run(
             status.set(step=steps, max_steps=steps)
             if place.rank == 0 and not (run_dir / FINAL).exists():
                 export_final(run_dir, speaker.say)
-            return end("done", f"{run_dir} is done: {steps} steps of this configuration.", EXIT_OK)
+            return end("done", console.text("already_done", path=run_dir, steps=steps), EXIT_OK)
         if place.world_size > 1:
             status.set(state="joining", message="waiting for the other ranks")
             members = gang.join(
@@ -123,7 +127,12 @@ def run(
             stop.waiting = False
         nodes = [member.node for member in members.members] if members else [place.node]
         ranks = Ranks(place.rank, nodes, device)
-        plan = plan_for(config, place.world_size, gpu_of(device), nodes=len(set(nodes)))
+        plan = plan_for(
+            *(config, place.world_size, of_all_ranks(ranks, gpu_of(device))),
+            nodes=len(set(nodes)),
+            link_mbit=link_mbit(),
+            corpus_tokens=corpus.tokens["train"],
+        )
         if place.rank == 0:
             for line in plan.lines():
                 speaker.say(line)
@@ -133,7 +142,7 @@ def run(
             *(speaker, status, resume_from),
         )
     except StoppedWhileWaiting:
-        return end("stopped", "Stopped while waiting for the other ranks; nothing was lost.", EXIT_OK)
+        return end("stopped", console.text("stopped_waiting"), EXIT_OK)
     except gang.GangBroken as error:
         return end("failed", str(error), EXIT_TEMPORARY)
     except gang.GangMismatch as error:
@@ -160,7 +169,7 @@ def run(
         return end("done", console.completed(ranks_compared=place.world_size > 1), EXIT_OK)
     if stop.requested:
         return end("stopped", console.stopped(), EXIT_OK)
-    return end("stopped", "Saved and stopped, because another rank was asked to.", EXIT_TEMPORARY)
+    return end("stopped", console.text("stopped_with_another"), EXIT_TEMPORARY)
 
 
 def export_final(run_dir: Path, say: Callable[[str], None]) -> None:

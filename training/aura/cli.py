@@ -20,7 +20,7 @@ COMMANDS = {
     "prepare": ("aura.prepare", "main", "turn text files into a corpus: a tokenizer and files of token ids"),
     "train": ("aura.cli", "train", "train a model, alone or as one rank of several"),
     "plan": (
-        "aura.plan",
+        "aura.plan_command",
         "main",
         "predict memory, time, traffic and disk of a training, before any training",
     ),
@@ -122,8 +122,8 @@ def train(argv: list[str]) -> int:
     )
     add_flags(parser)
     arguments = parser.parse_args(argv)
-    config = resolve_here(arguments.preset, given_settings(arguments))
-    run_dir = arguments.run_dir or Path("runs", config.preset)
+    run_dir = arguments.run_dir or Path("runs", arguments.preset)
+    config = resolve_here(arguments.preset, given_settings(arguments), arguments.corpus, run_dir)
     _check_paths(arguments.corpus, config.vocab_size, run_dir, arguments.resume_from)
     take_best_gpu()
 

@@ -277,6 +277,11 @@ def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name}={value} must be {words} {limits[limit]} ({limits['help']}).")
 
 
+def as_words(settings: Mapping[str, Any]) -> str:
+    """'batch_size=4 compile=true': what parse_assignments reads."""
+    return " ".join(f"{name}={str(value).lower()}" for name, value in settings.items())
+
+
 def parse_assignments(words: list[str]) -> dict[str, str]:
     """['steps=20', 'lr=1e-3'] as a dictionary."""
     for word in words:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from aura.config import TrainConfig
 from aura.errors import ConfigError
+from aura.plan_texts import PLAN_TEXTS
 
 LANGUAGES = ("es", "en")
 CLEAR = "\r\033[K"  # back to the beginning of the terminal's line, and nothing is left of it
@@ -84,6 +85,22 @@ CATALOGUE = {
         "Guardado {name}: el entrenamiento esperó {stall:.2f} s, escribirlo tomó {seconds:.1f} s",
         "Saved {name}: training waited for {stall:.2f} s, writing took {seconds:.1f} s",
     ),
+    "stopped_with_another": (
+        "Guardado y detenido, porque así se pidió a otro rank.",
+        "Saved and stopped, because another rank was asked to.",
+    ),
+    "stopped_waiting": (
+        "Detenido mientras esperaba a los demás ranks; no se perdió nada.",
+        "Stopped while waiting for the other ranks; nothing was lost.",
+    ),
+    "already_done": (
+        "{path} está completo: {steps} pasos con esta configuración.",
+        "{path} is done: {steps} steps of this configuration.",
+    ),
+    "more_problems": (
+        "… y más como estos; se cuentan al final.",
+        "… and more like this; they are counted at the end.",
+    ),
     "stopped": ("Guardado y detenido.", "Saved and stopped."),
     "final": ("Modelo final y tokenizer: {path}", "Final model and tokenizer: {path}"),
     "completed": ("Entrenamiento completado.", "Training completed."),
@@ -127,7 +144,7 @@ CATALOGUE = {
         "Todavía en marcha: {ranks}. {signal}.",
         "Still running: {ranks}. {signal}.",
     ),
-}
+} | PLAN_TEXTS
 
 
 def language() -> str:

@@ -91,6 +91,16 @@ def read_corpus(path: Path) -> Corpus:
     )
 
 
+def check_vocabulary(corpus: Corpus, vocab_size: int, preset: str) -> None:
+    """Has the model of that preset a row for every token? Raises DataError."""
+    if corpus.vocab_size > vocab_size:
+        raise DataError(
+            f"The corpus {corpus.path} has a vocabulary of {corpus.vocab_size}, but preset {preset!r} has only "
+            f"vocab_size={vocab_size}: prepare it again with --vocab-size {vocab_size}, or train with "
+            f"--vocab-size {corpus.vocab_size}."
+        )
+
+
 def verify(path: Path) -> Corpus:
     """read_corpus, and every byte of every file against its checksum."""
     corpus = read_corpus(path)

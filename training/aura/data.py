@@ -7,7 +7,6 @@ resumes exactly, also with another number of ranks: a step takes the next window
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from aura.config import TrainConfig
-from aura.corpus import Corpus
+from aura.corpus import Corpus, check_vocabulary
 from aura.errors import DataError
-from aura.memory import rows
 
 MIXER = 0x9E3779B97F4A7C15  # splitmix64, https://prng.di.unimi.it/splitmix64.c
 
@@ -108,20 +106,9 @@ def even_share(rank: int, ranks: int, count: int) -> range:
     return range(count * rank // ranks, count * (rank + 1) // ranks)
 
 
-def with_vocabulary(config: TrainConfig, corpus: Corpus) -> TrainConfig:
-    """GPT-2's tokenizer with a padding token has one id more than the presets' 50257: the embedding has rows for it."""
-    fits = config.vocab_size < corpus.vocab_size <= rows(config)
-    return replace(config, vocab_size=corpus.vocab_size) if fits else config
-
-
 def check_corpus(corpus: Corpus, config: TrainConfig, world_size: int) -> None:
     """Refuse a corpus that does not fit the configuration. Raises DataError."""
-    if corpus.vocab_size > config.vocab_size:
-        raise DataError(
-            f"The corpus {corpus.path} has a vocabulary of {corpus.vocab_size}, but preset {config.preset!r} has only "
-            f"vocab_size={config.vocab_size}: prepare it again with --vocab-size {config.vocab_size}, or train with "
-            f"--vocab-size {corpus.vocab_size}."
-        )
+    check_vocabulary(corpus, config.vocab_size, config.preset)
     windows, shares = len(Windows(corpus, "train", config.seq_len)), config.shares(world_size)
     short = windows < sum(shares)
     if short and not (config.allow_dataset_oversubscription and windows):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from aura.config import TrainConfig
+from aura.console import text
 from aura.gpus import Gpu
-from aura.memory import parameter_count, rows
+from aura.memory import parameter_count
 
 EAGER = 1 / 1.85  # nanoGPT's README: torch.compile takes a step from 250 ms to 135 ms
 
@@ -20,21 +21,28 @@ def flops_per_token(config: TrainConfig) -> int:
 
 
 def recomputed_flops_per_token(config: TrainConfig) -> int:
-    """The forward work that is done a second time, because its results were not kept."""
-    d, blocks = config.d_model, 0
-    if config.gradient_checkpointing:
-        blocks = config.layers * (24 * d * d + 4 * d * config.seq_len)
-    return blocks + (2 * rows(config) * d if config.loss_chunk else 0)
+    """The forward work of the blocks, where it is done a second time because its results were not kept."""
+    d = config.d_model
+    return config.layers * (24 * d * d + 4 * d * config.seq_len) if config.gradient_checkpointing else 0
 
 
 def utilisation(config: TrainConfig, gpu: Gpu, given: float | None) -> tuple[float, str]:
-    """The part of the peak that is reached, and the sentence that says where the number comes from."""
+    """MFU: flops_per_token's part of the peak; and the sentence that says where the number comes from.
+
+    `given` is what the live line of such a run shows: what is computed twice has already lowered it.
+    """
     if given is not None:
-        return given, f"{given:.0%} of that are reached (--mfu)."
-    if config.compile or not gpu.is_gpu:
-        return gpu.mfu, f"{gpu.mfu:.0%} of that are reached ({gpu.mfu_source})."
-    reached = gpu.mfu * EAGER
-    return reached, (
-        f"{reached:.0%} of that are reached: {gpu.mfu:.0%} with torch.compile ({gpu.mfu_source}), which takes 1/1.85 "
-        "of the time without it (nanoGPT's README). --mfu says it better, once measured."
-    )
+        return given, text("utilisation_given", reached=given)
+    reached, why = gpu.mfu, []
+    if gpu.is_gpu and not config.compile:
+        reached *= EAGER
+        why.append(text("utilisation_eager"))
+    # What was reported for models of this size was reached without checkpointing (llm-foundry: MFU = HFU up to 3b).
+    if recomputed := recomputed_flops_per_token(config):
+        again = recomputed / flops_per_token(config)
+        reached /= 1 + again
+        why.append(text("utilisation_recomputed", again=again))
+    source = gpu.mfu_source or text("utilisation_not_reported")
+    if why:
+        source = "; ".join([f"{gpu.mfu:.0%}: {source}", *why])
+    return reached, text("utilisation_assumed", reached=reached, source=source)

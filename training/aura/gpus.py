@@ -1,8 +1,8 @@
 """What GPUs can do according to their makers, and what this machine has. Standard library only.
 
 Peaks are dense matrix products (no sparsity), accumulated in fp32, and fp32 without TF32, as torch computes by default.
-For the GeForce cards they follow from the GA102 and AD102 architecture papers: multiprocessors x 512 (half precision)
-or 256 (fp32) operations per clock x boost clock.
+For the GeForce cards they follow from the GA102, AD102 and GB202 architecture papers: multiprocessors x 512 (half
+precision) or 256 (fp32) operations per clock x boost clock. Turing has other rates, and is not in the table.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
+from aura.config import TrainConfig
+from aura.console import text
 from aura.errors import ConfigError, did_you_mean
 from aura.memory import GIB
 
-LLM_FOUNDRY = "llm-foundry's benchmark tables"
-NOT_REPORTED = "a guess, there is no report for this card"
+LLM_FOUNDRY = "llm-foundry, scripts/train/benchmarking"
+NOT_REPORTED = ""  # a guess
 ASSUMED_CPU = 50e9  # FLOP/s
-CPU_MFU, CPU_MFU_SOURCE = 0.6, "measured once: 0.58 with gpt2-nano, 0.75 with a larger model"
+CPU_MFU = 0.6
 FORMATS = ("fp32", "bf16", "fp16")
+FIRST_WITH_BF16 = (8, 0)  # compute capability
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Gpu:
     peak: dict[str, float]  # FLOP/s by number format; empty: unknown
     source: str
     mfu: float = 0.4  # the part of the peak that others have reached with torch.compile
-    mfu_source: str = NOT_REPORTED
+    mfu_source: str = NOT_REPORTED  # of mfu
     is_gpu: bool = True
 
 
@@ -40,10 +45,18 @@ def _gpu(name: str, gib: float, half: float, single: float, source: str, mfu: fl
 
 
 GPUS = [
-    _gpu("RTX 3050 Laptop", 4, 14.3, 7.1, "16 SM at 1.74 GHz, the highest boost", 0.4, NOT_REPORTED),
-    _gpu("RTX 3060", 12, 25.5, 12.7, "28 SM at 1.78 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 3050 Laptop", 4, 14.3, 7.1, "16 SM, 1.74 GHz", 0.4, NOT_REPORTED),  # the highest boost
+    _gpu("RTX 3060", 12, 25.5, 12.7, "28 SM, 1.78 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 3070", 8, 40.6, 20.3, "46 SM, 1.725 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 3080", 10, 59.5, 29.8, "68 SM, 1.71 GHz", 0.4, NOT_REPORTED),  # with 12 GB: 70
+    _gpu("RTX 3080 Ti", 12, 68.2, 34.1, "80 SM, 1.665 GHz", 0.4, NOT_REPORTED),
     _gpu("RTX 3090", 24, 71.0, 35.6, "NVIDIA GA102 architecture paper", 0.45, "nanochat, issue 509"),
+    _gpu("RTX 4060", 8, 30.2, 15.1, "24 SM, 2.46 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 4060 Ti", 8, 44.1, 22.1, "34 SM, 2.535 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 4070", 12, 58.3, 29.1, "46 SM, 2.475 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 4080", 16, 97.5, 48.7, "76 SM, 2.505 GHz", 0.4, NOT_REPORTED),
     _gpu("RTX 4090", 24, 165.2, 82.6, "NVIDIA AD102 architecture paper", 0.5, "nanoGPT, issue 182"),
+    _gpu("RTX 5090", 32, 209.5, 104.8, "170 SM, 2.407 GHz", 0.4, NOT_REPORTED),
     _gpu("A100 40GB", 40, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
     _gpu("A100 80GB", 80, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
     _gpu("A100 40GB PCIe", 40, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
@@ -77,7 +90,7 @@ def called(name: str, memory: float) -> Gpu:
     try:
         return replace(find(name), memory=memory)
     except ConfigError:
-        return Gpu(name, memory, {}, "not in the table")
+        return Gpu(name, memory, {}, text("not_in_the_table"))
 
 
 def described(name: str, tflops: float, memory: float) -> Gpu:
@@ -91,16 +104,16 @@ def cpu() -> Gpu:
     try:
         import numpy as np
     except ImportError:  # a controller
-        speed, source = ASSUMED_CPU, "assumed, because numpy is not here to measure it"
+        speed, source = ASSUMED_CPU, text("cpu_assumed")
     else:
         matrix, products = np.ones((768, 768), dtype=np.float32), 0
         started = time.perf_counter()
         while (seconds := time.perf_counter() - started) < 0.25 or not products:
             matrix @ matrix
             products += 1
-        speed, source = 2 * 768**3 * products / seconds, "measured now, in fp32"
+        speed, source = 2 * 768**3 * products / seconds, text("cpu_measured")
     peak = dict.fromkeys(FORMATS, speed)
-    return Gpu("CPU of this machine", memory, peak, source, CPU_MFU, CPU_MFU_SOURCE, is_gpu=False)
+    return Gpu("CPU", memory, peak, source, CPU_MFU, text("utilisation_of_cpu"), is_gpu=False)
 
 
 def _words(name: str) -> set[str]:
@@ -117,24 +130,68 @@ class Found:
     total: int  # bytes
     free: int  # bytes
     uuid: str = ""
+    capability: tuple[int, int] | None = None  # of CUDA; None: not known
+
+    @property
+    def has_bf16(self) -> bool:
+        return self.capability is None or self.capability >= FIRST_WITH_BF16
+
+
+def check_number_format(config: TrainConfig, capability: tuple[int, int], name: str) -> None:
+    """Refuse bf16 where torch would only imitate it, many times slower. Raises ConfigError.
+
+    `capability`: the compute capability of the GPU `name`.
+    """
+    if config.precision != "bf16" or capability >= FIRST_WITH_BF16:
+        return
+    instead = "--precision fp16"
+    if config.parameter_format == "bf16":
+        instead += " --parameter-format fp32, which needs more memory"
+    major, minor = capability
+    raise ConfigError(
+        f"{name} has compute capability {major}.{minor} and cannot compute in bf16 (from 8.0 on): train with {instead}."
+    )
 
 
 def of_this_machine() -> list[Found]:
-    """The GPUs that this process may use (CUDA_VISIBLE_DEVICES), as nvidia-smi measures them now; [] where none is."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible == "":
-        return []
-    query = ["--query-gpu=name,memory.total,memory.free,uuid", "--format=csv,noheader,nounits"]
-    chosen = [] if visible is None else [f"--id={visible}"]
+    """The GPUs that this process may use (CUDA_VISIBLE_DEVICES), as nvidia-smi measures them now; [] where none is.
+
+    Raises ConfigError. A GPU that nvidia-smi does not describe as usual is left out, with a sentence.
+    """
+    query = ["--query-gpu=name,memory.total,memory.free,uuid,compute_cap", "--format=csv,noheader,nounits"]
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        # CUDA looks no further than the first that is none, and -1 is how people say that.
+        ids = list(takewhile(lambda word: word not in ("", "-1"), map(str.strip, visible.split(","))))
+        if not ids:
+            return []
+        query.append(f"--id={','.join(ids)}")
     try:
         answer = subprocess.run(
-            ["nvidia-smi", *query, *chosen], capture_output=True, text=True, timeout=60, check=False
+            ["nvidia-smi", *query], capture_output=True, text=True, timeout=60, check=False
         )
     except FileNotFoundError:  # no driver, no GPU
         return []
     except subprocess.TimeoutExpired:
         raise ConfigError("nvidia-smi gives no answer within 60 s: the driver hangs, restart it.") from None
+    said = (answer.stdout.strip() or answer.stderr.strip()).splitlines()
+    if said and said[0].startswith("No devices were found"):
+        return []
+    if answer.returncode and said:
+        raise ConfigError(f"nvidia-smi says: {said[0]}")
     if answer.returncode:
-        raise ConfigError(f"nvidia-smi says: {(answer.stdout or answer.stderr).strip().splitlines()[0]}")
-    rows = [line.rsplit(", ", 3) for line in answer.stdout.strip().splitlines()]
-    return [Found(name, int(total) << 20, int(free) << 20, uuid) for name, total, free, uuid in rows]
+        raise ConfigError(
+            f"nvidia-smi ends with code {answer.returncode} and says nothing: repair the driver, or hide the GPUs with "
+            "CUDA_VISIBLE_DEVICES=-1."
+        )
+    return [gpu for line in answer.stdout.strip().splitlines() if (gpu := _found(line))]
+
+
+def _found(line: str) -> Found | None:
+    try:
+        name, total, free, uuid, said = line.rsplit(", ", 4)
+        numbers = re.fullmatch(r"(\d+)\.(\d+)", said)
+        capability = (int(numbers[1]), int(numbers[2])) if numbers else None
+        return Found(name, int(total) << 20, int(free) << 20, uuid, capability)
+    except ValueError:
+        print(f"A GPU is not counted, because nvidia-smi does not tell its memory: {line}", file=sys.stderr)
+        return None

@@ -9,6 +9,7 @@ torch.compile usually keeps less.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +61,15 @@ def stored_parameters(config: TrainConfig) -> int:
 
 def rows(config: TrainConfig) -> int:
     return math.ceil(config.vocab_size / config.vocab_multiple) * config.vocab_multiple
+
+
+def with_vocabulary(config: TrainConfig, tokens: int) -> TrainConfig:
+    """For a corpus of so many different tokens, where the embedding has the rows for them.
+
+    GPT-2's tokenizer with a padding token has one id more than the presets' 50257.
+    """
+    fits = config.vocab_size < tokens <= rows(config)
+    return replace(config, vocab_size=tokens) if fits else config
 
 
 def parameter_bytes(config: TrainConfig) -> int:
@@ -179,24 +189,41 @@ def _update_bytes(config: TrainConfig) -> int:
     return {"fp32": 0, "bf16": 12, "int8": 21}[config.moment_format]
 
 
-def settings_that_fit(config: TrainConfig, available: float, on_gpu: bool) -> dict[str, Any] | None:
-    """Changes with which every rank needs at most `available` bytes; None when none of them is enough.
+def settings_that_fit(
+    config: TrainConfig, available: float | Sequence[float], on_gpu: bool, keep: Collection[str] = ()
+) -> dict[str, Any] | None:
+    """Changes with which every rank needs at most `available` bytes, one number for all or one for each rank; None
+    when none of them is enough.
 
-    The least harmful first: what costs nothing, then time, then precision. The tokens per step stay the same.
+    The least harmful first: what costs nothing, then time, then precision. The tokens per step stay the same, and the
+    settings in `keep` too.
     """
     batch, accumulation = config.batch_size, config.gradient_accumulation_steps
-    ways: list[dict[str, Any]] = [{}, {"loss_chunk": 256}, {"gradient_checkpointing": True}]
-    while batch % 2 == 0 and not config.rank_batch_sizes:
-        batch, accumulation = batch // 2, accumulation * 2
-        ways.append({"batch_size": batch, "gradient_accumulation_steps": accumulation})
+    ways: list[dict[str, Any]] = [{}, {"loss_chunk": min(256, config.loss_chunk or 256)}]
+    ways.append({"gradient_checkpointing": True})
+    if not config.rank_batch_sizes:
+        ways += [
+            {"batch_size": part, "gradient_accumulation_steps": accumulation * batch // part}
+            for part in range(batch - 1, 0, -1)
+            if batch % part == 0
+        ]
     ways += [{"moment_format": "int8"}, {"precision": "bf16", "parameter_format": "bf16"}]
     changes: dict[str, Any] = {}
     for way in ways:
+        if not set(keep).isdisjoint(way):
+            continue
         changes |= {name: value for name, value in way.items() if getattr(config, name) != value}
-        smaller = replace(config, **changes)
-        if memory_of(smaller, largest_micro_batch(smaller), on_gpu).total <= available:
+        if _fits(replace(config, **changes), available, on_gpu):
             return changes
     return None
+
+
+def _fits(config: TrainConfig, available: float | Sequence[float], on_gpu: bool) -> bool:
+    if not isinstance(available, Sequence):
+        return memory_of(config, largest_micro_batch(config), on_gpu).total <= available
+    sizes = config.batch_sizes(len(available))
+    pairs = zip(sizes, available, strict=True)
+    return all(memory_of(config, size, on_gpu).total <= room for size, room in pairs)
 
 
 def largest_micro_batch(config: TrainConfig) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -50,6 +51,17 @@ def place_from_environment() -> Place:
     if not environment.get("MASTER_ADDR"):
         raise ConfigError("MASTER_ADDR is not set: it is the address of the node with rank 0.")
     return Place(rank, local_rank, world_size, environment["MASTER_ADDR"], number("MASTER_PORT"), node)
+
+
+def link_mbit() -> float:
+    """Speed of this node's link to the others [Mbit/s]: AURA_LINK_MBIT, else 1000. Raises ConfigError."""
+    text = os.environ.get("AURA_LINK_MBIT") or "1000"
+    try:
+        if 0 < (speed := float(text)) < math.inf:
+            return speed
+    except ValueError:
+        pass
+    raise ConfigError(f"AURA_LINK_MBIT={text!r} must be the speed of the link in Mbit/s, such as 2500.")
 
 
 def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:

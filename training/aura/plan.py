@@ -1,25 +1,17 @@
-"""What a training will need, before any training: memory, time, traffic, disk (`aura plan`; docs/plan.md).
-
-Standard library, and rich for the table of the command line: a controller without torch can plan.
-"""
+"""What a training will need, before any training: memory, time, traffic, disk (docs/plan.md). Standard library only."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from aura import gpus
-from aura.auto import choose
-from aura.config import AUTO, TrainConfig, add_flags, canonical, given_settings, parse_assignments, resolve
-from aura.corpus import read_corpus
-from aura.errors import ConfigError, Parser
-from aura.flops import flops_per_token, recomputed_flops_per_token, utilisation
+from aura.config import TrainConfig, as_words
+from aura.console import text
+from aura.errors import ConfigError
+from aura.flops import flops_per_token, utilisation
 from aura.gpus import Gpu
 from aura.memory import (
     GIB,
@@ -42,9 +34,11 @@ class Plan:
 
     preset: str
     device: str
-    device_memory: float  # for one rank
-    peak_flops: float | None  # per second
-    utilisation: float  # the part of the peak that is assumed to be reached
+    device_memory: float  # for the rank whose memory is fullest; `memory` is its too
+    fullest_rank: int | None  # None: all are alike
+    peak_flops: float | None  # per second, of the slowest rank
+    peak_flops_of_all: float | None
+    utilisation: float  # MFU that is assumed for the slowest rank
     nodes: int
     ranks: int
     link_mbit: float
@@ -59,6 +53,7 @@ class Plan:
     checkpoint_bytes: int
     checkpoints_on_disk: int
     steps: int
+    passes: float | None  # over the corpus, where that is known
     assumptions: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -88,106 +83,121 @@ class Plan:
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """What a person reads: (name, value)."""
-        yield "preset", f"{self.preset}, {self.parameters:,} parameters"
-        yield "on", f"{self.nodes} node(s), {self.ranks} rank(s), {self.device}"
-        room = f"{_gib(self.memory.total)} of {_gib(self.device_memory)}"
-        yield "memory of a rank", f"{room}, at its highest ({self.memory.moment})"
+        yield text("plan_preset"), text("plan_model", preset=self.preset, parameters=self.parameters)
+        devices = text("plan_devices", nodes=self.nodes, ranks=self.ranks, device=self.device)
+        yield text("plan_on"), devices
+        alike = self.fullest_rank is None
+        whose = (
+            text("plan_memory_of_a_rank") if alike else text("plan_memory_of_rank", rank=self.fullest_rank)
+        )
+        needs, room = _gib(self.memory.total), _gib(self.device_memory)
+        yield whose, text("plan_room", needs=needs, room=room, moment=self.memory.moment)
         for name, value in asdict(self.memory).items():
             if name != "moment" and value:
-                yield f"  {name.replace('_', ' ')}", _gib(value) + (" (assumed)" if name == "context" else "")
-        batch = f"{self.sequences_per_step:,} sequences = {self.tokens_per_step:,} tokens"
-        yield "effective batch", f"{batch} per optimizer step"
-        yield "work", f"{self.flops_per_token / 1e9:.3g} GFLOP per token (6 N + 12 layers d_model seq_len)"
-        yield "time of a step", _seconds(self.seconds_per_step) + self._parts()
+                size = _gib(value)
+                yield (
+                    f"  {text(f'memory_{name}')}",
+                    text("plan_assumed_part", size=size) if name == "context" else size,
+                )
+        sequences, tokens = self.sequences_per_step, self.tokens_per_step
+        yield text("plan_batch"), text("plan_tokens_of_a_step", sequences=sequences, tokens=tokens)
+        yield text("plan_work"), text("plan_flops", flops=self.flops_per_token / 1e9)
+        yield text("plan_step"), self._time_of_a_step()
         if self.communication_bytes:
-            sent = f"{_size(self.communication_bytes)} each way and node"
-            yield "communication of a step", f"{sent} at {self.link_mbit:g} Mbit/s (ring all-reduce)"
-        disk = f"{_size(self.checkpoint_bytes)} each, up to {self.checkpoints_on_disk} at a time"
-        yield (
-            "checkpoints",
-            f"{disk}: {_size(self.checkpoint_bytes * self.checkpoints_on_disk)} on every node",
-        )
-        yield "run", f"{self.steps:,} steps, {self.tokens:,} tokens, {duration(self.seconds)}"
-        yield "tokens per parameter", f"{self.tokens / self.parameters:.2g}"
+            sent = _size(self.communication_bytes)
+            yield text("plan_communication"), text("plan_traffic", sent=sent, link=self.link_mbit)
+        one, count = self.checkpoint_bytes, self.checkpoints_on_disk
+        yield text("plan_checkpoints"), text("plan_disk", one=_size(one), count=count, all=_size(one * count))
+        length = {"steps": self.steps, "tokens": self.tokens, "duration": duration(self.seconds)}
+        yield text("plan_run"), text("plan_length", **length)
+        if self.passes is not None:
+            yield text("plan_passes"), f"{self.passes:.3g}"
+        yield text("plan_tokens_per_parameter"), f"{self.tokens / self.parameters:.2g}"
 
     def lines(self) -> list[str]:
         """The whole plan as plain text."""
         said = [f"{name}: {value}" for name, value in self.rows()]
-        said += [f"Assumed: {sentence}" for sentence in self.assumptions]
-        return said + [f"Note: {sentence}" for sentence in self.notes]
+        said += [text("plan_assumed", sentence=sentence) for sentence in self.assumptions]
+        return said + [text("plan_note", sentence=sentence) for sentence in self.notes]
 
-    def _parts(self) -> str:
+    def _time_of_a_step(self) -> str:
+        step = _seconds(self.seconds_per_step)
         if self.compute_seconds is None or not self.communication_bytes:
-            return ""
-        return f" = {_seconds(self.compute_seconds)} computing + {_seconds(self.communication_seconds)} communicating"
+            return step
+        parts = {
+            "compute": _seconds(self.compute_seconds),
+            "communication": _seconds(self.communication_seconds),
+        }
+        return text("plan_parts_of_a_step", step=step, **parts)
 
 
 def plan_for(
     config: TrainConfig,
     ranks: int,
-    gpu: Gpu,
+    gpu: Gpu | Sequence[Gpu],
     *,
     nodes: int | None = None,
     link_mbit: float = 1000,
     steps: int | None = None,
     hours: float | None = None,
     mfu: float | None = None,
+    corpus_tokens: int | None = None,
 ) -> Plan:
     """The plan of a run with `ranks` ranks on `nodes` nodes (one each, unless said).
 
-    `gpu`: of every rank, from aura/gpus.py. `steps`: in place of config.steps; `hours`: as many steps as fit.
-    `mfu`: in place of what is assumed. Raises ConfigError.
+    `gpu`: of every rank, from aura/gpus.py, or one for each rank. `steps`: in place of config.steps; `hours`: as many
+    steps as fit. `mfu`: in place of what is assumed. `corpus_tokens`: of one pass. Raises ConfigError.
     """
     nodes = nodes or ranks
+    devices = [gpu] * ranks if isinstance(gpu, Gpu) else list(gpu)
     sizes = config.batch_sizes(ranks)
-    memory = memory_of(config, max(sizes), gpu.is_gpu)
-    sharing = 1 if gpu.is_gpu else math.ceil(ranks / nodes)  # the ranks of one node share its processor
-    peak = gpu.peak.get("bf16" if config.parameter_format == "bf16" else config.precision)
-    reached, why = utilisation(config, gpu, mfu)
-    compute = None
-    if peak:
-        tokens_of_slowest = max(sizes) * config.gradient_accumulation_steps * config.seq_len
-        work = flops_per_token(config) + recomputed_flops_per_token(config)
-        compute = tokens_of_slowest * work * sharing / (peak * reached)
+    of_ranks = [
+        _Rank(config, *each, math.ceil(ranks / nodes), mfu) for each in zip(devices, sizes, strict=True)
+    ]
+    fullest = max(of_ranks, key=lambda rank: rank.memory.total / rank.room)
+    # The others wait for the slowest; one whose speed is not known may be it.
+    slowest = max(of_ranks, key=lambda rank: math.inf if rank.seconds is None else rank.seconds)
+    compute = slowest.seconds
     sent = 2 * (ranks - 1) * parameter_bytes(config) // ranks if nodes > 1 else 0
     communication = sent / (GIGABIT * link_mbit / 1000)
     tokens_per_step = sum(sizes) * config.gradient_accumulation_steps * config.seq_len
     if hours is not None:
         if compute is None:
-            raise ConfigError(f"How far --hours go depends on the speed of {gpu.name}: give --peak-tflops.")
+            raise ConfigError(
+                f"How far --hours go depends on the speed of {slowest.device.name}: give --peak-tflops."
+            )
         steps = max(1, int(hours * 3600 / (compute + communication)))
-    room = gpu.memory / sharing
+    if steps is None and config.epochs and corpus_tokens:
+        steps = math.ceil(config.epochs * corpus_tokens / tokens_per_step)
     steps = steps or config.steps
+    kinds = {rank.device.name: rank for rank in of_ranks}
+    alike = len({(rank.memory.total, rank.room) for rank in of_ranks}) == 1
+    fullest_rank = None if alike else of_ranks.index(fullest)
     assumptions = [
-        *_memory_assumptions(config, gpu),
-        *(
-            [f"{gpu.name}: {peak / 1e12:.3g} TFLOP/s in {config.precision} ({gpu.source}).", why]
-            if peak
-            else []
-        ),
-        *(
-            ["Communication follows the backward pass: nothing of it is hidden behind computing."]
-            if sent
-            else []
-        ),
+        *_memory_assumptions(config, fullest.device),
+        *(sentence for rank in kinds.values() for sentence in rank.assumptions(config)),
+        *([text("assumed_no_overlap")] if sent else []),
     ]
     notes = [
-        *_note_on_memory(config, memory, room, gpu),
-        *([] if peak else [f"The speed of {gpu.name} is not known: --peak-tflops says it."]),
+        *_note_on_memory(config, of_ranks, fullest_rank),
+        *(text("note_speed_unknown", device=name) for name, rank in kinds.items() if not rank.peak),
         *_note_on_tokens(parameter_count(config), steps * tokens_per_step),
         *_note_on_traffic(compute, communication, config),
     ]
+    peaks = [rank.peak for rank in of_ranks]
     return Plan(
         preset=config.preset,
-        device=gpu.name,
-        device_memory=room,
-        peak_flops=peak,
-        utilisation=reached,
+        device=_names(devices),
+        device_memory=fullest.room,
+        fullest_rank=fullest_rank,
+        peak_flops=slowest.peak,
+        peak_flops_of_all=None if None in peaks else sum(peak for peak in peaks if peak),
+        utilisation=slowest.utilisation,
         nodes=nodes,
         ranks=ranks,
         link_mbit=link_mbit,
         parameters=parameter_count(config),
-        memory=memory,
+        memory=fullest.memory,
         sequences_per_step=sum(config.shares(ranks)),
         tokens_per_step=tokens_per_step,
         flops_per_token=flops_per_token(config),
@@ -197,62 +207,98 @@ def plan_for(
         checkpoint_bytes=checkpoint_bytes(config),
         checkpoints_on_disk=config.keep_checkpoints + 2,  # the best one, and one that is being written
         steps=steps,
+        passes=steps * tokens_per_step / corpus_tokens if corpus_tokens else None,
         assumptions=tuple(assumptions),
         notes=tuple(notes),
     )
 
 
+class _Rank:
+    """What one rank needs and has: memory [bytes], and the time that it computes in one step [s]."""
+
+    def __init__(
+        self, config: TrainConfig, device: Gpu, micro_batch: int, on_its_node: int, mfu: float | None
+    ) -> None:
+        sharing = 1 if device.is_gpu else on_its_node  # the ranks of one node share its processor
+        self.device, self.room = device, device.memory / sharing
+        self.memory = memory_of(config, micro_batch, device.is_gpu)
+        self.peak = device.peak.get(config.precision)
+        self.utilisation, self.why = utilisation(config, device, mfu)
+        self.seconds: float | None = None
+        if self.peak:
+            tokens = micro_batch * config.gradient_accumulation_steps * config.seq_len
+            self.seconds = tokens * flops_per_token(config) * sharing / (self.peak * self.utilisation)
+
+    def assumptions(self, config: TrainConfig) -> Iterator[str]:
+        if self.peak:
+            yield text(
+                "assumed_speed",
+                device=self.device.name,
+                teraflops=self.peak / 1e12,
+                precision=config.precision,
+                source=self.device.source,
+            )
+            yield self.why
+
+
+def _names(devices: list[Gpu]) -> str:
+    """'RTX 3060', or '1 x RTX 3090, 4 x RTX 3060'."""
+    counts = Counter(device.name for device in devices)
+    if len(counts) == 1:
+        return devices[0].name
+    return ", ".join(f"{count} x {name}" for name, count in counts.items())
+
+
 def compare(plan: Plan, measured_seconds_per_step: float, measured_peak_bytes: int | None) -> str:
     """One line after the run. `measured_peak_bytes`: torch.cuda.max_memory_allocated(); None on a CPU."""
-    words = []
+    measured = _seconds(measured_seconds_per_step)
     if (predicted := plan.seconds_per_step) is not None:
-        words.append(
-            f"{_seconds(predicted)} per step, measured {_seconds(measured_seconds_per_step)} "
-            f"({measured_seconds_per_step / predicted - 1:+.0%})"
-        )
+        difference = measured_seconds_per_step / predicted - 1
+        time = {"predicted": _seconds(predicted), "measured": measured, "difference": difference}
+        said = [text("predicted_time", **time)]
     else:
-        words.append(f"no time per step, measured {_seconds(measured_seconds_per_step)}")
+        said = [text("predicted_no_time", measured=measured)]
     if measured_peak_bytes is not None:
-        words.append(
-            f"{_gib(plan.memory.tensors)} of tensors, measured {_gib(measured_peak_bytes)} "
-            f"({measured_peak_bytes / plan.memory.tensors - 1:+.0%})"
-        )
-    return f"Predicted: {'; '.join(words)}."
+        tensors = plan.memory.tensors
+        memory = {"predicted": _gib(tensors), "measured": _gib(measured_peak_bytes)}
+        said.append(text("predicted_memory", **memory, difference=measured_peak_bytes / tensors - 1))
+    return text("predicted", what="; ".join(said))
 
 
 def _memory_assumptions(config: TrainConfig, gpu: Gpu) -> Iterator[str]:
     if gpu.is_gpu:
-        yield "0.6 GiB of GPU memory for the driver and CUDA; gaps of torch's allocator are not counted."
+        yield text("assumed_context")
     if config.dropout:
-        yield "The masks of dropout are not counted in the memory."
+        yield text("assumed_dropout")
 
 
-def _note_on_memory(config: TrainConfig, memory: Memory, room: float, gpu: Gpu) -> Iterator[str]:
-    if memory.total <= room:
+def _note_on_memory(config: TrainConfig, of_ranks: list[_Rank], fullest_rank: int | None) -> Iterator[str]:
+    fullest = of_ranks[fullest_rank or 0]
+    if fullest.memory.total <= fullest.room:
         return
-    changes = settings_that_fit(config, room, gpu.is_gpu)
-    if changes is None:
-        yield f"It does not fit {_gib(room)}, and no setting makes it fit: take a smaller model."
+    room = _gib(fullest.room)
+    if fullest_rank is None:
+        what = text("note_does_not_fit", room=room)
     else:
-        words = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
-        yield f"It does not fit {_gib(room)}. This would: {words}."
+        what = text("note_rank_does_not_fit", rank=fullest_rank, device=fullest.device.name, room=room)
+    rooms = [rank.room for rank in of_ranks]
+    changes = settings_that_fit(config, rooms, any(rank.device.is_gpu for rank in of_ranks))
+    if changes is None:
+        yield text("note_nothing_fits", what=what)
+    else:
+        yield text("note_this_fits", what=what, settings=as_words(changes))
 
 
 def _note_on_tokens(parameters: int, tokens: int) -> Iterator[str]:
     ratio = tokens / parameters
     if ratio < ENOUGH_TOKENS / 2:
-        yield (
-            f"{ratio:.2g} tokens per parameter are far below {ENOUGH_TOKENS} (Hoffmann et al. 2022): with the same "
-            "computing time a smaller model would learn more."
-        )
+        yield text("note_few_tokens", ratio=ratio, enough=ENOUGH_TOKENS)
 
 
 def _note_on_traffic(compute: float | None, communication: float, config: TrainConfig) -> Iterator[str]:
     if compute is not None and communication > 1.1 * compute:
-        yield (
-            f"The link takes {communication / compute:.1f} times as long as the computing: raise "
-            f"gradient_accumulation_steps (now {config.gradient_accumulation_steps}), or take fewer nodes."
-        )
+        accumulation = config.gradient_accumulation_steps
+        yield text("note_traffic", times=communication / compute, accumulation=accumulation)
 
 
 def _gib(value: float) -> str:
@@ -265,135 +311,14 @@ def _size(value: float) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g} s"
+    return text("plan_unknown") if value is None else f"{value:.3g} s"
 
 
 def duration(seconds: float | None) -> str:
     """'71.9 hours', or in the unit that suits."""
     if seconds is None:
-        return "unknown time"
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size and (unit != "days" or seconds >= 5 * size):
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} seconds"
-
-
-def main(argv: list[str]) -> int:
-    arguments = _parser().parse_args(argv)
-    overrides = canonical(given_settings(arguments) | parse_assignments(arguments.set))
-    gpu, found = _device(arguments.gpu, arguments.peak_tflops, arguments.memory_gb)
-    preset = str(overrides.pop("preset", arguments.preset))
-    if preset == AUTO:
-        preset, reason = choose(found, overrides)
-        print(reason, file=sys.stderr)
-    config = resolve(preset, overrides)
-    if config.epochs and not (arguments.tokens or arguments.hours or arguments.corpus):
-        raise ConfigError(
-            f"epochs={config.epochs:g} are passes over a corpus: name it with --corpus, or give --tokens or --hours."
-        )
-    ranks = arguments.nodes * arguments.ranks_per_node
-    steps = None
-    tokens_per_step = sum(config.shares(ranks)) * config.seq_len
-    if arguments.tokens:
-        steps = math.ceil(arguments.tokens / tokens_per_step)
-    elif arguments.corpus:
-        steps = math.ceil(
-            (config.epochs or 1) * read_corpus(arguments.corpus).tokens["train"] / tokens_per_step
-        )
-    plan = plan_for(
-        config,
-        ranks,
-        gpu,
-        nodes=arguments.nodes,
-        link_mbit=arguments.link,
-        steps=steps,
-        hours=arguments.hours,
-        mfu=arguments.mfu,
-    )
-    if arguments.json:
-        print(json.dumps(plan.as_json(), indent=2))
-    else:
-        _show(plan)
-    return 0
-
-
-def _device(name: str | None, tflops: float | None, memory_gb: float | None) -> tuple[Gpu, list[gpus.Found]]:
-    """The GPU that is planned for, and what `auto` has to choose by. Without a name: what this machine has."""
-    if tflops and memory_gb:
-        gpu = gpus.described(name or "a GPU", tflops, memory_gb * GIB)
-    elif tflops or memory_gb:
-        raise ConfigError("--peak-tflops and --memory-gb belong together: give both.")
-    elif name and name != "cpu":
-        gpu = gpus.find(name)
-    elif not name and (found := gpus.of_this_machine()):
-        best = max(found, key=lambda gpu: gpu.free)
-        return gpus.called(best.name, best.total), found
-    else:
-        return gpus.cpu(), []
-    return gpu, [gpus.Found(gpu.name, int(gpu.memory), int(gpu.memory))]
-
-
-def _show(plan: Plan) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, value in plan.rows():
-        table.add_row(name, value)
-    console = Console(highlight=False)
-    console.print(table)
-    for sentence in plan.assumptions:
-        console.print(f"[dim]Assumed:[/dim] {sentence}", soft_wrap=True)
-    for sentence in plan.notes:
-        console.print(f"[bold]Note:[/bold] {sentence}", soft_wrap=True)
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="aura plan",
-        description="Predict what a training needs: memory, time, traffic, disk. Nothing is trained.",
-    )
-    add_flags(parser)
-    parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="SETTING=VALUE", help="replace settings"
-    )
-    parser.add_argument(
-        "--gpu", metavar="NAME", help="of every rank, such as 3060, or cpu (this machine's best)"
-    )
-    parser.add_argument("--peak-tflops", type=number, metavar="X", help="of a GPU that is not in the table")
-    parser.add_argument("--memory-gb", type=number, metavar="GB", help="of a GPU that is not in the table")
-    parser.add_argument(
-        "--mfu", type=fraction, metavar="X", help="part of the peak that is reached, such as 0.4"
-    )
-    parser.add_argument("--nodes", type=count, default=1, metavar="N", help="PCs (1)")
-    parser.add_argument("--ranks-per-node", type=count, default=1, metavar="K", help="GPUs of each (1)")
-    parser.add_argument("--link", type=number, default=1000, metavar="MBIT", help="of each node (1000)")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--tokens", type=number, metavar="N", help="length of the run, such as 2.5e9")
-    length.add_argument("--hours", type=number, metavar="H", help="length of the run")
-    length.add_argument(
-        "--corpus", type=Path, metavar="DIR", help="`epochs` passes over it (one where epochs is 0)"
-    )
-    parser.add_argument("--json", action="store_true", help="for machines")
-    return parser
-
-
-def number(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} must be more than 0")
-    return value
-
-
-def fraction(text: str) -> float:
-    if (value := number(text)) > 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at most 1")
-    return value
-
-
-def count(text: str) -> int:
-    if (value := number(text)) != int(value):
-        raise argparse.ArgumentTypeError(f"{text} must be a whole number")
-    return int(value)
+        return text("plan_unknown_time")
+    for unit, size in (("plan_days", 86400), ("plan_hours", 3600), ("plan_minutes", 60)):
+        if seconds >= 2 * size and (unit != "plan_days" or seconds >= 5 * size):
+            return text(unit, count=seconds / size)
+    return text("plan_seconds", count=seconds)

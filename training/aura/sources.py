@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from aura import console
 from aura.errors import ConfigError, DataError
 from aura.files import JSON_LINES, Advance, digest_of, find_files, kind_of, open_file, reading
 from aura.running_text import CHUNK, no_text, read_documents
@@ -64,7 +65,7 @@ class Problems:
         if self.counts[kind] <= SHOWN:
             self.say(sentence)
         elif self.counts[kind] == SHOWN + 1:
-            self.say("… and more like this; they are counted at the end.")
+            self.say(console.text("more_problems"))
 
 
 class Source(Protocol):

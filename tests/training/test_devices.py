@@ -1,0 +1,55 @@
+"""What every rank computes with, as the plan of a run with several ranks counts it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from aura import attempt, gpus
+from aura.config import resolve
+from aura.corpus import Corpus
+from aura.errors import ConfigError
+from aura.pace import Pace
+from aura.place import link_mbit
+from aura.plan import plan_for
+from trainers import complete, start
+
+
+def test_the_plan_of_a_gang_knows_the_device_of_every_rank(corpus: Corpus, tmp_path: Path) -> None:
+    slow = gpus.Gpu("Unlike", 2**34, {"fp32": 1e9}, "made up: it cannot be reached — tenía", is_gpu=True)
+
+    def unlike() -> None:
+        attempt.gpu_of = lambda device: slow  # type: ignore[assignment]
+
+    (first, _) = complete(start(tmp_path, corpus, 2, "--steps 1", faults={1: unlike}))
+    assert "1 x CPU, 1 x Unlike" in first.text
+    assert "made up: it cannot be reached — tenía" in first.text
+
+
+def test_mfu_is_a_part_of_all_peaks_together() -> None:
+    config = resolve("gpt2")
+    card, faster = gpus.find("RTX 3060"), gpus.find("RTX 4090")
+    for devices, shown in (([card, faster], "25.0%"), ([card, replace(faster, peak={})], "?")):
+        plan = plan_for(config, 2, devices)
+        pace = Pace(plan, config, torch.device("cuda", 0))
+        tokens_per_second = 0.25 * (25.5e12 + 165.2e12) / plan.flops_per_token
+        pace.add(2.0, 2 * tokens_per_second)
+        assert f"MFU: {shown} |" in pace.line(1)
+
+
+def test_the_plan_of_a_launch_counts_with_the_link_of_the_inventory(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AURA_LINK_MBIT", "2500")
+    (first, _) = complete(start(tmp_path, corpus, 2, "--steps 1"))
+    assert "2500 Mbit/s" in first.text
+    for wrong in ("fast", "0", "nan", "inf"):
+        monkeypatch.setenv("AURA_LINK_MBIT", wrong)
+        with pytest.raises(
+            ConfigError, match=f"AURA_LINK_MBIT='{wrong}' must be the speed of the link in Mbit/s"
+        ):
+            link_mbit()
+    monkeypatch.delenv("AURA_LINK_MBIT")
+    assert link_mbit() == 1000
