@@ -62,8 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"aura: there is no command {words[0]!r}.{hint} See aura --help.", file=sys.stderr)
         return EXIT_USAGE
     module, function, _ = COMMANDS[command]
-    if command in ANSWERS:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `aura … | head` ends quietly
+    # `aura plan … | head` ends quietly.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL if command in ANSWERS else signal.SIG_IGN)
     try:
         return int(getattr(importlib.import_module(module), function)(words[1:]) or 0)
     except AuraError as error:
