@@ -134,25 +134,22 @@ def _moments(config: TrainConfig, s: Sizes) -> dict[str, tuple[int, int, int, in
     logits = s.chunk * rows(config)
     of_blocks = 0 if config.gradient_checkpointing else all_copies
     of_loss = (of_blocks + s.copy_of_embedding, s.kept)
+    # The gradient of the output matrix: in fp32 where it is added up over chunks, else as the product makes it
+    sum_of_chunks = 4 * s.embedding if s.several_chunks else 0
+    product = 0 if sum_of_chunks and s.narrow == 4 else s.narrow * s.embedding
+    gradient = sum_of_chunks or product
     return {
-        # Logits and their softmax in fp32; of the chunks before, the gradient of the embedding
-        "softmax": (
-            *of_loss,
-            8 * logits,
-            s.narrow * (s.unit + (s.embedding if s.several_chunks else 0)),
-        ),
-        # The gradient of the logits, in fp32 and narrow, makes that of the embedding
-        "loss": (
-            *of_loss,
-            (4 + (2 if s.narrow == 2 else 0)) * logits,
-            s.narrow * (s.unit + s.embedding),
-        ),
-        # The gradient of the embedding, and a copy of it in fp32
+        # Logits and their softmax in fp32
+        "softmax": (*of_loss, 8 * logits, s.narrow * s.unit + sum_of_chunks),
+        # The gradient of the logits makes that of the output matrix
+        "loss": (*of_loss, s.narrow * logits, s.narrow * s.unit + sum_of_chunks + product),
+        # That one, and a copy of it in the format of the parameters
         "output matrix": (
             of_blocks,
             s.kept,
             0,
-            (s.narrow + (s.parameter if s.autocast else 0)) * s.embedding
+            gradient
+            + (s.parameter * s.embedding if gradient != s.parameter * s.embedding else 0)
             + (s.parameter if s.autocast else 0) * s.unit,
         ),
         # The last block: the gradient of the embedding waits for its other half; gradients of the residual stream
