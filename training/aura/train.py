@@ -19,7 +19,7 @@ from aura import checkpoint, console
 from aura.board import Board
 from aura.config import TrainConfig
 from aura.corpus import TOKENIZER, Corpus
-from aura.data import Order, Windows, even_share, share_of
+from aura.data import Order, Windows, even_share, inputs_and_targets, share_of
 from aura.errors import ConfigError, DataError
 from aura.model import DTYPES, GPT
 from aura.optimizer import AdamW
@@ -223,9 +223,9 @@ def train(
         mine = order.at(progress.windows_seen + offset, share)
         scale = torch.tensor(scaler.get_scale(), device=device) if scaler.is_enabled() else None
         for first in range(0, share, micro_batch):
-            inputs, targets = data.read(mine[first : first + micro_batch])
+            inputs, targets = to_device(data.batch(mine[first : first + micro_batch]), device)
             with autocast(config, device):
-                loss = loss_sum_of(*to_device(inputs, targets, device=device), scale)
+                loss = loss_sum_of(inputs, targets, scale)
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
 
@@ -331,11 +331,12 @@ def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManage
     return torch.autocast(device.type, DTYPES[config.precision], enabled, cache_enabled=False)
 
 
-def to_device(*tensors: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
-    """From pinned memory, so that the copy does not wait for what the GPU is still computing."""
-    if device.type == "cpu":
-        return list(tensors)
-    return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
+def to_device(batch: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets. From pinned memory, so that the copy does not wait for what the GPU is still computing:
+    only a whole tensor goes that way, a part of its columns would be gathered in other memory first."""
+    if device.type != "cpu":
+        batch = batch.pin_memory().to(device, non_blocking=True)
+    return inputs_and_targets(batch)
 
 
 @torch.no_grad()
@@ -350,9 +351,9 @@ def validation_loss(
     loss_sum = 0.0
     batch_size = config.batch_sizes(ranks.world_size)[ranks.rank]
     for first in range(0, len(chosen), batch_size):
-        inputs, targets = windows.read(chosen[first : first + batch_size])
+        inputs, targets = to_device(windows.batch(chosen[first : first + batch_size]), device)
         with autocast(config, device):
-            loss_sum += model.loss_sum(*to_device(inputs, targets, device=device)).item()
+            loss_sum += model.loss_sum(inputs, targets).item()
     model.train()
     total, tokens = ranks.total([loss_sum, float(len(chosen) * config.seq_len)])
     return total / tokens
