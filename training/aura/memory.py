@@ -67,14 +67,20 @@ def parameter_bytes(config: TrainConfig) -> int:
 
 
 def moment_bytes(config: TrainConfig) -> int:
-    """Both moments of AdamW, and what belongs to them."""
+    """Both moments of AdamW, and what belongs to them; one of Muon for the matrices of the blocks."""
     d, layers = config.d_model, config.layers
+    matrices = [3 * d * d, d * d, 4 * d * d, 4 * d * d] * layers
     tensors = [rows(config) * d, config.seq_len * d, d, d]
-    tensors += [3 * d * d, d * d, 4 * d * d, 4 * d * d, 3 * d, 4 * d, d, d, d, d, d, d] * layers
+    tensors += [3 * d, 4 * d, d, d, d, d, d, d] * layers
+    momentum = 0
+    if config.optimizer == "muon":
+        momentum = 4 * sum(matrices)
+    else:
+        tensors += matrices
     steps = 4 * len(tensors)
     if config.moment_format == "int8":
         return sum(2 * count + 2 * 4 * math.ceil(count / BLOCK) for count in tensors) + steps
-    return 2 * BYTES[config.moment_format] * sum(tensors) + steps
+    return 2 * BYTES[config.moment_format] * sum(tensors) + steps + momentum
 
 
 def checkpoint_bytes(config: TrainConfig) -> int:
@@ -84,7 +90,7 @@ def checkpoint_bytes(config: TrainConfig) -> int:
 
 def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool) -> Memory:
     """Of a rank with that micro-batch [sequences]."""
-    moments = _moments(config, Sizes(config, micro_batch))
+    moments = _moments(config, Sizes(config, micro_batch), on_gpu)
     name = max(moments, key=lambda name: sum(moments[name]))
     weight_copies, activations, logits, workspace = moments[name]
     return Memory(
@@ -126,7 +132,7 @@ class Sizes:
         self.copy_of_embedding = 2 * self.embedding if self.autocast else 0
 
 
-def _moments(config: TrainConfig, s: Sizes) -> dict[str, tuple[int, int, int, int]]:
+def _moments(config: TrainConfig, s: Sizes, on_gpu: bool) -> dict[str, tuple[int, int, int, int]]:
     """The moments of a step that may need most: (weight copies, kept activations, logits, workspace)."""
     all_copies = config.layers * s.copy_of_block
     copies = s.copy_of_block if config.gradient_checkpointing else all_copies
@@ -165,16 +171,18 @@ def _moments(config: TrainConfig, s: Sizes) -> dict[str, tuple[int, int, int, in
         ),
         # Both halves of the embedding's gradient
         "embedding": (0, 0, 0, s.parameter * (2 * s.embedding + s.unit)),
-        "optimizer": (0, 0, 0, _update_bytes(config) * min(PIECE, max(s.embedding, matrix))),
+        "optimizer": (0, 0, 0, _update_bytes(config, min(PIECE, max(s.embedding, matrix)), on_gpu)),
     }
 
 
-def _update_bytes(config: TrainConfig) -> int:
-    """Temporary bytes of the optimizer for each element of a piece; measured, as the test does."""
+def _update_bytes(config: TrainConfig, piece: int, on_gpu: bool) -> int:
+    """Temporary bytes of the optimizer, which updates `piece` elements at once; measured, as the test does."""
+    if config.optimizer == "muon":  # a matrix at once; on a GPU its iterations are in bf16
+        return (24 if on_gpu else 48) * config.d_model**2
     # The random numbers of the rounding are 64-bit integers.
     if config.parameter_format == "bf16":
-        return 40
-    return {"fp32": 0, "bf16": 24, "int8": 36}[config.moment_format]
+        return 40 * piece
+    return piece * {"fp32": 0, "bf16": 24, "int8": 36}[config.moment_format]
 
 
 def settings_that_fit(config: TrainConfig, available: float, on_gpu: bool) -> dict[str, Any] | None:
@@ -187,7 +195,11 @@ def settings_that_fit(config: TrainConfig, available: float, on_gpu: bool) -> di
     while batch % 2 == 0 and not config.rank_batch_sizes:
         batch, accumulation = batch // 2, accumulation * 2
         ways.append({"batch_size": batch, "gradient_accumulation_steps": accumulation})
-    ways += [{"moment_format": "int8"}, {"precision": "bf16", "parameter_format": "bf16"}]
+    # Muon has no small formats.
+    ways += [
+        {"optimizer": "adamw", "moment_format": "int8"},
+        {"precision": "bf16", "parameter_format": "bf16"},
+    ]
     changes: dict[str, Any] = {}
     for way in ways:
         changes |= {name: value for name, value in way.items() if getattr(config, name) != value}

@@ -12,7 +12,8 @@ at every step: small updates would vanish, and moments would not decay.
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from collections.abc import Container
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,17 @@ Number = TypeVar("Number", Tensor, int)
 MOMENT_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 
 
+class Optimizer(Protocol):
+    """What the loop and its checkpoints ask of an optimizer."""
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self, lr: float) -> None: ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of its state by name; to overwrite the tensors is to resume."""
+
+
 class AdamW:
     def __init__(
         self,
@@ -36,9 +48,11 @@ class AdamW:
         weight_decay: float,
         moment_format: str = "fp32",
         seed: int = 0,
+        without: Container[str] = (),
     ) -> None:
-        """`seed`: of the stochastic rounding; equal on all ranks, or their parameters part."""
-        named = dict(model.named_parameters())
+        """`seed`: of the stochastic rounding; equal on all ranks, or their parameters part. `without`: parameters
+        that somebody else changes."""
+        named = {name: p for name, p in model.named_parameters() if name not in without}
         self.beta1, self.beta2, self.seed = beta1, beta2, seed
         # Biases and LayerNorms do not decay.
         self.groups = [

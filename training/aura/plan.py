@@ -19,7 +19,7 @@ from aura.auto import choose
 from aura.config import AUTO, TrainConfig, add_flags, canonical, given_settings, parse_assignments, resolve
 from aura.corpus import read_corpus
 from aura.errors import ConfigError, Parser
-from aura.flops import flops_per_token, recomputed_flops_per_token, utilisation
+from aura.flops import flops_per_token, recomputed_flops_per_token, update_flops, utilisation
 from aura.gpus import Gpu
 from aura.memory import (
     GIB,
@@ -148,7 +148,7 @@ def plan_for(
     if peak:
         tokens_of_slowest = max(sizes) * config.gradient_accumulation_steps * config.seq_len
         work = flops_per_token(config) + recomputed_flops_per_token(config)
-        compute = tokens_of_slowest * work * sharing / (peak * reached)
+        compute = (tokens_of_slowest * work + update_flops(config)) * sharing / (peak * reached)
     sent = 2 * (ranks - 1) * parameter_bytes(config) // ranks if nodes > 1 else 0
     communication = sent / (GIGABIT * link_mbit / 1000)
     tokens_per_step = sum(sizes) * config.gradient_accumulation_steps * config.seq_len

@@ -22,7 +22,7 @@ from aura.corpus import TOKENIZER, Corpus
 from aura.data import Order, Windows, even_share, inputs_and_targets, share_of
 from aura.errors import ConfigError, DataError
 from aura.model import DTYPES, GPT
-from aura.optimizer import AdamW
+from aura.muon import check_devices, optimizer_of
 from aura.pace import Pace
 from aura.place import Place
 from aura.plan import Plan
@@ -69,12 +69,12 @@ def train(
     """Train until `config.steps`, or until a rank is asked to stop; True when the run is complete."""
     say = speaker.say
     check_ranks_mean_the_same(ranks, config, corpus)
+    if config.optimizer == "muon":
+        check_devices(ranks, device)
 
     # What is trained, and on what
     model = GPT(config, device)
-    optimizer = AdamW(
-        model, config.beta1, config.beta2, config.weight_decay, config.moment_format, config.seed
-    )
+    optimizer = optimizer_of(model, config)
     # Losses are summed over a micro-batch, so that a scale that suits the mean has to be smaller by its tokens.
     scaler = torch.amp.GradScaler(
         device.type,
