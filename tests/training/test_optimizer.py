@@ -65,19 +65,57 @@ def test_small_moments_go_the_same_way(format: str, tolerance: float) -> None:
 
 
 def test_eight_bits_keep_small_numbers_and_never_make_a_square_zero() -> None:
-    value = torch.cat([torch.logspace(-6, 0, 300), torch.zeros(20)])
-    code, scales = optimizer.compress(value, signed=False)
+    value = torch.cat([torch.logspace(-9, 0, 300), torch.zeros(20)])
+    code, scales = optimizer.compress(value, signed=False, seed=1)
     assert (code.dtype, len(scales)) == (torch.uint8, 2)
     back = optimizer.expand(code, scales)
     assert torch.equal(back == 0, value == 0)
-    assert (back >= value * 0.9999).all()
     signed = torch.cat([-value, value])
-    code, scales = optimizer.compress(signed, signed=True)
+    code, scales = optimizer.compress(signed, signed=True, seed=1)
     assert code.dtype == torch.int8
     back = optimizer.expand(code, scales)
     large = signed.abs() > 1e-2
-    assert torch.allclose(back[large], signed[large], rtol=0.1)
+    assert torch.allclose(back[large], signed[large], rtol=0.15)
     assert (back * signed >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("format", "beta2"), [("int8", 0.95), ("int8", 0.99), ("int8", 0.999), ("bf16", 0.999)]
+)
+def test_small_moments_follow_stationary_gradients(format: str, beta2: float) -> None:
+    """Means of both moments over 5,000 steps, against fp32: what is rounded must be able to fall as well as to rise."""
+    torch.manual_seed(0)
+    sizes = torch.tensor([1.0, 0.1, 0.01, 0.001]).repeat(16, 64)  # each in every block
+    models = [torch.nn.Linear(256, 16, bias=False) for _ in range(2)]
+    both = [
+        optimizer.AdamW(model, 0.9, beta2, 0.0, format)
+        for model, format in zip(models, ("fp32", format), strict=True)
+    ]
+    means = torch.zeros(2, 2, 16, 256)
+    for _ in range(5000):
+        gradient = (torch.randn(16, 256) + 0.3) * sizes
+        for model, mine, mean in zip(models, both, means, strict=True):
+            model.weight.grad = gradient
+            mine.step(1e-4)
+            tensors = mine.tensors()
+            moments = [tensors[f"weight.{kind}"] for kind in ("exp_avg", "exp_avg_sq")]
+            if "weight.scales" in tensors:
+                scales = tensors["weight.scales"]
+                moments = [optimizer.expand(c.view(-1), s) for c, s in zip(moments, scales, strict=True)]
+            mean += torch.stack([moment.view(16, 256) for moment in moments])
+    expected, found = means.view(2, 2, 16, 64, 4).sum(dim=(2, 3))
+    assert torch.allclose(found, expected, rtol=0.05)
+
+
+def test_a_moment_of_eight_bits_decays_where_no_gradient_comes() -> None:
+    model = torch.nn.Linear(256, 1, bias=False)
+    mine = optimizer.AdamW(model, 0.9, 0.95, 0.0, "int8")
+    for step in range(200):
+        model.weight.grad = torch.ones(1, 256)
+        model.weight.grad[0, 1:] *= 1e-3 * (step < 50)
+        mine.step(1e-4)
+    code, scales = mine.tensors()["weight.exp_avg"], mine.tensors()["weight.scales"]
+    assert optimizer.expand(code.view(-1), scales[0])[1:].abs().max() < 1e-5
 
 
 def test_random_rounding_keeps_the_mean_and_is_the_same_everywhere() -> None:

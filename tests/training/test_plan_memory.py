@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from aura.config import TrainConfig, resolve
+from aura.forward import autocast
 from aura.memory import (
     Sizes,
     checkpoint_bytes,
@@ -27,9 +28,8 @@ from aura.memory import (
     settings_that_fit,
 )
 from aura.model import GPT
-from aura.optimizer import AdamW
+from aura.muon import optimizer_of
 from aura.sync import DataParallel, Ranks
-from aura.train import autocast
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -87,9 +87,7 @@ class Step:
 
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.model = config, GPT(config)
-        self.optimizer = AdamW(
-            self.model, config.beta1, config.beta2, config.weight_decay, config.moment_format
-        )
+        self.optimizer = optimizer_of(self.model, config)
         self.strategy = DataParallel(self.model, Ranks(0, ["node"], CPU))
         self.tokens = torch.randint(config.vocab_size, (config.batch_size, config.seq_len))
 
@@ -111,9 +109,11 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-@pytest.mark.parametrize("formats", FORMATS)
-def test_parameters_gradients_and_moments_are_exact(formats: tuple[str, str, str]) -> None:
-    config = made(SHAPES[2], formats, vocab_size=2001)
+@pytest.mark.parametrize(
+    ("formats", "optimizer"), [*((formats, "adamw") for formats in FORMATS), (FORMATS[0], "muon")]
+)
+def test_parameters_gradients_and_moments_are_exact(formats: tuple[str, str, str], optimizer: str) -> None:
+    config = made(SHAPES[2], formats, vocab_size=2001, optimizer=optimizer)
     step = Step(config)
     step.loss().backward()
     step.optimizer.step(1e-3)
@@ -172,6 +172,24 @@ def test_the_highest_sum_of_what_is_alive(shape: dict[str, int], formats: tuple[
         temporary = predicted.total - nbytes(step.static())
         assert predicted.total == pytest.approx(measured, rel=0.03), (loss_chunk, checkpointing)
         assert 0.95 <= temporary / alive.highest <= 1.2, (loss_chunk, checkpointing)
+
+
+def test_the_highest_sum_with_muon_is_its_iterations_where_little_else_is() -> None:
+    shape = {"layers": 2, "d_model": 256, "vocab_size": 64, "seq_len": 16}
+    config = made(shape, FORMATS[0], optimizer="muon", batch_size=1)
+    step = Step(config)
+    with Alive(step.static()) as alive:
+        step.loss().backward()
+        step.optimizer.step(1e-3)
+    predicted = memory_of(config, 1, on_gpu=False)
+    assert predicted.moment == "optimizer"
+    assert predicted.total == pytest.approx(nbytes(step.static()) + alive.highest, rel=0.03)
+
+
+def test_muon_gives_way_where_only_small_moments_fit() -> None:
+    config = resolve("gpt2", {"optimizer": "muon", "batch_size": 1, "gradient_checkpointing": True})
+    less = settings_that_fit(config, memory_of(config, 1, on_gpu=True).total * 0.8, on_gpu=True)
+    assert less and less["optimizer"] == "adamw"
 
 
 def test_the_settings_that_fit_keep_the_tokens_of_a_step() -> None:

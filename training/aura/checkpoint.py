@@ -2,7 +2,7 @@
 
     checkpoints/checkpoint-step-200/    (interrupt-step-N when the run was asked to stop)
         model.safetensors       parameters under their names in aura/model.py
-        optimizer.safetensors   AdamW's <parameter>.exp_avg, .exp_avg_sq and .step
+        optimizer.safetensors   <parameter>.exp_avg, .exp_avg_sq and .step of AdamW, .momentum of Muon
         state.json              step, position in the data, configuration, fingerprint of the corpus, and the
                                 validation loss if it was measured at this very step
         manifest.json           SHA-256 and size of the three files above
@@ -33,7 +33,7 @@ from aura.config import TrainConfig
 from aura.corpus import Corpus, sha256_of
 from aura.durable import flush
 from aura.errors import ConfigError
-from aura.optimizer import AdamW
+from aura.optimizer import Optimizer
 from aura.sync import Ranks
 
 FORMAT = "aura-checkpoint-1"
@@ -45,7 +45,7 @@ TEMPORARY = ".tmp-"
 # A checkpoint of a run with other values of these is another model or another order of the data.
 FIXED = (
     *("layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),
-    *("parameter_format", "moment_format", "seed", "strategy"),
+    *("parameter_format", "optimizer", "moment_format", "seed", "strategy"),
 )
 
 State = dict[str, Any]
@@ -77,7 +77,7 @@ class Saver:
         self.error: Exception | None = None
         self.thread = threading.Thread()
 
-    def begin(self, name: str, model: nn.Module, optimizer: AdamW, state: State) -> None:
+    def begin(self, name: str, model: nn.Module, optimizer: Optimizer, state: State) -> None:
         """The one before must have been waited for."""
         assert not self.thread.is_alive()
         began = time.perf_counter()
@@ -210,7 +210,7 @@ def load_parameters(path: Path, model: nn.Module) -> None:
 def agree_and_load(
     directory: Path,
     model: nn.Module,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     ranks: Ranks,
     check: Callable[[State], None],
     report: Report,
@@ -269,7 +269,7 @@ def _checkpoints(directory: Path) -> list[Path]:
 
 def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_size: int) -> list[str]:
     """Refuse a checkpoint of another model or other data; the other changes. Raises ConfigError."""
-    before, now = state["config"], asdict(config)
+    before, now = {"optimizer": "adamw", **state["config"]}, asdict(config)  # once there was no other
     way_out = "use another --run-dir for a new run."
     for name in FIXED:
         if before.get(name) != now[name]:

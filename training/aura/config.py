@@ -56,7 +56,11 @@ class TrainConfig:
         "micro-batch of every rank in place of batch_size, such as 8,4,4,2,2 for unequal GPUs; empty: equal"
     )
     precision: str = _setting("number format of the matrix products", choices=("fp32", "bf16", "fp16"))
-    # The optimizer (AdamW)
+    # The optimizer
+    optimizer: str = _setting(
+        "what makes updates of gradients; muon: for the matrices of the blocks, with AdamW for the rest",
+        choices=("adamw", "muon"),
+    )
     parameter_format: str = _setting(
         "number format of parameters and gradients; bf16 is rounded stochastically", choices=("fp32", "bf16")
     )
@@ -103,6 +107,11 @@ class TrainConfig:
         if self.parameter_format == "bf16" and self.precision != "bf16":
             raise ConfigError(
                 f"parameter_format=bf16 needs precision=bf16, this is precision={self.precision}: set both."
+            )
+        if self.optimizer == "muon" and (self.parameter_format, self.moment_format) != ("fp32", "fp32"):
+            raise ConfigError(
+                f"optimizer=muon needs parameter_format=fp32 and moment_format=fp32, this is parameter_format="
+                f"{self.parameter_format} and moment_format={self.moment_format}: set both, or optimizer=adamw."
             )
         if self.d_model % self.heads:
             raise ConfigError(f"d_model={self.d_model} cannot be divided among heads={self.heads}.")

@@ -39,10 +39,13 @@ class Windows:
         return max(0, (int(self.starts[-1]) - 1) // self.seq_len)
 
     def read(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets, each int64 of shape (len(indices), seq_len)."""
+        """Inputs and targets, each int64 of shape (len(indices), seq_len); both are views of one tensor."""
+        return inputs_and_targets(self.batch(indices))
+
+    def batch(self, indices: NDArray[np.int64]) -> torch.Tensor:
+        """The whole windows, int64 of shape (len(indices), seq_len + 1)."""
         rows = np.stack([self._tokens(int(index) * self.seq_len, self.seq_len + 1) for index in indices])
-        batch = torch.from_numpy(rows.astype(np.int64))
-        return batch[:, :-1], batch[:, 1:]
+        return torch.from_numpy(rows.astype(np.int64))
 
     def _tokens(self, start: int, count: int) -> NDArray[np.unsignedinteger[Any]]:
         """`count` tokens from `start` on; they may lie in several shards."""
@@ -54,6 +57,11 @@ class Windows:
             parts.append(part)
             start, count, shard = start + len(part), count - len(part), shard + 1
         return np.concatenate(parts)
+
+
+def inputs_and_targets(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole windows without their last token, and without their first; views."""
+    return batch[:, :-1], batch[:, 1:]
 
 
 class Order:

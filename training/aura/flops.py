@@ -26,6 +26,14 @@ def recomputed_flops_per_token(config: TrainConfig) -> int:
     return config.layers * (24 * d * d + 4 * d * config.seq_len) if config.gradient_checkpointing else 0
 
 
+def update_flops(config: TrainConfig) -> int:
+    """Of one optimizer step, where they count: Muon's iterations. The matrices of a block are (3 of) d x d, d x d,
+    4d x d and d x 4d; of m x n, an iteration takes 4 m m n + 2 m m m."""
+    if config.optimizer != "muon":
+        return 0
+    return config.layers * 5 * (4 * 6 + 2 * 18) * config.d_model**3
+
+
 def utilisation(config: TrainConfig, gpu: Gpu, given: float | None) -> tuple[float, str]:
     """MFU: flops_per_token's part of the peak; and the sentence that says where the number comes from.
 

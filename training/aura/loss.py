@@ -25,16 +25,20 @@ class LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         """Summed over the targets, in nats and fp32.
 
-        hidden (n, d_model), weight (rows, d_model) of which only the first `vocab_size` are words, targets (n,).
+        hidden (n, d_model), weight (rows, d_model) of which only the first `vocab_size` are words, targets (n,). The
+        matrix products are those of hidden's format; weight may have a wider one, and its gradient has the same.
         chunk: targets at a time. gradient_scale: what the result will be multiplied with before its backward pass
         (fp16: a probability that is small by itself would become zero).
         """
-        grad_hidden, grad_weight = torch.empty_like(hidden), None
+        narrow_weight = weight.to(hidden.dtype)
+        grad_hidden = torch.empty_like(hidden)
+        # Added up in bf16, small parts would be lost beside the sum of those before.
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if chunk < len(hidden) else None
         total = torch.zeros((), device=hidden.device)
         for first in range(0, len(hidden), chunk):
             piece = slice(first, first + chunk)
             wanted = targets[piece, None]
-            logits = (hidden[piece] @ weight.T).float()
+            logits = (hidden[piece] @ narrow_weight.T).float()
             logits[:, vocab_size:] = -torch.inf
             log_p = torch.log_softmax(logits, dim=1)
             del logits
@@ -45,18 +49,21 @@ class LinearCrossEntropy(torch.autograd.Function):
             if gradient_scale is not None:
                 difference.mul_(gradient_scale)
             narrow = difference.to(hidden.dtype)
-            grad_hidden[piece] = narrow @ weight
+            del log_p, difference  # before the products, and before the next piece, need the room
+            grad_hidden[piece] = narrow @ narrow_weight
             if grad_weight is None:
                 grad_weight = narrow.T @ hidden[piece]
-            else:
+            elif hidden.dtype == torch.float32:
                 grad_weight.addmm_(narrow.T, hidden[piece])
-            del log_p, difference, narrow  # before the next piece needs the room
+            else:
+                grad_weight += narrow.T @ hidden[piece]
+            del narrow
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.gradient_scale = gradient_scale
+        ctx.gradient_scale, ctx.dtype = gradient_scale, weight.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         factor = grad if ctx.gradient_scale is None else grad / ctx.gradient_scale
-        return grad_hidden.mul_(factor), grad_weight.mul_(factor), None, None, None, None
+        return grad_hidden.mul_(factor), grad_weight.mul_(factor).to(ctx.dtype), None, None, None, None

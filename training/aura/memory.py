@@ -77,14 +77,20 @@ def parameter_bytes(config: TrainConfig) -> int:
 
 
 def moment_bytes(config: TrainConfig) -> int:
-    """Both moments of AdamW, and what belongs to them."""
+    """Both moments of AdamW, and what belongs to them; one of Muon for the matrices of the blocks."""
     d, layers = config.d_model, config.layers
+    matrices = [3 * d * d, d * d, 4 * d * d, 4 * d * d] * layers
     tensors = [rows(config) * d, config.seq_len * d, d, d]
-    tensors += [3 * d * d, d * d, 4 * d * d, 4 * d * d, 3 * d, 4 * d, d, d, d, d, d, d] * layers
+    tensors += [3 * d, 4 * d, d, d, d, d, d, d] * layers
+    momentum = 0
+    if config.optimizer == "muon":
+        momentum = 4 * sum(matrices)
+    else:
+        tensors += matrices
     steps = 4 * len(tensors)
     if config.moment_format == "int8":
         return sum(2 * count + 2 * 4 * math.ceil(count / BLOCK) for count in tensors) + steps
-    return 2 * BYTES[config.moment_format] * sum(tensors) + steps
+    return 2 * BYTES[config.moment_format] * sum(tensors) + steps + momentum
 
 
 def checkpoint_bytes(config: TrainConfig) -> int:
@@ -94,7 +100,7 @@ def checkpoint_bytes(config: TrainConfig) -> int:
 
 def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool) -> Memory:
     """Of a rank with that micro-batch [sequences]."""
-    moments = _moments(config, Sizes(config, micro_batch))
+    moments = _moments(config, Sizes(config, micro_batch), on_gpu)
     name = max(moments, key=lambda name: sum(moments[name]))
     weight_copies, activations, logits, workspace = moments[name]
     return Memory(
@@ -136,7 +142,7 @@ class Sizes:
         self.copy_of_embedding = 2 * self.embedding if self.autocast else 0
 
 
-def _moments(config: TrainConfig, s: Sizes) -> dict[str, tuple[int, int, int, int]]:
+def _moments(config: TrainConfig, s: Sizes, on_gpu: bool) -> dict[str, tuple[int, int, int, int]]:
     """The moments of a step that may need most: (weight copies, kept activations, logits, workspace)."""
     all_copies = config.layers * s.copy_of_block
     copies = s.copy_of_block if config.gradient_checkpointing else all_copies
@@ -144,25 +150,22 @@ def _moments(config: TrainConfig, s: Sizes) -> dict[str, tuple[int, int, int, in
     logits = s.chunk * rows(config)
     of_blocks = 0 if config.gradient_checkpointing else all_copies
     of_loss = (of_blocks + s.copy_of_embedding, s.kept)
+    # The gradient of the output matrix: in fp32 where it is added up over chunks, else as the product makes it
+    sum_of_chunks = 4 * s.embedding if s.several_chunks else 0
+    product = 0 if sum_of_chunks and s.narrow == 4 else s.narrow * s.embedding
+    gradient = sum_of_chunks or product
     return {
-        # Logits and their softmax in fp32; of the chunks before, the gradient of the embedding
-        "softmax": (
-            *of_loss,
-            8 * logits,
-            s.narrow * (s.unit + (s.embedding if s.several_chunks else 0)),
-        ),
-        # The gradient of the logits, in fp32 and narrow, makes that of the embedding
-        "loss": (
-            *of_loss,
-            (4 + (2 if s.narrow == 2 else 0)) * logits,
-            s.narrow * (s.unit + s.embedding),
-        ),
-        # The gradient of the embedding, and a copy of it in fp32
+        # Logits and their softmax in fp32
+        "softmax": (*of_loss, 8 * logits, s.narrow * s.unit + sum_of_chunks),
+        # The gradient of the logits makes that of the output matrix
+        "loss": (*of_loss, s.narrow * logits, s.narrow * s.unit + sum_of_chunks + product),
+        # That one, and a copy of it in the format of the parameters
         "output matrix": (
             of_blocks,
             s.kept,
             0,
-            (s.narrow + (s.parameter if s.autocast else 0)) * s.embedding
+            gradient
+            + (s.parameter * s.embedding if gradient != s.parameter * s.embedding else 0)
             + (s.parameter if s.autocast else 0) * s.unit,
         ),
         # The last block: the gradient of the embedding waits for its other half; gradients of the residual stream
@@ -178,15 +181,18 @@ def _moments(config: TrainConfig, s: Sizes) -> dict[str, tuple[int, int, int, in
         ),
         # Both halves of the embedding's gradient
         "embedding": (0, 0, 0, s.parameter * (2 * s.embedding + s.unit)),
-        "optimizer": (0, 0, 0, _update_bytes(config) * min(PIECE, max(s.embedding, matrix))),
+        "optimizer": (0, 0, 0, _update_bytes(config, min(PIECE, max(s.embedding, matrix)), on_gpu)),
     }
 
 
-def _update_bytes(config: TrainConfig) -> int:
-    """Temporary bytes of the optimizer for each element of a piece; measured, as the test does."""
+def _update_bytes(config: TrainConfig, piece: int, on_gpu: bool) -> int:
+    """Temporary bytes of the optimizer, which updates `piece` elements at once; measured, as the test does."""
+    if config.optimizer == "muon":  # a matrix at once; on a GPU its iterations are in bf16
+        return (24 if on_gpu else 48) * config.d_model**2
+    # The random numbers of the rounding are 64-bit integers.
     if config.parameter_format == "bf16":
-        return 40  # the random numbers of the rounding are 64-bit integers
-    return {"fp32": 0, "bf16": 12, "int8": 21}[config.moment_format]
+        return 40 * piece
+    return piece * {"fp32": 0, "bf16": 24, "int8": 36}[config.moment_format]
 
 
 def settings_that_fit(
@@ -207,7 +213,11 @@ def settings_that_fit(
             for part in range(batch - 1, 0, -1)
             if batch % part == 0
         ]
-    ways += [{"moment_format": "int8"}, {"precision": "bf16", "parameter_format": "bf16"}]
+    # Muon has no small formats.
+    ways += [
+        {"optimizer": "adamw", "moment_format": "int8"},
+        {"precision": "bf16", "parameter_format": "bf16"},
+    ]
     changes: dict[str, Any] = {}
     for way in ways:
         if not set(keep).isdisjoint(way):

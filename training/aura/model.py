@@ -130,14 +130,13 @@ class GPT(nn.Module):
         if not torch.is_grad_enabled():
             parts = zip(self._pieces(hidden), self._pieces(targets), strict=True)
             return torch.stack([self._cross_entropy(part, wanted) for part, wanted in parts]).sum()
-        weight, kind = self.wte.weight, hidden.device.type
+        kind = hidden.device.type
         if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
-            hidden, weight = hidden.to(dtype), weight.to(dtype)
+            hidden = hidden.to(torch.get_autocast_dtype(kind))
         with torch.autocast(kind, enabled=False):
             chunk = self.loss_chunk or len(targets)
             return LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-                hidden, weight, targets, self.vocab_size, chunk, gradient_scale
+                hidden, self.wte.weight, targets, self.vocab_size, chunk, gradient_scale
             )
 
     def _cross_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -4,14 +4,16 @@ With everything in fp32 it is torch's own fused kernel. Not torch.optim.AdamW: i
 which takes as long as importing torch itself, on every start of every rank. The kernel is the same.
 
 Where parameters or moments are smaller, the same formula is computed in fp32, a piece of a tensor at a time, so that
-no large fp32 copy is ever in memory. bf16 parameters are rounded up or down at random, in proportion to how near they
-are (stochastic rounding): rounded to nearest, updates below 1/256 of a parameter would vanish.
+no large fp32 copy is ever in memory. What bf16 or int8 holds is rounded up or down at random, so that the mean is kept
+(stochastic rounding). Rounded to nearest, a change of less than half the distance between two numbers would be lost
+at every step: small updates would vanish, and moments would not decay.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Container
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,19 @@ PIECE = (
     1 << 22
 )  # elements updated at once: large enough for a GPU, small enough to need no memory to speak of
 BLOCK = 256  # elements that share one scale in int8
+Number = TypeVar("Number", Tensor, int)
 MOMENT_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+
+
+class Optimizer(Protocol):
+    """What the loop and its checkpoints ask of an optimizer."""
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self, lr: float) -> None: ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of its state by name; to overwrite the tensors is to resume."""
 
 
 class AdamW:
@@ -34,9 +48,11 @@ class AdamW:
         weight_decay: float,
         moment_format: str = "fp32",
         seed: int = 0,
+        without: Container[str] = (),
     ) -> None:
-        """`seed`: of the stochastic rounding; equal on all ranks, or their parameters part."""
-        named = dict(model.named_parameters())
+        """`seed`: of the stochastic rounding; equal on all ranks, or their parameters part. `without`: parameters
+        that somebody else changes."""
+        named = {name: p for name, p in model.named_parameters() if name not in without}
         self.beta1, self.beta2, self.seed = beta1, beta2, seed
         # Biases and LayerNorms do not decay.
         self.groups = [
@@ -61,12 +77,14 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
+        # Read once: the host waits for the GPU there. All parameters have taken the same number of steps.
+        count = 0 if self.fused else int(next(iter(self.steps.values())).item()) + 1
         for names, weight_decay in self.groups:
             if self.fused:
                 self._step_fused(names, lr, weight_decay)
                 continue
             for name in names:
-                self._step_in_pieces(name, lr, weight_decay)
+                self._step_in_pieces(name, count, lr, weight_decay)
 
     def _step_fused(self, names: list[str], lr: float, weight_decay: float) -> None:
         parameters: list[Tensor] = [self.parameters[name] for name in names]
@@ -87,29 +105,29 @@ class AdamW:
             eps=EPSILON,
         )
 
-    def _step_in_pieces(self, name: str, lr: float, weight_decay: float) -> None:
-        parameter, steps = self.parameters[name], self.steps[name]
+    def _step_in_pieces(self, name: str, count: int, lr: float, weight_decay: float) -> None:
+        """`count`: the number of this step, from 1."""
+        parameter = self.parameters[name]
         assert parameter.grad is not None
-        steps += 1
-        count = int(steps.item())
+        self.steps[name].fill_(count)
         correction1, correction2 = 1 - self.beta1**count, 1 - self.beta2**count
         flat, gradient = parameter.data.view(-1), parameter.grad.view(-1)
         exp_avg, exp_avg_sq = self.exp_avg[name].view(-1), self.exp_avg_sq[name].view(-1)
         for first in range(0, len(flat), PIECE):
             piece = slice(first, first + PIECE)
             blocks = slice(first // BLOCK, math.ceil((first + PIECE) / BLOCK))
-            scales = self.scales[name][:, blocks] if self.scales else None
+            scales = self.scales[name][:, blocks] if self.scales else (None, None)
             g = gradient[piece].float()
-            m = _read(exp_avg[piece], scales[0] if scales is not None else None)
-            v = _read(exp_avg_sq[piece], scales[1] if scales is not None else None)
+            m = _read(exp_avg[piece], scales[0])
+            v = _read(exp_avg_sq[piece], scales[1])
             m.lerp_(g, 1 - self.beta1)
             v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-            _write(exp_avg[piece], scales[0] if scales is not None else None, m)
-            _write(exp_avg_sq[piece], scales[1] if scales is not None else None, v)
+            _write(exp_avg[piece], scales[0], m, _mix_seed(self.seed, f"{name}.exp_avg", count) + first)
+            _write(exp_avg_sq[piece], scales[1], v, _mix_seed(self.seed, f"{name}.exp_avg_sq", count) + first)
             p = flat[piece].float().mul_(1 - lr * weight_decay)
             p.addcdiv_(m, (v / correction2).sqrt_().add_(EPSILON), value=-lr / correction1)
             if parameter.dtype == torch.bfloat16:
-                p = round_at_random(p, _mix_seed(self.seed, name, count, first))
+                p = round_at_random(p, _mix_seed(self.seed, name, count) + first)
             flat[piece].copy_(p)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -129,28 +147,35 @@ def _read(stored: Tensor, scales: Tensor | None) -> Tensor:
     return expand(stored, scales)
 
 
-def _write(stored: Tensor, scales: Tensor | None, value: Tensor) -> None:
+def _write(stored: Tensor, scales: Tensor | None, value: Tensor, seed: int) -> None:
     if scales is None:
-        stored.copy_(value)
+        stored.copy_(round_at_random(value, seed) if stored.dtype == torch.bfloat16 else value)
     else:
-        compressed, new_scales = compress(value, signed=stored.dtype == torch.int8)
+        compressed, new_scales = compress(value, stored.dtype == torch.int8, seed)
         stored.copy_(compressed)
         scales.copy_(new_scales)
 
 
-def compress(value: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
+def compress(value: Tensor, signed: bool, seed: int) -> tuple[Tensor, Tensor]:
     """fp32 (n,) to 8 bits (n,) and one fp32 scale for each BLOCK elements, the largest magnitude in it.
 
     Moments span orders of magnitude, so the steps are fine near zero: signed numbers are stored as cube roots,
-    squares as fourth roots. Squares are rounded up: a zero in the denominator would make the update endless.
+    squares as fourth roots. Which of the two neighbours a number becomes is drawn (`seed`) so that the mean of what
+    `expand` makes of it is the number. Squares do not become zero: in the denominator that would make the update
+    endless.
     """
     blocks = nn.functional.pad(value, (0, -len(value) % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(dim=1)
-    ratio = blocks / scales.clamp(min=1e-38)[:, None]
-    if signed:
-        code = (ratio.abs().pow_(1 / 3).mul_(127)).round_().copysign_(ratio).to(torch.int8)
-    else:
-        code = ratio.sqrt_().sqrt_().mul_(255).ceil_().clamp_(max=255).to(torch.uint8)
+    top = 127 if signed else 255
+    power = blocks.abs().div_(scales.clamp(min=1e-38)[:, None]).mul_(_power(top, signed))
+    code = (power.pow(1 / 3) if signed else power.sqrt().sqrt_()).floor_()
+    below = _power(code, signed)
+    gap = _power(code + 1, signed).sub_(below)
+    chance = power.sub_(below).div_(gap)  # of the upper neighbour
+    del below, gap
+    code += _noise(chance.numel(), seed, value.device).view_as(chance) < chance
+    code = code.copysign_(blocks) if signed else code.maximum(blocks > 0)
+    code = code.to(torch.int8 if signed else torch.uint8)
     return code.view(-1)[: len(value)], scales
 
 
@@ -158,27 +183,41 @@ def expand(code: Tensor, scales: Tensor) -> Tensor:
     """What `compress` made, in fp32."""
     signed = code.dtype == torch.int8
     blocks = nn.functional.pad(code, (0, -len(code) % BLOCK)).view(-1, BLOCK).float()
-    ratio = (blocks / 127).pow_(3) if signed else (blocks / 255).square_().square_()
-    return ratio.mul_(scales[:, None]).view(-1)[: len(code)]
+    top = 127 if signed else 255
+    return _power(blocks.div_(top), signed).mul_(scales[:, None]).view(-1)[: len(code)]
+
+
+def _power(x: Number, signed: bool) -> Number:
+    square = x * x
+    return square * x if signed else square * square
 
 
 def round_at_random(value: Tensor, seed: int) -> Tensor:
-    """fp32 (n,) to numbers that bf16 holds exactly: up or down, with the probability that keeps the mean.
-
-    The 16 random bits are a hash of (seed, index) in integers, since every rank has to draw the same ones, whatever
-    its device: torch's generators depend on the GPU's model.
-    """
-    x = torch.arange(len(value), device=value.device, dtype=torch.int64).add_(seed)
-    # Two rounds of xor-shift and multiply; int64 holds the products of 32-bit numbers.
-    for shift, factor in ((16, 0x45D9F3B), (16, 0x45D9F3B)):
-        x = ((x ^ (x >> shift)) * factor) & 0xFFFFFFFF
-    noise = ((x ^ (x >> 16)) & 0xFFFF).to(torch.int32)
+    """fp32 (n,) to numbers that bf16 holds exactly: up or down, with the probability that keeps the mean."""
+    noise = _random_bits(len(value), seed, value.device).bitwise_and_(0xFFFF).to(torch.int32)
     return ((value.view(torch.int32) + noise) & -65536).view(torch.float32)
 
 
-def _mix_seed(seed: int, name: str, step: int, first: int) -> int:
-    """Below 2**32, and far from that of any other piece, parameter or step."""
+def _noise(count: int, seed: int, device: torch.device) -> Tensor:
+    """fp32 (count,), evenly distributed between 0 and 1, both excluded."""
+    return _random_bits(count, seed, device).bitwise_right_shift_(9).float().add_(0.5).mul_(2.0**-23)
+
+
+def _random_bits(count: int, seed: int, device: torch.device) -> Tensor:
+    """int64 (count,), 32 random bits each: a hash of (seed, index) in integers.
+
+    Every rank has to draw the same ones, whatever its device: torch's generators depend on the GPU's model.
+    """
+    x = torch.arange(count, device=device, dtype=torch.int64).add_(seed)
+    # Two rounds of xor-shift and multiply; int64 holds the products of 32-bit numbers.
+    for _ in range(2):
+        x = x.bitwise_xor_(x >> 16).mul_(0x45D9F3B).bitwise_and_(0xFFFFFFFF)
+    return x.bitwise_xor_(x >> 16)
+
+
+def _mix_seed(seed: int, name: str, step: int) -> int:
+    """Below 2**32, and far from that of any other tensor or step."""
     value = seed
-    for part in (*name.encode(), step, first):
+    for part in (*name.encode(), step):
         value = ((value ^ part) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF  # FNV-1a
     return (value ^ (value >> 32)) & 0xFFFFFFFF

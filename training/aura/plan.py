@@ -11,7 +11,7 @@ from typing import Any
 from aura.config import TrainConfig, as_words
 from aura.console import text
 from aura.errors import ConfigError
-from aura.flops import flops_per_token, utilisation
+from aura.flops import flops_per_token, update_flops, utilisation
 from aura.gpus import Gpu
 from aura.memory import (
     GIB,
@@ -227,7 +227,8 @@ class _Rank:
         self.seconds: float | None = None
         if self.peak:
             tokens = micro_batch * config.gradient_accumulation_steps * config.seq_len
-            self.seconds = tokens * flops_per_token(config) * sharing / (self.peak * self.utilisation)
+            work = tokens * flops_per_token(config) + update_flops(config)
+            self.seconds = work * sharing / (self.peak * self.utilisation)
 
     def assumptions(self, config: TrainConfig) -> Iterator[str]:
         if self.peak:

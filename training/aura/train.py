@@ -7,22 +7,22 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from aura import checkpoint, console
 from aura.board import Board
 from aura.config import TrainConfig
 from aura.corpus import TOKENIZER, Corpus
-from aura.data import Order, Windows, even_share, share_of
+from aura.data import Order, Windows, share_of
 from aura.errors import ConfigError, DataError
-from aura.model import DTYPES, GPT
-from aura.optimizer import AdamW
+from aura.forward import autocast, to_device, validation_loss
+from aura.model import GPT
+from aura.muon import check_devices, optimizer_of
 from aura.pace import Pace
 from aura.place import Place
 from aura.plan import Plan
@@ -70,12 +70,12 @@ def train(
     """Train until `config.steps`, or until a rank is asked to stop; True when the run is complete."""
     say = speaker.say
     check_ranks_mean_the_same(ranks, config, corpus)
+    if config.optimizer == "muon":
+        check_devices(ranks, device)
 
     # What is trained, and on what
     model = GPT(config, device)
-    optimizer = AdamW(
-        model, config.beta1, config.beta2, config.weight_decay, config.moment_format, config.seed
-    )
+    optimizer = optimizer_of(model, config)
     # Losses are summed over a micro-batch, so that a scale that suits the mean has to be smaller by its tokens.
     scaler = torch.amp.GradScaler(
         device.type,
@@ -232,9 +232,9 @@ def train(
         mine = order.at(progress.windows_seen + offset, share)
         scale = torch.tensor(scaler.get_scale(), device=device) if scaler.is_enabled() else None
         for first in range(0, share, micro_batch):
-            inputs, targets = data.read(mine[first : first + micro_batch])
+            inputs, targets = to_device(data.batch(mine[first : first + micro_batch]), device)
             with autocast(config, device):
-                loss = loss_sum_of(*to_device(inputs, targets, device=device), scale)
+                loss = loss_sum_of(inputs, targets, scale)
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
 
@@ -340,40 +340,6 @@ def check_ranks_mean_the_same(ranks: Ranks, config: TrainConfig, corpus: Corpus)
         )
     if odd := ranks.odd_ones(int(corpus.fingerprint[:15], 16)):
         raise DataError(f"The corpus of {ranks.name(odd)} differs from the others': copy one to every node.")
-
-
-def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
-    # Parameters in bf16 need no conversion: everything already is.
-    enabled = config.precision != "fp32" and config.parameter_format == "fp32"
-    # Each weight is used once in a forward pass: keeping the converted copies would only cost memory.
-    return torch.autocast(device.type, DTYPES[config.precision], enabled, cache_enabled=False)
-
-
-def to_device(*tensors: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
-    """From pinned memory, so that the copy does not wait for what the GPU is still computing."""
-    if device.type == "cpu":
-        return list(tensors)
-    return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]
-
-
-@torch.no_grad()
-def validation_loss(
-    model: GPT, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
-) -> float:
-    """Mean loss over the same windows whatever the number of ranks [nats per token]."""
-    count = min(len(windows), config.validation_windows)
-    share = even_share(ranks.rank, ranks.world_size, count)
-    chosen = np.array([i * len(windows) // count for i in share], dtype=np.int64)
-    model.eval()
-    loss_sum = 0.0
-    batch_size = config.batch_sizes(ranks.world_size)[ranks.rank]
-    for first in range(0, len(chosen), batch_size):
-        inputs, targets = windows.read(chosen[first : first + batch_size])
-        with autocast(config, device):
-            loss_sum += model.loss_sum(*to_device(inputs, targets, device=device)).item()
-    model.train()
-    total, tokens = ranks.total([loss_sum, float(len(chosen) * config.seq_len)])
-    return total / tokens
 
 
 def with_steps(config: TrainConfig, progress: Progress, windows: int, per_step: int) -> TrainConfig:

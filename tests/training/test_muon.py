@@ -1,0 +1,141 @@
+"""Muon: its formula, and the trainer with it, with real processes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from aura import muon
+from aura.config import resolve
+from aura.corpus import Corpus
+from aura.errors import ConfigError
+from aura.flops import update_flops
+from aura.model import GPT
+from trainers import at_step, complete, send_self, start
+
+SETTINGS = "--optimizer muon --lr 2e-2"
+SMALL = {"layers": 1, "d_model": 32, "seq_len": 16, "vocab_size": 50, "optimizer": "muon"}
+MATRICES = {f"h.0.{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
+
+
+@pytest.mark.parametrize("shape", [(1, 48, 48), (3, 32, 32), (1, 128, 32), (1, 32, 128)])
+def test_singular_values_come_near_one(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    u, _, vh = torch.linalg.svd(torch.randn(shape), full_matrices=False)
+    values = torch.logspace(-2, 3, u.shape[-1])[torch.randperm(u.shape[-1])].sqrt()
+    found = muon.orthogonalised(u * values @ vh)
+    assert found.shape == shape
+    singular = torch.linalg.svdvals(found)
+    assert singular.min() > 0.5 and singular.max() < 1.5
+    # Which directions there are stays the same: close to the nearest orthogonal matrix
+    assert torch.nn.functional.cosine_similarity(found.flatten(), (u @ vh).flatten(), dim=0) > 0.97
+
+
+def test_a_matrix_of_zeros_stays_so() -> None:
+    assert muon.orthogonalised(torch.zeros(1, 4, 6)).count_nonzero() == 0
+
+
+def test_the_matrices_of_the_blocks_are_its_own_and_the_rest_is_adamw() -> None:
+    config = resolve("gpt2-nano", SMALL)
+    models = [GPT(config), GPT(config)]
+    both = [
+        muon.optimizer_of(models[0], config),
+        muon.AdamW(models[1], config.beta1, config.beta2, config.weight_decay),
+    ]
+    for model, mine in zip(models, both, strict=True):
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        mine.step(1e-2)
+    names = set(both[0].tensors())
+    assert {name.removesuffix(".momentum") for name in names if name.endswith(".momentum")} == MATRICES
+    for name, parameter in models[0].named_parameters():
+        assert torch.equal(parameter, models[1].get_parameter(name)) == (name not in MATRICES), name
+        assert (f"{name}.exp_avg" in names) == (name not in MATRICES)
+
+
+def test_it_is_muon_by_the_book() -> None:
+    """Three steps in fp64, with the polynomial applied to the singular values. Queries, keys and values are a matrix
+    each."""
+    config = resolve("gpt2-nano", SMALL)
+    model = GPT(config)
+    mine = muon.optimizer_of(model, config)
+    expected = {name: model.get_parameter(name).detach().double() for name in MATRICES}
+    momentum = {name: torch.zeros_like(value) for name, value in expected.items()}
+    torch.manual_seed(0)
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        for name, value in expected.items():
+            gradient = model.get_parameter(name).grad
+            assert gradient is not None
+            momentum[name] = 0.95 * momentum[name] + 0.05 * gradient.double()
+            looked_ahead = 0.95 * momentum[name] + 0.05 * gradient.double()
+            parts = value.split(32) if "c_attn" in name else [value]
+            updates = []
+            for part, wanted in zip(parts, looked_ahead.split(len(parts[0])), strict=True):
+                u, s, vh = torch.linalg.svd(wanted, full_matrices=False)
+                s /= s.square().sum().sqrt()
+                for _ in range(5):
+                    s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+                updates.append(0.2 * max(part.shape) ** 0.5 * (u * s @ vh))
+            expected[name] = value * (1 - 1e-2 * config.weight_decay) - 1e-2 * torch.cat(updates)
+        mine.step(1e-2)
+    for name, value in expected.items():
+        assert torch.allclose(model.get_parameter(name).double(), value, atol=1e-5), name
+
+
+def test_formats_that_it_does_not_have_are_refused() -> None:
+    bf16 = {"precision": "bf16", "parameter_format": "bf16"}
+    for settings in (bf16, {"moment_format": "int8"}, {"moment_format": "bf16"}):
+        with pytest.raises(ConfigError, match="optimizer=muon needs parameter_format=fp32 and moment_format"):
+            resolve("gpt2-nano", {"optimizer": "muon", **settings})
+
+
+def test_its_work_is_that_of_five_iterations() -> None:
+    """Against the matrix products that torch counts."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = resolve("gpt2-nano", SMALL)
+    model = GPT(config)
+    optimizer = muon.optimizer_of(model, config)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    with FlopCounterMode(display=False) as counter:
+        optimizer.step(1e-2)
+    assert update_flops(config) == counter.get_total_flops()
+
+
+def test_two_ranks_learn_as_one_and_a_resume_changes_nothing(corpus: Corpus, tmp_path: Path) -> None:
+    straight = complete(start(tmp_path / "a", corpus, 2, SETTINGS))
+    assert straight[0].files("checkpoint-step-20") == straight[1].files("checkpoint-step-20")
+    assert straight[0].done["validation_loss"] < straight[0].done["first_validation_loss"] - 0.3
+    (one,) = complete(start(tmp_path / "one", corpus, 1, f"{SETTINGS} --batch-size 4"))
+    assert one.done["validation_loss"] == pytest.approx(straight[0].done["validation_loss"], abs=1e-4)
+
+    stop = at_step(8, send_self(signal.SIGTERM))
+    for trainer in start(tmp_path / "b", corpus, 2, SETTINGS, faults={0: stop, 1: stop}):
+        assert trainer.end() == 0, trainer.text
+    (refused, _) = start(tmp_path / "b", corpus, 2, SETTINGS.replace("muon", "adamw"))
+    assert refused.end() == 64
+    assert "has optimizer=muon, this run asks for adamw" in refused.text
+    resumed = complete(start(tmp_path / "b", corpus, 2, SETTINGS))
+    assert resumed[0].files("checkpoint-step-20") == straight[0].files("checkpoint-step-20")
+
+
+def test_ranks_on_different_devices_are_refused(corpus: Corpus, tmp_path: Path) -> None:
+    def another() -> None:
+        muon.device_name = lambda device: "another one"
+
+    ranks = start(tmp_path, corpus, 3, SETTINGS, faults={2: another})
+    for trainer in ranks:
+        assert trainer.end() == 64, trainer.text
+        assert "that of rank 2 on node2 is another one than the others'" in trainer.text
+        assert "--optimizer adamw" in trainer.text
+
+
+def test_fp16_scales_its_loss_with_muon_too(corpus: Corpus, tmp_path: Path) -> None:
+    (trainer,) = complete(start(tmp_path, corpus, 1, f"{SETTINGS} --precision fp16 --validation-windows 2"))
+    assert trainer.done["validation_loss"] < trainer.done["first_validation_loss"] - 0.3
