@@ -82,7 +82,7 @@ def train(
         init_scale=65536 / (max(config.batch_sizes(place.world_size)) * config.seq_len),
         enabled=config.precision == "fp16",
     )
-    strategy = DataParallel(model, ranks)
+    strategy = DataParallel(model, ranks, in_buckets=place.world_size > 1)
     data, validation = (Windows(corpus, split, config.seq_len) for split in ("train", "validation"))
     order = Order(len(data), config.seed)
     shares = config.shares(place.world_size)
@@ -259,7 +259,8 @@ def train(
         scaler.unscale_(optimizer)  # type: ignore[arg-type]
         norm = strategy.gradient_norm() / tokens
         if not math.isfinite(norm) and (not scaler.is_enabled() or scaler.get_scale() < SMALLEST_LOSS_SCALE):
-            where = ranks.name(bad_gradient) or "no single rank, but in the sum over all"
+            guilty = bad_gradient or [0] * (place.world_size == 1)
+            where = ranks.name(guilty) or "no single rank, but in the sum over all"
             raise not_finite("gradient", progress.step + 1, where)
         # From the sum to the mean over all tokens, and clipped, in one pass over the gradients
         if math.isfinite(norm):
