@@ -117,8 +117,8 @@ class DataParallel:
     """Exact synchronous data parallelism: every rank applies the same gradient in every step.
 
     All gradients are views into a few flat buffers, in the order of the parameters, so the wire sees few large
-    operations, and the order of summation never changes. A rank that is alone needs no buffers (`in_buckets`): its gradients
-    stay where the backward pass makes them, which saves adding them to zeros.
+    operations, and the order of summation never changes. A rank that is alone needs no buffers (`in_buckets`): its
+    gradients stay where the backward pass makes them, which saves adding them to zeros.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, in_buckets: bool = True) -> None:
