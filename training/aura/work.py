@@ -22,7 +22,7 @@ from aura.sources import Problems, Source
 from aura.tokenizer import SMALLEST_VOCABULARY, Prepared
 
 BATCH_CHARS = 1_000_000  # characters encoded at once
-TOKENIZER_SAMPLE = 500_000_000  # characters of training text that the tokenizer learns from, at most
+TOKENIZER_SAMPLE = 100_000_000  # characters of training text that the tokenizer learns from, at most
 CHARS_PER_TOKEN = 6  # more than a Spanish text has
 
 
