@@ -120,7 +120,7 @@ def train(
         if progress.step >= config.steps:
             raise ConfigError(
                 f"This run has {progress.step} steps and {config.steps} are asked for: nothing is left to train. "
-                "More --steps (or --epochs) go on from here; another --run-dir begins a new run."
+                "More --steps (or --epochs) go on from here; another --run-dir (launch.yml: -e run=NAME) begins anew."
             )
         if state["scaler"]:  # empty, where the run was not in fp16 before
             scaler.load_state_dict(state["scaler"])
