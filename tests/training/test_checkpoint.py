@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 import torch
 from aura import checkpoint
+from aura.config import resolve
+from aura.corpus import Corpus
+from aura.errors import ConfigError
 from aura.optimizer import AdamW
 from aura.sync import Ranks
 from torch import nn
@@ -293,3 +297,14 @@ def test_the_state_is_plain_json(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     assert {file.suffix for file in path.iterdir()} == {".safetensors", ".json"}
     assert json.loads((path / "manifest.json").read_text())["step"] == 1
+
+
+def test_a_checkpoint_from_before_a_setting_existed_can_be_resumed(corpus: Corpus) -> None:
+    config = resolve("gpt2-nano")
+    saved = asdict(config)
+    for setting in ("optimizer", "keep_every"):
+        del saved[setting]
+    state = {"step": 3, "config": saved, "corpus": corpus.fingerprint, "world_size": 1}
+    assert checkpoint.check_resumable(state, config, corpus, 1) == ["keep_every None -> 0"]
+    with pytest.raises(ConfigError, match="optimizer=adamw, this run asks for muon"):
+        checkpoint.check_resumable(state, replace(config, optimizer="muon"), corpus, 1)

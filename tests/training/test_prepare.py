@@ -3,8 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,22 +185,6 @@ def test_text_that_is_not_utf8_is_located(
     assert "iconv" in sentence
     file.write_bytes("cortado ñ".encode()[:-1])
     assert "byte 8 (line 1) is 0xc3" in refused([file], tmp_path)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 kB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting is not possible here: {mounted.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(text: Path, small_disk: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from aura.corpus import Corpus
 from aura.model import GPT
 from aura.sync import DataParallel
-from trainers import at_step, complete, curve, send_self, start
+from trainers import Fault, at_step, complete, curve, send_self, start
 
 
 def test_the_smallest_formats_learn_and_resume_exactly(corpus: Corpus, tmp_path: Path) -> None:
@@ -47,44 +47,39 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_step(corpus: Corpu
         assert trainer.status["state"] == "failed"
 
 
-def test_a_gradient_that_is_not_finite_names_its_rank(corpus: Corpus, tmp_path: Path) -> None:
-    """The loss is good: only the backward pass of rank 1 goes wrong, as on a GPU with bad memory."""
+def infinite_gradient(step: int) -> Fault:
+    """The loss is good: only the backward pass goes wrong, as on a GPU with bad memory."""
 
-    def poison() -> None:
-        calls = 0
+    def put_in() -> None:
+        original, calls = DataParallel.gradient_is_finite, 0
 
-        def finite(self: DataParallel) -> bool:
+        def gradient_is_finite(self: DataParallel) -> bool:
             nonlocal calls
             calls += 1
-            if calls == 8:
-                self.buckets[0][3] = math.inf
-            return finite_of(self)
+            if calls == step:
+                self.parameters[0].grad.view(-1)[3] = math.inf  # type: ignore[union-attr]
+            return original(self)
 
-        finite_of = DataParallel.gradient_is_finite
-        DataParallel.gradient_is_finite = finite  # type: ignore[method-assign]
+        DataParallel.gradient_is_finite = gradient_is_finite  # type: ignore[method-assign]
 
-    ranks = start(tmp_path, corpus, 2, faults={1: poison})
-    assert [trainer.end() for trainer in ranks] == [65, 65], ranks[0].text
+    return put_in
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_gradient_that_is_not_finite_names_its_rank(
+    world_size: int, corpus: Corpus, tmp_path: Path
+) -> None:
+    last = world_size - 1
+    ranks = start(tmp_path, corpus, world_size, faults={last: infinite_gradient(8)})
     for trainer in ranks:
-        assert "The gradient is not finite at step 8 on rank 1 on node1." in trainer.text
+        assert trainer.end() == 65, trainer.text
+        assert f"The gradient is not finite at step 8 on rank {last} on node{last}." in trainer.text
         assert trainer.checkpoints() == ["checkpoint-step-5"]
 
 
 def test_fp16_leaves_out_a_step_that_overflows_on_one_rank(corpus: Corpus, tmp_path: Path) -> None:
-    def overflow() -> None:
-        finite_of, calls = DataParallel.gradient_is_finite, 0
-
-        def finite(self: DataParallel) -> bool:
-            nonlocal calls
-            calls += 1
-            if calls == 4:
-                self.buckets[0][3] = math.inf
-            return finite_of(self)
-
-        DataParallel.gradient_is_finite = finite  # type: ignore[method-assign]
-
     settings = "--precision fp16 --save-every 1 --keep-checkpoints 9 --steps 5 --validation-windows 2"
-    ranks = complete(start(tmp_path, corpus, 2, settings, faults={1: overflow}))
+    ranks = complete(start(tmp_path, corpus, 2, settings, faults={1: infinite_gradient(4)}))
     assert (
         "Step 4: gradiente no finito con la escala 2048; el paso se omite, la escala baja a 1024."
         in ranks[0].text

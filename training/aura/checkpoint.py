@@ -282,7 +282,7 @@ def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_siz
             f"The checkpoint of step {state['step']} was trained on corpus {state['corpus'][:12]}, "
             f"{corpus.path} is {corpus.fingerprint[:12]}: {way_out}"
         )
-    changes = [f"{name} {before[name]} -> {now[name]}" for name in now if before.get(name) != now[name]]
+    changes = [f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
     if state["world_size"] != world_size:
         changes.append(f"ranks {state['world_size']} -> {world_size}")
     return changes

@@ -12,5 +12,4 @@ from aura.sync import Ranks
 def of_all_ranks(ranks: Ranks, own: Gpu) -> list[Gpu]:
     """By rank. Every rank has to ask at the same time. Raises CollectiveFailed."""
     description = json.dumps(asdict(own)).encode()
-    longest = max(length for (length,) in ranks.gather([len(description)]))
-    return [Gpu(**json.loads(bytes(row))) for row in ranks.gather(list(description.ljust(longest)))]
+    return [Gpu(**json.loads(ranks.broadcast_bytes(description, rank))) for rank in range(ranks.world_size)]

@@ -259,7 +259,7 @@ def train(
         scaler.unscale_(optimizer)  # type: ignore[arg-type]
         norm = strategy.gradient_norm() / tokens
         if not math.isfinite(norm) and (not scaler.is_enabled() or scaler.get_scale() < SMALLEST_LOSS_SCALE):
-            guilty = bad_gradient or [0] * (place.world_size == 1)
+            guilty = bad_gradient if place.world_size > 1 else [0]
             where = ranks.name(guilty) or "no single rank, but in the sum over all"
             raise not_finite("gradient", progress.step + 1, where)
         # From the sum to the mean over all tokens, and clipped, in one pass over the gradients
