@@ -15,7 +15,9 @@ EVERY_PORT = ["nmap", "-n", "-Pn", "-sS", "-p-", "--min-rate", "8000", "--max-re
 
 
 def host(*words: str) -> str:
-    done = subprocess.run(words, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=300, check=False)
+    done = subprocess.run(
+        words, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=300, check=False
+    )
     assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -36,7 +38,15 @@ def stranger() -> Iterator[list[str]]:
         host("ip", "-n", name, "address", "add", STRANGER, "dev", "eth0")
         host("ip", "-n", name, "link", "set", "eth0", "up")
         # IPv6 makes sure that nobody else has the link-local address before it may be used.
-        host("ip", "netns", "exec", name, "sh", "-c", "until ip -6 -o addr | grep fe80 | grep -vq tentative; do sleep 0.2; done")
+        host(
+            "ip",
+            "netns",
+            "exec",
+            name,
+            "sh",
+            "-c",
+            "until ip -6 -o addr | grep fe80 | grep -vq tentative; do sleep 0.2; done",
+        )
         yield ["ip", "netns", "exec", name]
     finally:
         host("ip", "netns", "delete", name)
