@@ -1,4 +1,4 @@
-"""Which of some addresses leads to a node's SSH server."""
+"""Which of some addresses and ports leads to a node's SSH server."""
 
 import errno
 import socket
@@ -10,10 +10,11 @@ from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
 
 DOCUMENTATION = """
-name: ssh_probe
+name: ssh_answer
+author: Aura
 short_description: Says what answers on the SSH port of some addresses
 description:
-  - Stops at the first address where the node answers.
+  - Stops at the first address and port where the node answers.
   - Runs on the controller, asks for nothing but the greeting and the host key, and changes nothing.
 options:
   _terms:
@@ -30,19 +31,20 @@ options:
     description: A file with host keys. When the node's is not in there, any SSH server is taken for the node.
     type: path
     required: true
-  port:
-    description: The TCP port.
-    type: int
-    default: 22
+  ports:
+    description: The TCP ports to try at each address, the final one first.
+    type: list
+    elements: int
+    default: [22]
   timeout:
-    description: How long to wait for one address, in seconds.
+    description: How long to wait for one answer, in seconds.
     type: int
     default: 3
 """
 RETURN = """
 _raw:
   description:
-    - One dictionary for each address tried, with C(address) and C(answer).
+    - One dictionary for each address and port tried, with C(address), C(port) and C(answer).
     - C(answer) is C(node), C(stranger) (SSH with another host key), C(other) (not SSH),
       C(refused) (a machine without a server on that port) or C(silence).
   type: list
@@ -90,13 +92,16 @@ def answer(address: str, port: int, timeout: int, known: dict[str, str]) -> str:
 class LookupModule(LookupBase):
     def run(
         self, terms: list[str], variables: dict[str, Any] | None = None, **kwargs: Any
-    ) -> list[dict[str, str]]:
+    ) -> list[dict[str, str | int]]:
         self.set_options(var_options=variables, direct=kwargs)
         known = recorded_keys(self.get_option("name"), Path(self.get_option("known_hosts")))
-        tried = []
-        for address in dict.fromkeys(term for term in (terms if known else reversed(terms)) if term):
-            said = answer(address, self.get_option("port"), self.get_option("timeout"), known)
-            tried.append({"address": address, "answer": said})
+        places = [
+            (address, port) for address in terms if address for port in map(int, self.get_option("ports"))
+        ]
+        tried: list[dict[str, str | int]] = []
+        for address, port in dict.fromkeys(places if known else reversed(places)):
+            said = answer(address, port, self.get_option("timeout"), known)
+            tried.append({"address": address, "port": port, "answer": said})
             if said == "node":
                 break
         return tried
