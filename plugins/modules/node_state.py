@@ -1,0 +1,309 @@
+"""What a node is now: packages, files, units, users, network, firewall, sshd. The only way in which a role looks."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_state
+author: Aura
+short_description: Says what a node is now, and changes nothing
+description:
+  - One call answers all that a role wants to know of a node. The keys of the answer are always there.
+  - Roles call the action of the same name, which reads O(meta/look.yml) of the role and runs this module as root.
+options:
+  packages: {description: Names of apt packages., type: list, elements: str, default: []}
+  files: {description: "Files, links and directories, by their absolute paths.", type: list, elements: str, default: []}
+  texts: {description: Text files whose content is wanted too., type: list, elements: str, default: []}
+  units: {description: "systemd units, by their full names.", type: list, elements: str, default: []}
+  users: {description: Names of users., type: list, elements: str, default: []}
+  groups: {description: Names of groups., type: list, elements: str, default: []}
+  uids: {description: Numbers of which it is wanted who has them., type: list, elements: int, default: []}
+  network: {description: "Network cards, and the files of netplan.", type: bool, default: false}
+  firewall: {description: "Active firewalls, and the loaded table C(inet aura).", type: bool, default: false}
+  sshd: {description: What sshd makes of its settings., type: bool, default: false}
+attributes:
+  check_mode: {support: full}
+"""
+EXAMPLES = r"""
+- name: See what is there
+  node_state:
+    role: time_sync
+  register: __time_sync_seen
+"""
+RETURN = r"""
+missing: {description: Those of O(packages) that are not installed., type: list, elements: str, returned: always}
+apt_lists: {description: Whether apt knows which packages there are., type: bool, returned: always}
+files:
+  description: >-
+    By path: kind (file, directory, link, absent, other), sha256 (of a file), mode (C(0644)), owner, group, target (of a
+    link), mtime (seconds since the epoch).
+  type: dict
+  returned: always
+texts: {description: "By path: the content, empty where there is no such file.", type: dict, returned: always}
+units:
+  description: >-
+    By name: exists, active, state, enabled, enabled_state, started (seconds since the epoch, 0 when it does not run),
+    reload (systemd has not read its files yet), stale (its files have changed since it was started).
+  type: dict
+  returned: always
+users: {description: "By name: uid, gid, home, shell. Who does not exist is left out.", type: dict, returned: always}
+groups: {description: "By name: the number. A group that does not exist is left out.", type: dict, returned: always}
+taken: {description: "Who has one of O(uids): kind (user or group), name, number.", type: list, elements: dict, returned: always}
+session:
+  description: Over which connection this was asked, C(client), C(here) (addresses) and C(port); empty and 0 where it is not SSH.
+  type: dict
+  returned: always
+cards: {description: The network cards; see module_utils/node_network.py., type: list, elements: dict, returned: always}
+netplan: {description: "The texts of netplan's files, by path.", type: dict, returned: always}
+nm_active: {description: Whether NetworkManager runs., type: bool, returned: always}
+ufw: {description: Whether ufw is switched on., type: bool, returned: always}
+firewalld: {description: Whether firewalld runs., type: bool, returned: always}
+table: {description: "The loaded table C(inet aura) as nft lists it, empty when it is not loaded.", type: str, returned: always}
+table_comment: {description: The table's own comment., type: str, returned: always}
+sshd: {description: "What C(sshd -T) says: lists of values by keyword.", type: dict, returned: always}
+sshd_socket: {description: Whether ssh.socket listens in place of sshd., type: bool, returned: always}
+hostname: {description: The node's name., type: str, returned: always}
+boot_id: {description: The kernel's name for this boot., type: str, returned: always}
+python: {description: The version of the node's Python., type: str, returned: always}
+now: {description: "The node's time, in seconds since the epoch.", type: float, returned: always}
+distribution: {description: "C(Ubuntu) or C(Debian), as in ansible_facts.", type: str, returned: always}
+distribution_version: {description: "For example C(22.04).", type: str, returned: always}
+distribution_major_version: {description: "For example C(22).", type: str, returned: always}
+"""
+
+import glob
+import grp
+import hashlib
+import os
+import platform
+import pwd
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.node_network import cards, netplan_files
+
+
+def said(*command: str) -> str:
+    """What a command prints; nothing when it is not there or fails with nothing said."""
+    try:
+        return subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
+            timeout=60, check=False, env={**os.environ, "LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        ).stdout  # fmt: skip
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return ""
+
+
+def read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def missing(packages: list[str]) -> list[str]:
+    if not packages:
+        return []
+    lines = said("dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *packages)
+    installed = {words[0] for words in map(str.split, lines.splitlines()) if words[1:] == ["installed"]}
+    return [name for name in packages if name not in installed]
+
+
+def file_state(path: str) -> dict[str, object]:
+    state: dict[str, object] = dict.fromkeys(("sha256", "mode", "owner", "group", "target"), "")
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return {"kind": "absent", **state, "mtime": 0.0}
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
+    kind = kinds.get(stat.S_IFMT(status.st_mode), "other")
+    state["mode"] = f"{stat.S_IMODE(status.st_mode):04o}"
+    state["owner"], state["group"] = user_name(status.st_uid), group_name(status.st_gid)
+    if kind == "file":
+        with open(path, "rb") as file:
+            state["sha256"] = hashlib.sha256(file.read()).hexdigest()
+    elif kind == "link":
+        state["target"] = os.readlink(path)
+    return {"kind": kind, **state, "mtime": status.st_mtime}
+
+
+def user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def group_name(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+PROPERTIES = "Id Names LoadState ActiveState UnitFileState NeedDaemonReload ActiveEnterTimestampMonotonic FragmentPath DropInPaths".split()
+
+
+def units(names: list[str], now: float) -> dict[str, dict[str, object]]:
+    if not names:
+        return {}
+    blocks = said("systemctl", "show", f"--property={','.join(PROPERTIES)}", "--", *names).split("\n\n")
+    # systemctl answers in the order of the question.
+    return {name: unit(block, now) for name, block in zip(names, blocks + [""] * len(names))}
+
+
+def unit(block: str, now: float) -> dict[str, object]:
+    says = dict(line.partition("=")[::2] for line in block.strip().splitlines())
+    state = says.get("ActiveState", "inactive")
+    active = state in ("active", "reloading")
+    since_boot = int(says.get("ActiveEnterTimestampMonotonic") or 0) / 1e6
+    started = now - time.clock_gettime(time.CLOCK_MONOTONIC) + since_boot if active and since_boot else 0.0
+    own = [says.get("FragmentPath", ""), *says.get("DropInPaths", "").split()]
+    changed = [os.stat(path).st_mtime for path in own if path and os.path.exists(path)]
+    return {
+        "exists": says.get("LoadState", "not-found") not in ("not-found", ""),
+        "active": active,
+        "state": state,
+        "enabled": says.get("UnitFileState") == "enabled",
+        "enabled_state": says.get("UnitFileState", ""),
+        "reload": says.get("NeedDaemonReload") == "yes",
+        "started": started,
+        # A time to come says nothing (the clock was set since).
+        "stale": bool(started) and any(started < moment <= now for moment in changed),
+    }
+
+
+def users(names: list[str]) -> dict[str, dict[str, object]]:
+    wanted = set(names)
+    return {
+        entry.pw_name: {
+            "uid": entry.pw_uid,
+            "gid": entry.pw_gid,
+            "home": entry.pw_dir,
+            "shell": entry.pw_shell,
+        }
+        for entry in pwd.getpwall()
+        if entry.pw_name in wanted
+    }
+
+
+def groups(names: list[str]) -> dict[str, int]:
+    wanted = set(names)
+    return {entry.gr_name: entry.gr_gid for entry in grp.getgrall() if entry.gr_name in wanted}
+
+
+def taken(numbers: list[int]) -> list[dict[str, object]]:
+    found = [
+        {"kind": "user", "name": user.pw_name, "number": user.pw_uid}
+        for user in pwd.getpwall()
+        if user.pw_uid in numbers
+    ]
+    found += [
+        {"kind": "group", "name": group.gr_name, "number": group.gr_gid}
+        for group in grp.getgrall()
+        if group.gr_gid in numbers
+    ]
+    return found
+
+
+def session() -> dict[str, object]:
+    """SSH_CONNECTION, which sudo takes away: from the first of our ancestors that still has it."""
+    process = os.getpid()
+    while process > 1:
+        found = re.search(r"(?:^|\0)SSH_CONNECTION=(\S+) \d+ (\S+) (\d+)", read(f"/proc/{process}/environ"))
+        if found:
+            return {"client": found[1], "here": found[2], "port": int(found[3])}
+        parent = re.search(r"^PPid:\s*(\d+)", read(f"/proc/{process}/status"), re.MULTILINE)
+        process = int(parent[1]) if parent else 0
+    return {"client": "", "here": "", "port": 0}
+
+
+def distribution() -> dict[str, str]:
+    release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', read("/etc/os-release"), re.MULTILINE))
+    version = release.get("VERSION_ID", "")
+    return {
+        "distribution": {"ubuntu": "Ubuntu", "debian": "Debian"}.get(
+            release.get("ID", ""), release.get("NAME", "")
+        ),
+        "distribution_version": version,
+        "distribution_major_version": version.partition(".")[0],
+    }
+
+
+def network(wanted: bool) -> dict[str, object]:
+    if not wanted:
+        return {"cards": [], "netplan": {}, "nm_active": False}
+    nm_devices = (
+        said("nmcli", "--terse", "--fields", "DEVICE,STATE", "device") if shutil.which("nmcli") else ""
+    )
+    found = cards(
+        said("ip", "-json", "-details", "address"),
+        said("ip", "-json", "-4", "route", "show", "default"),
+        nm_devices,
+    )
+    return {"cards": found, "netplan": netplan_files(), "nm_active": bool(nm_devices)}
+
+
+def firewall(wanted: bool) -> dict[str, object]:
+    if not wanted:
+        return {"ufw": False, "firewalld": False, "table": "", "table_comment": ""}
+    table = said("nft", "--stateless", "list", "table", "inet", "aura")
+    comment = re.search(r'^\tcomment "([^"]*)"', table, re.MULTILINE)
+    return {
+        "ufw": bool(re.search(r"^ENABLED=yes", read("/etc/ufw/ufw.conf"), re.MULTILINE)),
+        "firewalld": said("systemctl", "is-active", "firewalld.service").strip() == "active",
+        "table": table,
+        "table_comment": comment[1] if comment else "",
+    }
+
+
+def sshd(wanted: bool) -> dict[str, object]:
+    if not wanted:
+        return {"sshd": {}, "sshd_socket": False}
+    settings: dict[str, list[str]] = {}
+    for line in said("sshd", "-T").splitlines():
+        keyword, _, value = line.partition(" ")
+        settings.setdefault(keyword.lower(), []).append(value)
+    return {"sshd": settings, "sshd_socket": said("systemctl", "is-active", "ssh.socket").strip() == "active"}
+
+
+def main() -> None:
+    lists = {
+        name: {"type": "list", "elements": "str", "default": []}
+        for name in "packages files texts units users groups".split()
+    }
+    numbers = {"uids": {"type": "list", "elements": "int", "default": []}}
+    switches = {name: {"type": "bool", "default": False} for name in ("network", "firewall", "sshd")}
+    module = AnsibleModule(argument_spec={**lists, **numbers, **switches}, supports_check_mode=True)
+    asked, now = module.params, time.time()
+    system = distribution()
+    module.exit_json(
+        changed=False,
+        missing=missing(asked["packages"]),
+        apt_lists=bool(glob.glob("/var/lib/apt/lists/*_Packages*")),
+        files={path: file_state(path) for path in asked["files"]},
+        texts={path: read(path) for path in asked["texts"]},
+        units=units(asked["units"], now),
+        users=users(asked["users"]),
+        groups=groups(asked["groups"]),
+        taken=taken(asked["uids"]),
+        session=session(),
+        hostname=socket.gethostname(),
+        boot_id=read("/proc/sys/kernel/random/boot_id").strip(),
+        python=platform.python_version(),
+        now=now,
+        **network(asked["network"]),
+        **firewall(asked["firewall"]),
+        **sshd(asked["sshd"]),
+        **system,
+        ansible_facts=system,
+    )
+
+
+if __name__ == "__main__":
+    main()
