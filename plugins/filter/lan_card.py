@@ -120,6 +120,11 @@ def gateway_problem(cards: list[Card], card: Card, gateway: str, address: str, p
     )
 
 
+def lan_network(address: str) -> str:
+    """192.168.50.20/24 → 192.168.50.0/24"""
+    return str(ipaddress.ip_interface(address).network)
+
+
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"lan_card": lan_card, "lan_gateway_problem": gateway_problem}
+        return {"lan_card": lan_card, "lan_gateway_problem": gateway_problem, "lan_network": lan_network}
