@@ -19,8 +19,9 @@ Look = dict[str, Any]
 
 
 class ActionModule(ActionBase):
-    """`role: NAME` looks for one role. `roles: [NAME, …]` looks for several, and keeps the answer in the fact node_looks,
-    from which a role's own look is then served. A role that is going to change something sets node_looks to {}."""
+    """`role: NAME` looks for one role. `roles: [NAME, …]` looks for several and keeps the answer (fact node_looks),
+    from which a role's own look is then served. A role that is going to change something sets node_looks to {}.
+    """
 
     _VALID_ARGS = frozenset(("role", "roles"))
     _supports_check_mode = True

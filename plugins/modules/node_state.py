@@ -47,9 +47,14 @@ units:
   returned: always
 users: {description: "By name: uid, gid, home, shell. Who does not exist is left out.", type: dict, returned: always}
 groups: {description: "By name: the number. A group that does not exist is left out.", type: dict, returned: always}
-taken: {description: "Who has one of O(uids): kind (user or group), name, number.", type: list, elements: dict, returned: always}
+taken:
+  description: "Who has one of O(uids): kind (user or group), name, number."
+  type: list
+  elements: dict
+  returned: always
 session:
-  description: Over which connection this was asked, C(client), C(here) (addresses) and C(port); empty and 0 where it is not SSH.
+  description: >-
+    The connection over which this was asked: C(client) and C(here) (addresses) and C(port); empty and 0 without SSH.
   type: dict
   returned: always
 cards: {description: The network cards; see module_utils/node_network.py., type: list, elements: dict, returned: always}
@@ -57,7 +62,7 @@ netplan: {description: "The texts of netplan's files, by path.", type: dict, ret
 nm_active: {description: Whether NetworkManager runs., type: bool, returned: always}
 ufw: {description: Whether ufw is switched on., type: bool, returned: always}
 firewalld: {description: Whether firewalld runs., type: bool, returned: always}
-table: {description: "The loaded table C(inet aura) as nft lists it, empty when it is not loaded.", type: str, returned: always}
+table: {description: "The table C(inet aura) as nft lists it; empty when not loaded.", type: str, returned: always}
 table_comment: {description: The table's own comment., type: str, returned: always}
 sshd: {description: "What C(sshd -T) says: lists of values by keyword.", type: dict, returned: always}
 sshd_socket: {description: Whether ssh.socket listens in place of sshd., type: bool, returned: always}
@@ -146,7 +151,10 @@ def group_name(number: int) -> str:
         return str(number)
 
 
-PROPERTIES = "Id Names LoadState ActiveState UnitFileState NeedDaemonReload ActiveEnterTimestampMonotonic FragmentPath DropInPaths".split()
+PROPERTIES = (
+    *("LoadState", "ActiveState", "UnitFileState", "NeedDaemonReload"),
+    *("ActiveEnterTimestampMonotonic", "FragmentPath", "DropInPaths"),
+)
 
 
 def units(names: list[str], now: float) -> dict[str, dict[str, object]]:
@@ -154,7 +162,7 @@ def units(names: list[str], now: float) -> dict[str, dict[str, object]]:
         return {}
     blocks = said("systemctl", "show", f"--property={','.join(PROPERTIES)}", "--", *names).split("\n\n")
     # systemctl answers in the order of the question.
-    return {name: unit(block, now) for name, block in zip(names, blocks + [""] * len(names))}
+    return {name: unit(block, now) for name, block in zip(names, blocks + [""] * len(names), strict=False)}
 
 
 def unit(block: str, now: float) -> dict[str, object]:

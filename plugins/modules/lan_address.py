@@ -1,0 +1,125 @@
+"""An address beside the others of a card: who has it, lend it for a while."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: lan_address
+author: Aura
+short_description: Asks a LAN who has an address, or lends it to a card for a while
+description:
+  - With O(state=asked) nothing is changed. The question is an ARP request that names no sender, as before a machine takes an address
+    (RFC 5227), so that no table in the LAN is spoilt. Whoever has the address answers that, also one that does not answer a ping.
+  - With O(state=lent) the card gets the address beside its others, unless somebody else has it. The kernel takes it away again when the
+    time is over, whatever has become of the machine that asked.
+options:
+  card: {description: The network card's name., type: str, required: true}
+  address: {description: An IPv4 address., type: str, required: true}
+  prefix: {description: Length of its network part in bits., type: int, default: 24}
+  state: {description: What to do., type: str, choices: [asked, lent], default: asked}
+  seconds: {description: For how long the address is lent., type: int, default: 600}
+attributes:
+  check_mode: {support: full, details: Nothing is lent.}
+"""
+EXAMPLES = r"""
+- name: Who has the new address?
+  lan_address: {card: enp3s0, address: 192.168.50.23}
+"""
+RETURN = r"""
+owner: {description: "The MAC address of the other machine that has the address, else empty.", type: str, returned: always}
+carrier: {description: Whether the card's cable leads somewhere., type: bool, returned: always}
+ifupdown: {description: Whether C(/etc/network/interfaces) configures the card., type: bool, returned: always}
+"""
+
+import contextlib
+import glob
+import json
+import re
+import select
+import socket
+import struct
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+
+ARP = 0x0806
+IPV4 = 0x0800
+
+
+def read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def carrier(card: str) -> bool:
+    return read(f"/sys/class/net/{card}/carrier") == "1"
+
+
+def owner(card: str, address: str) -> str:
+    """The MAC address of the other machine that has the address. Three questions, as one may get lost; about a second."""
+    own = {read(path) for path in glob.glob("/sys/class/net/*/address")}
+    wanted = socket.inet_aton(address)
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ARP)) as lan:
+        lan.bind((card, ARP))
+        mac = lan.getsockname()[4]
+        frame = struct.pack("!6s6sH", b"\xff" * 6, mac, ARP)
+        frame += struct.pack("!HHBBH6s4s6s4s", 1, IPV4, 6, 4, 1, mac, bytes(4), bytes(6), wanted)
+        for _ in range(3):
+            with contextlib.suppress(OSError):
+                lan.send(frame)
+            until = time.monotonic() + 0.4
+            while select.select([lan], [], [], max(0.0, until - time.monotonic()))[0]:
+                heard = lan.recv(2048)
+                sender = heard[22:28].hex(":")
+                if heard[28:32] == wanted and sender not in own:
+                    return sender
+    return ""
+
+
+def of_ifupdown(card: str) -> bool:
+    paths = ["/etc/network/interfaces", *glob.glob("/etc/network/interfaces.d/*")]
+    return any(re.search(rf"^\s*iface\s+{re.escape(card)}\s", read(path), re.MULTILINE) for path in paths)
+
+
+def lend(module: AnsibleModule, card: str, address: str, prefix: int, seconds: int) -> bool:
+    """Whether the card did not have the address before."""
+    said = module.run_command(["ip", "-json", "-4", "address", "show", "dev", card], check_rc=True)[1]
+    entries = [entry for link in json.loads(said) for entry in link.get("addr_info", [])]
+    if any(entry["local"] == address and not entry.get("dynamic") for entry in entries):
+        return False
+    life = ["valid_lft", str(seconds), "preferred_lft", str(seconds)]
+    module.run_command(["ip", "address", "replace", f"{address}/{prefix}", "dev", card, *life], check_rc=True)
+    return True
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "card": {"type": "str", "required": True},
+            "address": {"type": "str", "required": True},
+            "prefix": {"type": "int", "default": 24},
+            "state": {"type": "str", "choices": ["asked", "lent"], "default": "asked"},
+            "seconds": {"type": "int", "default": 600},
+        },
+        supports_check_mode=True,
+    )
+    card, address = module.params["card"], module.params["address"]
+    lending = module.params["state"] == "lent" and not module.check_mode
+    if lending and not carrier(card):
+        # A card that nobody has configured is switched off, and its cable says nothing.
+        module.run_command(["ip", "link", "set", "dev", card, "up"], check_rc=True)
+        until = time.monotonic() + 10
+        while not carrier(card) and time.monotonic() < until:
+            time.sleep(0.2)
+    linked = carrier(card)
+    has = owner(card, address) if linked else ""
+    changed = lending and linked and not has
+    if changed:
+        changed = lend(module, card, address, module.params["prefix"], module.params["seconds"])
+    module.exit_json(changed=changed, owner=has, carrier=linked, ifupdown=of_ifupdown(card))
+
+
+if __name__ == "__main__":
+    main()

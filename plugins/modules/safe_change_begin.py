@@ -1,0 +1,106 @@
+"""Begins a change of network, firewall or sshd that undoes itself unless it is confirmed (role safe_change)."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: safe_change_begin
+author: Aura
+short_description: Begins a change that undoes itself unless it is confirmed
+description:
+  - Hands the change to the program C(/usr/local/lib/aura/safe-change) on the node, which backs up, arms the way back and applies it in
+    the background. In check mode it only shows what would differ.
+options:
+  of: {description: "What changes, in a word for people.", type: str, required: true}
+  why: {description: What there is to do beside new files., type: str, default: ""}
+  files: {description: "What is written: see the role's README.", type: list, elements: dict, default: []}
+  directories: {description: Directories that come back as a whole., type: list, elements: str, default: []}
+  check: {description: A shell command that fails when the new files are no good., type: str, default: ""}
+  apply: {description: Commands that bring the files into force., type: list, elements: list, default: []}
+  undo: {description: Commands that bring the old files into force., type: list, elements: list, default: []}
+  seconds: {description: Until it is undone., type: int, default: 60}
+attributes:
+  check_mode: {support: full}
+  diff_mode: {support: full}
+"""
+EXAMPLES = r"""
+- name: The new rules come into force
+  safe_change_begin:
+    of: firewall
+    files: [{path: /etc/example.nft, content: "…", mode: "0644"}]
+    apply: [[nft, -f, /etc/example.nft]]
+"""
+RETURN = r"""
+id: {description: The name of this change for the program's other commands., type: str, returned: when it has begun}
+"""
+
+import json
+import os
+import stat
+
+from ansible.module_utils.basic import AnsibleModule
+
+PROGRAM = "/usr/local/lib/aura/safe-change"
+
+
+def old(path: str) -> tuple[str, str]:
+    """What is there now: the text of the file (or where the link leads), and its mode."""
+    if os.path.islink(path):
+        return f"-> {os.readlink(path)}\n", "link"
+    if not os.path.isfile(path):
+        return "", "absent"
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(), f"{stat.S_IMODE(os.stat(path).st_mode):04o}"
+
+
+def new(file: dict[str, str]) -> tuple[str, str]:
+    if file.get("absent"):
+        return "", "absent"
+    if "link" in file:
+        return f"-> {file['link']}\n", "link"
+    return file["content"], str(file.get("mode", "0644"))
+
+
+def differences(files: list[dict[str, str]]) -> list[dict[str, str]]:
+    """In the form in which Ansible shows them."""
+    found = []
+    for file in files:
+        (before, before_mode), (after, after_mode) = old(file["path"]), new(file)
+        if (before, before_mode) != (after, after_mode):
+            headers = {
+                "before_header": f"{file['path']} ({before_mode})",
+                "after_header": f"{file['path']} ({after_mode})",
+            }
+            found.append({"before": before, "after": after, **headers})
+    return found
+
+
+def main() -> None:
+    lists = {name: {"type": "list", "elements": "list", "default": []} for name in ("apply", "undo")}
+    module = AnsibleModule(
+        argument_spec={
+            "of": {"type": "str", "required": True},
+            "why": {"type": "str", "default": ""},
+            "files": {"type": "list", "elements": "dict", "default": []},
+            "directories": {"type": "list", "elements": "str", "default": []},
+            "check": {"type": "str", "default": ""},
+            "seconds": {"type": "int", "default": 60},
+            **lists,
+        },
+        supports_check_mode=True,
+    )
+    plan = dict(module.params)
+    why = plan.pop("why")
+    shown = differences(plan["files"])
+    if why:
+        shown.append({"prepared": why + "\n"})
+    result = {"changed": True, "diff": shown}
+    if module.check_mode:
+        module.exit_json(**result)
+    code, said, complaint = module.run_command([PROGRAM, "begin"], data=json.dumps(plan))
+    if code:
+        module.fail_json(msg=complaint.strip() or said.strip())
+    module.exit_json(**result, id=json.loads(said)["id"])
+
+
+if __name__ == "__main__":
+    main()

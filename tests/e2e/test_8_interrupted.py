@@ -1,0 +1,157 @@
+"""site.yml dies in the middle of each role in turn; the run after that leaves what an undisturbed one leaves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab_cluster import LAB, ROOT
+
+NAME, FINAL, FIRST = "sixth", "198.18.50.30", "198.18.50.130"
+
+ROLES = (
+    *("base", "safe_change", "static_network", "firewall", "node_name"),
+    *("sshd", "time_sync", "python_env", "trainer", "tensorboard"),
+)
+# What a node is, as far as site.yml has a say in it.
+STATE = r"""
+cd /
+for path in etc/netplan etc/hosts etc/hostname etc/aura etc/aura-firewall.nft etc/chrony etc/ssh/sshd_config.d \
+    etc/systemd/system etc/sudoers.d usr/local/lib/aura usr/local/sbin opt/aura/current var/lib/aura-safe-change; do
+  [ -e $path ] && find $path \( -type f -o -type l -o -type d \) ! -name '*.dpkg-*' \
+    -printf '%p %y %M %u %g %l ' \( -type f -exec sha256sum {} \; -o -printf '\n' \)
+done | sed 's/  .*//' | sort
+stat --format '%n %F %U %G %a' /var/lib/aura /var/lib/aura/*
+getent passwd aura
+dpkg-query --show --showformat '${Package}\n' | sort
+nft -s list ruleset
+sshd -T | sort
+systemctl list-units --no-legend --plain --state=active --type=service,timer,socket |
+  awk '{print $1, $3, $4}' | grep -v session | sort
+systemctl list-unit-files --no-legend --state=enabled,masked | sort
+ip -4 -o address show scope global | awk '{print $2, $4}'
+"""
+# Files that differ from one installation to the next without meaning anything.
+OWN_WAYS = ("machine-id", "chrony.drift", "ssh_host_")
+
+
+def state(node: str) -> list[str]:
+    done = subprocess.run(
+        [LAB, "exec", node, "bash", "-c", STATE], text=True, capture_output=True, timeout=120, check=True
+    )
+    return [line for line in done.stdout.splitlines() if not any(word in line for word in OWN_WAYS)]
+
+
+def die_in(role: str, inventory: Path) -> bool:
+    """Run site.yml and kill it when the role begins to change something; whether it came so far."""
+    process = subprocess.Popen(
+        ["ansible-playbook", "-i", str(inventory), "site.yml"], cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    forgets = f"TASK [{role} : What was seen before does not hold any more]"
+    seen: list[str] = []
+    began = killed = False
+    for line in process.stdout:
+        seen.append(line)
+        # The task after the first one of what changes: it has been started, and will not be waited for.
+        if began and line.startswith("TASK ["):
+            os.killpg(process.pid, signal.SIGKILL)
+            killed = True
+            break
+        began = began or line.startswith(forgets)
+    process.wait(60)
+    process.stdout.close()
+    assert killed or process.returncode == 0, "".join(seen[-60:])
+    return killed
+
+
+def inventory_of_one(folder: Path) -> Path:
+    """The lab's inventory with one more PC in place of the five: it is its own rank 0."""
+    shutil.copytree(ROOT / "inventory/lab", folder, ignore=shutil.ignore_patterns("state"))
+    (folder / "hosts.yml").write_text(
+        f"cluster: {{hosts: {{{NAME}: {{lan_address: {FINAL}, first_address: {FIRST}}}}}}}\n"
+    )
+    settings = folder / "group_vars/all/settings.yml"
+    settings.write_text(settings.read_text() + "lan_interface: enp3s0\n")
+    return folder
+
+
+def bare_node(inventory: Path) -> None:
+    """A new node under the name that the last one had, through bootstrap."""
+    lab("down", "--only", NAME)
+    lab("up", "--only", NAME, "--address", FIRST)
+    shutil.rmtree(inventory / "state", ignore_errors=True)
+    (inventory / "state").mkdir(mode=0o700)
+    for name in ("password", "nameservers"):
+        shutil.copy(ROOT / "inventory/lab/state" / name, inventory / "state")
+    password = inventory / "state/password"
+    ansible(
+        inventory,
+        "playbooks/bootstrap.yml",
+        f"--connection-password-file={password}",
+        f"--become-password-file={password}",
+    )
+
+
+def lab(*words: str) -> str:
+    done = subprocess.run(
+        [LAB, *words], text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=180, check=False
+    )
+    assert done.returncode == 0, f"lab {' '.join(words)}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def ansible(inventory: Path, playbook: str, *options: str) -> str:
+    done = subprocess.run(
+        ["ansible-playbook", "-i", str(inventory), playbook, *options], cwd=ROOT, text=True, timeout=600,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{playbook}:\n{done.stdout[-6000:]}"
+    return done.stdout
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Iterator[Path]:
+    yield inventory_of_one(tmp_path / "one")
+    lab("down", "--only", NAME)
+
+
+@pytest.mark.more
+@pytest.mark.timeout(1800)
+def test_what_is_left_half_done_is_finished_by_the_next_run(inventory: Path) -> None:
+    bare_node(inventory)
+    ansible(inventory, "site.yml")
+    undisturbed = state(NAME)
+
+    bare_node(inventory)
+    died_in = [role for role in ROLES if die_in(role, inventory)]
+    assert died_in == list(ROLES)
+    assert "changed=0" in finished(inventory).splitlines()[-1]
+    assert state(NAME) == undisturbed
+
+
+def finished(inventory: Path) -> str:
+    """What the run says that comes after the one that ends what was begun."""
+    run_when_free(inventory)
+    return ansible(inventory, "site.yml").strip()
+
+
+def run_when_free(inventory: Path) -> None:
+    """A run that was killed holds its lock until the node has noticed."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            ansible(inventory, "site.yml")
+        except AssertionError as refused:
+            assert "is at work" in str(refused) and time.monotonic() < deadline, refused
+            time.sleep(3)
+        else:
+            return
