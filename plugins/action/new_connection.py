@@ -13,7 +13,7 @@ from ansible.plugins.action import ActionBase
 class ActionModule(ActionBase):
     """`commands`: lists of words. Who cannot be reached is tried again until `seconds` are over; nobody becomes unreachable.
 
-    The answer: `reached` (every command had its connection), `stdout` and `stderr` of the last command. It has failed
+    The answer: `reached` (every command had its connection) and what the last one `said`. It has failed
     when somebody was not reached, or a command said no; then no further one was run.
     """
 
@@ -38,8 +38,15 @@ class ActionModule(ActionBase):
                 done = self._low_level_execute_command(command)
             except AnsibleConnectionFailure as failure:
                 if time.monotonic() > until:
-                    return {"failed": True, "reached": False, "stdout": "", "stderr": "", "msg": failure.message}
+                    return {"failed": True, "reached": False, "said": "", "msg": failure.message}
                 time.sleep(1)
                 continue
-            said = {"reached": True, "stdout": done["stdout"], "stderr": done["stderr"].strip()}
-            return {"failed": done["rc"] != 0, "msg": said["stderr"] if done["rc"] else "", **said}
+            # With sudo there is a terminal, where all that is said comes out together.
+            lines = [
+                line
+                for line in done["stdout_lines"] + done["stderr_lines"]
+                if not line.startswith("Shared conn")
+            ]
+            said = "\n".join(lines).strip()
+            failed = done["rc"] != 0
+            return {"failed": failed, "reached": True, "said": said, **({"msg": said} if failed else {})}

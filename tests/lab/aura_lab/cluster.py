@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import re
 import secrets
 import shutil
@@ -20,9 +19,10 @@ from types import FrameType
 from typing import Any
 
 from aura_lab import host, image, network
+from aura_lab.container import Container
 from aura_lab.node import Node, names
+from aura_lab.vm import VM
 
-BOOT_LIMIT = 60.0  # seconds until sshd must answer
 _MEMORY = host.OWN / "lab.json"
 _PASSWORD = host.OWN / "password"
 
@@ -37,25 +37,36 @@ def planned(index: int, prefix: str = "node") -> dict[str, str]:
     }
 
 
+def load(name: str) -> Node | None:
+    record = host.read_json(host.BASE / name / "node.json")
+    if not record:
+        return None
+    return VM.of(record) if record.get("kind") == VM.kind else Container.of(record)
+
+
 def existing(name: str) -> Node:
-    node = Node.load(name)
+    node = load(name)
     if node is None:
         raise host.LabError(f"There is no node {name} in the lab ({', '.join(names()) or 'it is down'}).")
     return node
 
 
-def setup() -> Path:
+def setup(kind: str) -> Path:
     """Everything that `up` needs and that may be cached: packages of this machine, the node image."""
     host.require_root()
     with host.locked():
         require_own_lab()
         if not network.exists():
             host.require_namespaces()
-        host.setup()
-        return image.build(image.recipe(), in_use={node.image for node in _existing()})
+        return _image(kind)
 
 
-def up(wanted: Iterable[dict[str, str]]) -> None:
+def _image(kind: str) -> Path:
+    host.setup(vms=kind == VM.kind)
+    return image.build(image.recipe(kind), in_use={node.image for node in _existing()})
+
+
+def up(wanted: Iterable[Node]) -> None:
     """Start the wanted nodes that do not run yet, and everything that they need."""
     host.require_root()
     with _interruptible(), host.locked():
@@ -76,13 +87,12 @@ def up(wanted: Iterable[dict[str, str]]) -> None:
             raise
 
 
-def _up(wanted: list[dict[str, str]], started: list[Node]) -> None:
+def _up(wanted: list[Node], started: list[Node]) -> None:
     begun = time.monotonic()
     if not network.exists():
         host.require_namespaces()
-    host.setup()
     known = _existing()
-    rootfs = image.build(image.recipe(), in_use={node.image for node in known})
+    images = {kind: str(_image(kind)) for kind in sorted({node.kind for node in wanted})}
     memory = host.read_json(_MEMORY)
     if memory.get("boot_id") != host.boot_id() or memory.get("checkout") != str(host.REPOSITORY):
         if known:
@@ -94,7 +104,7 @@ def _up(wanted: list[dict[str, str]], started: list[Node]) -> None:
     network.up()
     _write_inventory_state()
 
-    nodes = [_prepare(plan, str(rootfs)) for plan in wanted]
+    nodes = [_prepare(node, images[node.kind]) for node in wanted]
     to_start = [node for node in nodes if node.leader() is None]
     fresh = [node for node in to_start if not node.created]
     started.extend(replace(node) for node in to_start)  # as they were: `created` says what to undo
@@ -108,8 +118,9 @@ def _up(wanted: list[dict[str, str]], started: list[Node]) -> None:
     )
 
 
-def _prepare(plan: dict[str, str], rootfs: str) -> Node:
-    name, address = plan["name"], plan["address"]
+def _prepare(wanted: Node, rootfs: str) -> Node:
+    """The node of that name as it is, or else the wanted one, to be created."""
+    name, address = wanted.name, wanted.address
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", name):
         raise host.LabError(f"'{name}' cannot be a node's name: lower-case letters, digits and hyphens only.")
     try:
@@ -121,14 +132,14 @@ def _prepare(plan: dict[str, str], rootfs: str) -> Node:
     for other in _existing():
         if other.name != name and other.address == address:
             raise host.LabError(f"{address} already belongs to {other.name}.")
-    known = Node.load(name)
+    known = load(name)
     if known and known.created:
         if known.address != address:
             raise host.LabError(
                 f"{name} exists with the address {known.address}; first: lab down --only {name}"
             )
         return known
-    return Node(name=name, address=address, nic=plan["nic"], netplan=plan["netplan"], image=rootfs)
+    return replace(wanted, image=rootfs)
 
 
 def down() -> None:
@@ -139,7 +150,7 @@ def down() -> None:
 
 
 def _down() -> None:
-    nodes = [node for node in map(Node.load, _directories()) if node]
+    nodes = [node for node in map(load, _directories()) if node]
     _each(lambda node: node.remove(), nodes)
     network.down(host.read_json(_MEMORY))
     shutil.rmtree(host.INVENTORY_STATE, ignore_errors=True)
@@ -151,7 +162,7 @@ def down_only(name: str) -> None:
     host.require_root()
     with host.locked(), _uninterruptible():
         require_own_lab()
-        node = Node.load(name)
+        node = load(name)
         if node:
             node.remove()
             if names():
@@ -160,40 +171,73 @@ def down_only(name: str) -> None:
                 _down()
 
 
-def power(name: str, on: bool) -> None:
+def power(name: str, on: bool, wait: bool = True) -> None:
+    with _changing(name) as node:
+        if not on:
+            node.power_off()
+            return
+        node.power_on()
+        if wait:
+            _wait([node])
+
+
+def reboot(name: str, wait: bool = True) -> None:
+    with _changing(name) as node:
+        node.reboot(time.monotonic() + node.boot_limit)
+        if wait:
+            _wait([node])
+
+
+def add_card(name: str) -> None:
+    with _changing(name) as node:
+        node.add_card(time.monotonic() + node.boot_limit)
+
+
+def snapshot(name: str, label: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", label):
+        raise host.LabError(
+            f"'{label}' cannot be a snapshot's name: lower-case letters, digits, hyphens only."
+        )
+    with _changing(name) as node:
+        node.snapshot(label)
+
+
+def restore(name: str, label: str) -> None:
+    with _changing(name) as node:
+        node.restore(label)
+
+
+@contextmanager
+def _changing(name: str) -> Iterator[Node]:
+    """A node of a lab that is up, for a command that may not be left half done."""
     host.require_root()
     with host.locked(), _uninterruptible():
         require_own_lab()
         node = existing(name)
-        if not on:
-            node.power_off()
-            return
         if not network.exists():
             raise host.LabError("The lab is not up: tests/lab/lab up")
-        node.power_on()
-        _wait([node])
+        yield node
 
 
 def cable(name: str, connected: bool) -> None:
     host.require_root()
     require_own_lab()
-    node = existing(name)
-    node.cut = not connected
-    node.save()
-    if network.exists(network.link_name(name)):
-        network.set_cable(name, connected)
+    existing(name).set_cable(connected)
 
 
 def rate(name: str, rate: str) -> None:
     host.require_root()
     require_own_lab()
-    node = existing(name)
-    network.bits_per_second(rate)
-    node.rate = rate
-    node.save()
-    leader = node.leader()
-    if leader and network.exists(network.link_name(name)):
-        network.shape(node, leader.pid)
+    existing(name).set_rate(rate)
+
+
+def execute(name: str, words: list[str]) -> int:
+    """As root inside the node, past the network: also works when its cable is cut."""
+    host.require_root()
+    require_own_lab()
+    if len(words) == 1 and any(character.isspace() for character in words[0]):
+        words = ["bash", "-c", words[0]]  # one string, as ssh takes it too
+    return existing(name).execute(words)
 
 
 def status() -> list[dict[str, Any]]:
@@ -204,9 +248,10 @@ def status() -> list[dict[str, Any]]:
         leader = node.leader()
         found.append({
             "name": node.name,
+            "kind": node.kind,
             "state": "running" if leader else "off",
             "first_address": node.address,
-            "addresses": network.node_addresses(leader.pid, node.nic) if leader else [],
+            "addresses": node.addresses(),
             "nic": node.nic,
             "cable": "cut" if node.cut else "connected",
             "rate": node.rate,
@@ -230,7 +275,7 @@ def require_own_lab() -> None:
 
 
 def _existing() -> list[Node]:
-    return [node for node in map(Node.load, names()) if node]
+    return [node for node in map(load, names()) if node]
 
 
 def _directories() -> list[str]:
@@ -254,8 +299,8 @@ def _lease(more: Iterable[Node] = ()) -> None:
 
 
 def _wait(nodes: list[Node]) -> None:
-    deadline = time.monotonic() + BOOT_LIMIT
-    _each(lambda node: None if node.cut else node.wait_until_ready(deadline), nodes)
+    begun = time.monotonic()
+    _each(lambda node: None if node.cut else node.wait_until_ready(begun + node.boot_limit), nodes)
 
 
 def _each(action: Callable[[Node], None], nodes: list[Node]) -> None:
@@ -319,11 +364,12 @@ def _handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
 def ssh_command(name: str, words: list[str]) -> list[str]:
     """ssh as the node's user: with the cluster's key where there is one, else with the lab's password."""
     node = existing(name)
-    addresses = network.node_addresses(node.inside().pid, node.nic)
+    node.inside()
+    addresses = node.addresses()
     if not addresses:
         raise host.LabError(f"{name} has no address now (cable cut?); `lab exec {name}` works without one.")
-    # We can see the node's disk, so its host keys are known, not believed.
-    keys = [path.read_text().split()[:2] for path in (node.root / "etc/ssh").glob("ssh_host_*_key.pub")]
+    # We can see into the node, so its host keys are known, not believed.
+    keys = [line.split()[:2] for line in node.host_keys()]
     known = node.home / "known_hosts"
     host.write(known, "".join(f"{name} {' '.join(key)}\n" for key in keys))
     ask = node.home / "ask-password"
@@ -334,14 +380,3 @@ def ssh_command(name: str, words: list[str]) -> list[str]:
         "-o", f"IdentityFile={host.INVENTORY_STATE / 'id_ed25519'}", "-o", "IdentitiesOnly=yes",
         "-o", "ControlMaster=no", "-o", "LogLevel=ERROR", f"{image.USER}@{addresses[0]}", *words,
     ]  # fmt: skip
-
-
-def join_cgroups(pid: int) -> None:
-    """Move this process to where systemd in the node looks for its own (nsenter leaves that out)."""
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-        _, kind, group = line.split(":", 2)
-        roots = {"name=systemd": ["systemd"], "": ["unified", "."]}.get(kind, [])
-        for root in roots:
-            members = Path("/sys/fs/cgroup") / root / group.lstrip("/") / "cgroup.procs"
-            if members.exists():
-                members.write_text(str(os.getpid()))

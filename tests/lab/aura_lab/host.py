@@ -37,6 +37,12 @@ PACKAGES = {
     "openssl": "openssl",
     "ssh": "openssh-client",
 }
+# the same, for VM nodes only
+VM_PACKAGES = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-img": "qemu-utils",
+    "mke2fs": "e2fsprogs",
+}
 
 
 class LabError(Exception):
@@ -238,12 +244,16 @@ def require_namespaces() -> None:
         raise Unavailable(f"This machine cannot run container nodes ({reason}).")
 
 
-def setup() -> None:
+def setup(vms: bool = False) -> None:
     """Install by name what the lab needs and lacks."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     os.environ["PATH"] = path
     missing = sorted(
-        {package for command, package in PACKAGES.items() if not shutil.which(command, path=path)}
+        {
+            package
+            for command, package in (PACKAGES | (VM_PACKAGES if vms else {})).items()
+            if not shutil.which(command, path=path)
+        }
     )
     if not missing:
         return

@@ -1,7 +1,8 @@
-"""The image under every node: this machine's own distribution as an ordinary install leaves it.
+"""The images under the nodes: this machine's own distribution as an ordinary install leaves it.
 
 Built with mmdebstrap from this machine's apt sources, kept in the cache, named after a hash of all that
-goes into it. Nodes put an overlay on it, so it is never written to again.
+goes into it. Nodes put an overlay on it, so it is never written to again. VMs have an image of their own, with a
+kernel and with what Ubuntu installs on every PC.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ PACKAGES = """
     netplan.io iproute2 iputils-ping netbase openssh-server openssh-client
     sudo python3 python3-apt ca-certificates tzdata less
 """.split()
+
+# A kernel (below), the lab's way in past the network, and what Ubuntu installs on a PC with a desktop.
+VM_PACKAGES = "initramfs-tools qemu-guest-agent network-manager unattended-upgrades needrestart ufw".split()
+KERNEL = {"debian": "linux-image-cloud-amd64", "ubuntu": "linux-image-virtual"}
 
 FILES = {
     "etc/hostname": "ubuntu\n",
@@ -61,6 +66,8 @@ ExecStart=/usr/local/lib/busy-apt
 [Install]
 WantedBy=basic.target
 """,
+}
+CONTAINER_FILES = {
     # /sys and /proc/sys must be writable for udev and `netplan apply`, but what is not a matter of the
     # node's own network belongs to the machine that carries the lab.
     "usr/local/lib/protect-host": """#!/bin/sh
@@ -90,30 +97,36 @@ ExecStart=
 ExecStart=-udevadm trigger --type=devices --action=add --subsystem-match=net
 """,
 }
+VM_FILES = {
+    "etc/fstab": "/dev/vda / ext4 errors=remount-ro 0 1\n",
+    # As little as the lab's VMs need in order to find their disk: a few seconds less in each emulated boot.
+    "etc/initramfs-tools/conf.d/lab": "MODULES=list\n",
+    "etc/initramfs-tools/modules": "virtio_pci\nvirtio_blk\next4\n",
+}
 EXECUTABLE = {"usr/local/lib/busy-apt", "usr/local/lib/protect-host"}
 
-ENABLED = [
-    "first-boot-host-keys.service",
-    "busy-apt.service",
-    "protect-host.service",
-    "systemd-networkd.service",
-]
-# What a container cannot use, and timers that would make tests depend on the time of day.
+ENABLED = ["first-boot-host-keys.service", "busy-apt.service", "systemd-networkd.service"]
+CONTAINER_ENABLED = ["protect-host.service"]
+# What a container cannot use and a virtual machine does not need, and timers that would make tests depend on the
+# time of day.
 MASKED = """
     console-getty.service container-getty@.service getty@.service getty-static.service serial-getty@.service
-    kmod-static-nodes.service systemd-modules-load.service systemd-remount-fs.service systemd-binfmt.service
-    systemd-hwdb-update.service systemd-pstore.service systemd-firstboot.service systemd-boot-update.service
-    sys-kernel-debug.mount sys-kernel-tracing.mount sys-kernel-config.mount sys-fs-fuse-connections.mount
+    systemd-binfmt.service systemd-hwdb-update.service systemd-pstore.service systemd-firstboot.service
+    systemd-boot-update.service sys-kernel-debug.mount sys-kernel-tracing.mount sys-fs-fuse-connections.mount
     dev-hugepages.mount proc-sys-fs-binfmt_misc.automount
     apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service
     fstrim.timer man-db.timer motd-news.timer
+""".split()
+CONTAINER_MASKED = """
+    kmod-static-nodes.service systemd-modules-load.service systemd-remount-fs.service sys-kernel-config.mount
 """.split()
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything of this machine that goes into the image."""
+    """Everything that goes into the image: for which kind of node, and what comes from this machine."""
 
+    kind: str
     distribution: str
     codename: str
     sources: list[str]
@@ -121,13 +134,36 @@ class Recipe:
     authorities: dict[str, str]
     pip: str
 
+    @property
+    def packages(self) -> list[str]:
+        resolver = ["systemd-resolved"] if self.distribution == "debian" else []
+        machine = [*VM_PACKAGES, KERNEL[self.distribution]] if self.kind == "vm" else []
+        return [*PACKAGES, *resolver, *machine]
+
+    @property
+    def files(self) -> dict[str, str]:
+        return FILES | (VM_FILES if self.kind == "vm" else CONTAINER_FILES)
+
+    @property
+    def enabled(self) -> list[str]:
+        return ENABLED + ([] if self.kind == "vm" else CONTAINER_ENABLED)
+
+    @property
+    def masked(self) -> list[str]:
+        return MASKED + ([] if self.kind == "vm" else CONTAINER_MASKED)
+
+    @property
+    def family(self) -> str:
+        """What an older image of the same kind of node begins with."""
+        return f"{self.distribution}-{self.codename}-" + ("vm-" if self.kind == "vm" else "")
+
     def key(self) -> str:
-        steps = [PACKAGES, FILES, sorted(EXECUTABLE), ENABLED, MASKED, inspect.getsource(_finish)]
-        text = json.dumps([steps, self.__dict__], sort_keys=True)
-        return f"{self.distribution}-{self.codename}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        steps = [self.packages, self.files, sorted(EXECUTABLE), self.enabled, self.masked]
+        text = json.dumps([*steps, inspect.getsource(_finish), self.__dict__], sort_keys=True)
+        return f"{self.family}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def recipe() -> Recipe:
+def recipe(kind: str) -> Recipe:
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', Path("/etc/os-release").read_text(), re.MULTILINE))
     distribution, codename = release.get("ID", ""), release.get("VERSION_CODENAME", "")
     if distribution not in ("debian", "ubuntu") or not codename:
@@ -135,6 +171,7 @@ def recipe() -> Recipe:
             "The lab's nodes are made from this machine's own apt sources: Debian or Ubuntu only."
         )
     return Recipe(
+        kind,
         distribution,
         codename,
         _sources(distribution, codename),
@@ -216,37 +253,39 @@ def build(what: Recipe, in_use: Iterable[str] = ()) -> Path:
     building = home / f".building-{what.key()}"
     log = home / "build.log"
     log.write_text("")
-    extra = ["systemd-resolved"] if what.distribution == "debian" else []
     # In namespaces of its own, and ended with us: no mount and no process can stay behind.
     command = ["setpriv", "--pdeathsig", "KILL"]
     command += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command += ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory"]
-    command += [f"--include={','.join(PACKAGES + extra)}"]
+    command += [f"--include={','.join(what.packages)}"]
     command += [f"--aptopt={setting}" for setting in what.apt_settings]
     command += [what.codename, str(building), *what.sources]
     try:
-        host.run_with_progress(f"building the node image ({what.key()}), about a minute, once", command, log)
+        host.run_with_progress(f"building the node image ({what.key()}), a minute or two, once", command, log)
         _finish(building, what)
         building.rename(rootfs)
     except BaseException:
         host.remove_tree(building)
         raise
-    for older in home.glob(f"{what.distribution}-{what.codename}-*"):
-        if older != rootfs and str(older) not in in_use:
+    for older in home.iterdir():
+        same = re.fullmatch(re.escape(what.family) + "[0-9a-f]{12}", older.name)
+        if same and older != rootfs and str(older) not in in_use:
             host.remove_tree(older)
     return rootfs
 
 
 def _finish(root: Path, what: Recipe) -> None:
     """From a minimal system to one that looks like a PC after an ordinary install."""
-    for name, text in FILES.items():
+    for name, text in what.files.items():
         host.write(root / name, text, 0o755 if name in EXECUTABLE else 0o644)
     # The locale file and others may be links in the image; the resolver's is one on every Ubuntu.
     (root / "etc/resolv.conf").unlink(missing_ok=True)
     (root / "etc/resolv.conf").symlink_to("../run/systemd/resolve/stub-resolv.conf")
     host.run("chroot", root, "useradd", "--create-home", "--shell", "/bin/bash", "--groups", "sudo,adm", USER)
-    host.run("systemctl", f"--root={root}", "enable", *ENABLED, "systemd-resolved.service")
-    host.run("systemctl", f"--root={root}", "mask", *MASKED)
+    host.run("systemctl", f"--root={root}", "enable", *what.enabled, "systemd-resolved.service")
+    host.run("systemctl", f"--root={root}", "mask", *what.masked)
+    if what.kind == "vm":
+        host.run("chroot", root, "update-initramfs", "-u")
 
     for name, text in what.authorities.items():
         host.write(root / "usr/local/share/ca-certificates" / name, text)

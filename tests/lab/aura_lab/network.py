@@ -1,6 +1,8 @@
-"""The lab's switch: a bridge, shaped links, DHCP as a router gives it, and NAT to the outside.
+"""The lab's switches: bridges, shaped links, DHCP as a router gives it, and NAT to the outside.
 
-Everything has the lab's own name (auralab0, al-*, table ip auralab), so that it can be removed by name.
+auralab0 is the home network with its router: 198.18.50.0/24, and 198.18.60.0/24 without DHCP on the same wire, for
+nodes that move. auralab1 is a switch without a router, for second cards: 198.18.70.0/24, no DHCP, no way out.
+Everything has the lab's own name (auralab*, al-*, table ip auralab), so that it can be removed by name.
 """
 
 from __future__ import annotations
@@ -26,19 +28,34 @@ if TYPE_CHECKING:
 BRIDGE = "auralab0"
 NETWORK = ipaddress.IPv4Network("198.18.50.0/24")
 HOST_ADDRESS = "198.18.50.1"
+OTHER_NETWORK = ipaddress.IPv4Network("198.18.60.0/24")
+SWITCH = "auralab1"
+SWITCH_NETWORK = ipaddress.IPv4Network("198.18.70.0/24")
+# bridge -> what is on its wire; this machine is .1 everywhere
+_WIRES = {BRIDGE: [NETWORK, OTHER_NETWORK], SWITCH: [SWITCH_NETWORK]}
 TABLE = ("ip", "auralab")
 # The guide's LS1005G: gigabit ports.
 FULL_RATE = "1gbit"
+# Nothing for a lab address ever leaves this machine: it belongs on the lab's wires or nowhere. A switch does not route.
+# One wire with two networks would make this machine tell the nodes of a shorter way; a router at home does not.
 _RULES = f"""
 table ip auralab {{
     chain postrouting {{
         type nat hook postrouting priority srcnat; policy accept;
-        ip saddr {NETWORK} oifname != "{BRIDGE}" masquerade
+        ip saddr {{ {NETWORK}, {OTHER_NETWORK} }} oifname != {{ "{BRIDGE}", "{SWITCH}" }} masquerade
     }}
     chain forward {{
         type filter hook forward priority filter; policy accept;
+        ip daddr {NETWORK[0]}-{SWITCH_NETWORK[-1]} oifname != {{ "{BRIDGE}", "{SWITCH}" }} drop
+        iifname "{SWITCH}" oifname != "{SWITCH}" drop
+        iifname != "{SWITCH}" oifname "{SWITCH}" drop
         oifname != "{BRIDGE}" iifname "{BRIDGE}" tcp flags syn tcp option maxseg size set rt mtu
         iifname != "{BRIDGE}" oifname "{BRIDGE}" tcp flags syn tcp option maxseg size set rt mtu
+    }}
+    chain output {{
+        type filter hook output priority filter; policy accept;
+        ip daddr {NETWORK[0]}-{SWITCH_NETWORK[-1]} oifname != {{ "{BRIDGE}", "{SWITCH}", "lo" }} drop
+        oifname "{BRIDGE}" icmp type redirect drop
     }}
 }}
 """
@@ -46,14 +63,15 @@ _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 _HOSTS = host.OWN / "dhcp-hosts"
 
 
-def link_name(node: str) -> str:
-    """The host's end of a node's cable (at most 15 characters)."""
-    return f"al-{node}" if len(node) <= 12 else f"al-{hashlib.sha256(node.encode()).hexdigest()[:12]}"
+def link_name(node: str, card: int = 0) -> str:
+    """The host's end of the cable to a node's first or second card (at most 15 characters)."""
+    short = node if len(node) <= 12 else hashlib.sha256(node.encode()).hexdigest()[:12]
+    return f"{('al', 'am')[card]}-{short}"
 
 
-def mac(address: str) -> str:
-    """A node's hardware address: always the same for the same first address."""
-    return "02:a1:" + ":".join(f"{int(part):02x}" for part in address.split("."))
+def mac(address: str, card: int = 0) -> str:
+    """A card's hardware address: always the same for the same first address of the node."""
+    return f"02:a{card + 1}:" + ":".join(f"{int(part):02x}" for part in address.split("."))
 
 
 def nameservers() -> list[str]:
@@ -73,18 +91,19 @@ def exists(link: str = BRIDGE) -> bool:
 
 
 def up() -> None:
-    """Bring up the bridge, NAT and DHCP."""
-    if not exists():
-        taken = [
-            route["dst"] for route in json.loads(host.run("ip", "-j", "route", "show", "root", str(NETWORK)))
-        ]
-        if taken:
-            raise host.LabError(
-                f"This machine already has a route to {taken[0]}, which the lab needs for itself."
-            )
-        host.run("ip", "link", "add", BRIDGE, "type", "bridge", "forward_delay", "0")
-    host.run("ip", "address", "replace", f"{HOST_ADDRESS}/{NETWORK.prefixlen}", "dev", BRIDGE)
-    host.run("ip", "link", "set", BRIDGE, "up")
+    """Bring up the bridges, NAT and DHCP."""
+    for bridge, wire in _WIRES.items():
+        if not exists(bridge):
+            for subnet in wire:
+                routes = json.loads(host.run("ip", "-j", "route", "show", "root", str(subnet)))
+                if routes:
+                    raise host.LabError(
+                        f"This machine already has a route to {routes[0]['dst']}, which the lab needs for itself."
+                    )
+            host.run("ip", "link", "add", bridge, "type", "bridge", "forward_delay", "0")
+        for subnet in wire:
+            host.run("ip", "address", "replace", f"{subnet[1]}/{subnet.prefixlen}", "dev", bridge)
+        host.run("ip", "link", "set", bridge, "up")
     host.run("nft", "-f", "-", stdin=f"table ip auralab\ndelete table ip auralab\n{_RULES}")
     _FORWARDING.write_text("1")
     for rule in _iptables_rules():
@@ -102,8 +121,8 @@ def down(memory: dict[str, Any]) -> None:
     _end_ssh_masters()
     for dhcp in host.processes_with(f"--dhcp-hostsfile={_HOSTS}"):
         dhcp.kill(signal.SIGTERM)
-    if exists():
-        host.run("ip", "link", "delete", BRIDGE)
+    for bridge in filter(exists, _WIRES):
+        host.run("ip", "link", "delete", bridge)
     if shutil.which("nft") and host.succeeds("nft", "list", "table", *TABLE):
         host.run("nft", "delete", "table", *TABLE)
     for rule in _lab_rules():
@@ -119,6 +138,7 @@ def _lab_rules() -> list[list[str]]:
         ["FORWARD", "-i", BRIDGE, *comment],
         ["FORWARD", "-o", BRIDGE, *comment],
         ["INPUT", "-i", BRIDGE, *comment],
+        ["INPUT", "-i", SWITCH, *comment],
     ]
 
 
@@ -184,11 +204,27 @@ def plug(node: Node, leader: int) -> None:
         set_cable(node.name, connected=True)
 
 
-def unplug(node: str) -> None:
-    link = link_name(node)
+def plug_tap(node: str, card: int) -> str:
+    """A cable to a virtual machine's card, still unplugged; its name."""
+    link = link_name(node, card)
+    unplug(node, card)
+    host.run("ip", "tuntap", "add", link, "mode", "tap")
+    host.run("ip", "link", "set", link, "master", (BRIDGE, SWITCH)[card])
+    return link
+
+
+def unplug(node: str, card: int = 0) -> None:
+    link = link_name(node, card)
     # When a node has just ended, its namespace may take the cable along before we do.
     if exists(link) and not host.succeeds("ip", "link", "delete", link) and exists(link):
         host.run("ip", "link", "delete", link)
+    if exists(_inward(link)):
+        host.run("ip", "link", "delete", _inward(link))
+
+
+def _inward(link: str) -> str:
+    """The device that shapes what comes in over a tap: the kernel shapes only what it sends."""
+    return f"ai-{link.partition('-')[2]}"
 
 
 def bits_per_second(rate: str) -> float:
@@ -198,16 +234,38 @@ def bits_per_second(rate: str) -> float:
     return float(match[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
 
 
+def _limit(rate: str) -> list[str]:
+    """The bucket holds about a millisecond, at least one offloaded packet (64 KiB)."""
+    burst = max(68_000, int(bits_per_second(rate) / 8 / 1000))
+    return ["tbf", "rate", rate, "burst", str(burst), "latency", "25ms"]
+
+
 def shape(node: Node, leader: int) -> None:
-    """Limit both directions. The bucket holds about a millisecond, at least one offloaded packet (64 KiB)."""
-    burst = max(68_000, int(bits_per_second(node.rate) / 8 / 1000))
-    limit = ["tbf", "rate", node.rate, "burst", str(burst), "latency", "25ms"]
+    """Limit both directions."""
+    limit = _limit(node.rate)
     host.run("tc", "qdisc", "replace", "dev", link_name(node.name), "root", *limit)
     host.run("nsenter", "-t", str(leader), "-n", "tc", "qdisc", "replace", "dev", node.nic, "root", *limit)
 
 
-def set_cable(node: str, connected: bool) -> None:
-    host.run("ip", "link", "set", link_name(node), "up" if connected else "down")
+def shape_tap(node: Node) -> None:
+    """Limit both directions of a virtual machine's home card, as far as a whole gigabit has to be limited at all."""
+    link = link_name(node.name)
+    inward = _inward(link)
+    host.run("tc", "qdisc", "replace", "dev", link, "root", *_limit(node.rate))
+    if node.rate == FULL_RATE and not exists(inward):
+        return
+    if not exists(inward):
+        host.run("ip", "link", "add", inward, "type", "ifb")
+        host.run("ip", "link", "set", inward, "up")
+        host.run("tc", "qdisc", "add", "dev", link, "handle", "ffff:", "ingress")
+        everything = ["parent", "ffff:", "protocol", "all", "u32", "match", "u32", "0", "0"]
+        redirect = ["action", "mirred", "egress", "redirect", "dev", inward]
+        host.run("tc", "filter", "add", "dev", link, *everything, *redirect)
+    host.run("tc", "qdisc", "replace", "dev", inward, "root", *_limit(node.rate))
+
+
+def set_cable(node: str, connected: bool, card: int = 0) -> None:
+    host.run("ip", "link", "set", link_name(node, card), "up" if connected else "down")
 
 
 def node_addresses(leader: int, nic: str) -> list[str]:
@@ -221,7 +279,8 @@ def node_addresses(leader: int, nic: str) -> list[str]:
 
 def _end_ssh_masters() -> None:
     """End ssh's shared connections to lab nodes: known by their socket, not by their name."""
-    text = host.run("ss", "-Htnp", "dst", str(NETWORK), check=False)
+    wires = [f"dst {subnet}" for subnets in _WIRES.values() for subnet in subnets]
+    text = host.run("ss", "-Htnp", " or ".join(wires), check=False)
     for pid in {int(number) for number in re.findall(r'"ssh",pid=(\d+)', text)}:
         process = host.Process.of(pid)
         try:

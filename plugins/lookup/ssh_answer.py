@@ -1,0 +1,107 @@
+"""Which of some addresses and ports leads to a node's SSH server."""
+
+import errno
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleLookupError
+from ansible.plugins.lookup import LookupBase
+
+DOCUMENTATION = """
+name: ssh_answer
+author: Aura
+short_description: Says what answers on the SSH port of some addresses
+description:
+  - Stops at the first address and port where the node answers.
+  - Runs on the controller, asks for nothing but the greeting and the host key, and changes nothing.
+options:
+  _terms:
+    description:
+      - Addresses, the final one first; empty ones are passed over.
+      - They are tried in this order when the node's host key is known. A new node is looked for in the reverse
+        order, since whoever has its final address may be somebody else.
+    required: true
+  name:
+    description: The name under which the node's host key stands in O(known_hosts).
+    type: str
+    required: true
+  known_hosts:
+    description: A file with host keys. When the node's is not in there, any SSH server is taken for the node.
+    type: path
+    required: true
+  ports:
+    description: The TCP ports to try at each address, the final one first.
+    type: list
+    elements: int
+    default: [22]
+  timeout:
+    description: How long to wait for one answer, in seconds.
+    type: int
+    default: 3
+"""
+RETURN = """
+_raw:
+  description:
+    - One dictionary for each address and port tried, with C(address), C(port) and C(answer).
+    - C(answer) is C(node), C(stranger) (SSH with another host key), C(other) (not SSH),
+      C(refused) (a machine without a server on that port) or C(silence).
+  type: list
+  elements: dict
+"""
+
+
+def recorded_keys(name: str, known_hosts: Path) -> dict[str, str]:
+    """The node's keys in known_hosts, by type."""
+    lines = known_hosts.read_text().splitlines() if known_hosts.exists() else []
+    fields = [line.split() for line in lines if not line.startswith("#")]
+    return {words[1]: words[2] for words in fields if len(words) >= 3 and name in words[0].split(",")}
+
+
+def shown_key(address: str, port: int, kind: str, timeout: int) -> str | None:
+    command = ["ssh-keyscan", "-T", str(timeout), "-p", str(port), "-t", kind, address]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    keys = [
+        line.split()[2] for line in said.splitlines() if not line.startswith("#") and len(line.split()) >= 3
+    ]
+    return keys[0] if keys else None
+
+
+def answer(address: str, port: int, timeout: int, known: dict[str, str]) -> str:
+    try:
+        with socket.create_connection((address, port), timeout=timeout) as connection:
+            connection.settimeout(timeout)
+            if connection.recv(4) != b"SSH-":
+                return "other"
+    except ConnectionRefusedError:
+        return "refused"
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.EPERM, errno.EACCES):
+            raise AnsibleLookupError(f"The controller cannot connect to {address}: {error}") from error
+        return "silence"
+    if not known:
+        return "node"
+    return (
+        "node"
+        if any(shown_key(address, port, kind, timeout) == key for kind, key in known.items())
+        else "stranger"
+    )
+
+
+class LookupModule(LookupBase):
+    def run(
+        self, terms: list[str], variables: dict[str, Any] | None = None, **kwargs: Any
+    ) -> list[dict[str, str | int]]:
+        self.set_options(var_options=variables, direct=kwargs)
+        known = recorded_keys(self.get_option("name"), Path(self.get_option("known_hosts")))
+        places = [
+            (address, port) for address in terms if address for port in map(int, self.get_option("ports"))
+        ]
+        tried: list[dict[str, str | int]] = []
+        for address, port in dict.fromkeys(places if known else reversed(places)):
+            said = answer(address, port, self.get_option("timeout"), known)
+            tried.append({"address": address, "port": port, "answer": said})
+            if said == "node":
+                break
+        return tried

@@ -1,0 +1,186 @@
+"""A change that would cut the machine off goes away by itself: by the guest's own timer, and after a power cut.
+
+The program is the one that roles/safe_change installs; the roles use it the same way.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import Machine, wait
+
+ROLE = Path(__file__).resolve().parents[2] / "roles/safe_change/files"
+PROGRAM = "/usr/local/lib/aura/safe-change"
+SECONDS = 25  # until the guest takes it back
+
+FIREWALL = "/etc/aura-firewall.nft"
+SSHD = "/etc/ssh/sshd_config.d/10-aura.conf"
+CLOSED = (
+    "table inet aura {\n  chain input { type filter hook input priority 0; policy drop; iif lo accept; }\n}\n"
+)
+LOAD = [["nft", "-f", FIREWALL]]
+UNLOAD = [["nft", "delete", "table", "inet", "aura"]]
+
+
+def netplan(machine: Machine, address: str, gateway: str) -> dict[str, Any]:
+    card = machine.exec("ip -o route show default | awk '{print $5; exit}'").strip()
+    text = {
+        "network": {
+            "version": 2,
+            "ethernets": {
+                "0-aura": {
+                    "match": {"macaddress": machine.mac},
+                    "set-name": card,
+                    "dhcp4": False,
+                    "addresses": [address],
+                    "routes": [{"to": "default", "via": gateway, "on-link": True}],
+                }
+            },
+        }
+    }
+    # JSON is YAML.
+    return {"path": "/etc/netplan/00-aura.yaml", "content": json.dumps(text), "mode": "0600"}
+
+
+def wrong_address(machine: Machine) -> dict[str, Any]:
+    return {"files": [netplan(machine, "203.0.113.9/24", "203.0.113.1")], "apply": [["netplan", "apply"]]}
+
+
+def wrong_gateway(machine: Machine) -> dict[str, Any]:
+    return {
+        "files": [netplan(machine, f"{machine.address}/24", "198.18.50.254")],
+        "apply": [["netplan", "apply"]],
+    }
+
+
+def closed_firewall(_: Machine) -> dict[str, Any]:
+    return {
+        "files": [{"path": FIREWALL, "content": CLOSED, "mode": "0644"}],
+        "apply": LOAD,
+        "undo": UNLOAD,
+    }
+
+
+def sshd_without_keys(_: Machine) -> dict[str, Any]:
+    text = "PubkeyAuthentication no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+    return {
+        "files": [{"path": SSHD, "content": text, "mode": "0600"}],
+        "apply": [["systemctl", "restart", "ssh"]],
+    }
+
+
+def plan(change: dict[str, Any]) -> dict[str, Any]:
+    whole = {
+        "of": "a test",
+        "seconds": SECONDS,
+        "directories": [],
+        "check": "",
+        "undo": change["apply"],
+    } | change
+    if any(file["path"].startswith("/etc/netplan") for file in whole["files"]):
+        whole["directories"] = ["/etc/netplan"]
+    return whole
+
+
+def put(machine: Machine, path: str, content: bytes, mode: str) -> None:
+    coded = base64.b64encode(content).decode()
+    machine.exec(f"mkdir -p $(dirname {path}); echo {coded} | base64 -d >{path}; chmod {mode} {path}")
+
+
+def begin(machine: Machine, change: dict[str, Any]) -> str:
+    words = shlex.quote(json.dumps(plan(change)))
+    answer: dict[str, str] = json.loads(machine.exec(f"printf %s {words} | {PROGRAM} begin"))
+    return answer["id"]
+
+
+def status(machine: Machine) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(machine.exec(f"{PROGRAM} status"))
+    return found
+
+
+def files(machine: Machine) -> str:
+    """What the machine's settings are, and that nothing is left of a change."""
+    return machine.exec(f"""
+        sha256sum /etc/netplan/* {FIREWALL} {SSHD} 2>/dev/null
+        nft list tables 2>/dev/null
+        ls -A /var/lib/aura-safe-change/current 2>/dev/null
+        systemctl list-units --all --no-legend --plain 'aura-safe-change-*'
+        sshd -T | grep -E '^(pubkey|password)auth'
+        ip -4 -o addr show scope global | awk '{{print $2, $4}}'
+        ip route show default | awk '{{print $3}}'
+        true
+    """)
+
+
+@pytest.fixture
+def machine(vm: Callable[..., Machine]) -> Machine:
+    """A PC on which roles/safe_change has been, and that its owner reaches by ssh."""
+    node = vm()
+    put(node, PROGRAM, (ROLE / "safe-change").read_bytes(), "0755")
+    put(
+        node,
+        "/etc/systemd/system/aura-safe-change.service",
+        (ROLE / "aura-safe-change.service").read_bytes(),
+        "0644",
+    )
+    node.exec("systemctl daemon-reload; systemctl -q enable aura-safe-change.service; sync")
+    node.wait_ssh()
+    return node
+
+
+CHANGES = [wrong_address, wrong_gateway, closed_firewall, sshd_without_keys]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_it_comes_back_by_itself(machine: Machine, change: Callable[[Machine], dict[str, Any]]) -> None:
+    before = files(machine)
+    identity = begin(machine, change(machine))
+    wait("it is applied", lambda: (status(machine)["current"] or {}).get("state") == "applied", 120)
+    assert files(machine) != before
+    # Nobody comes.
+    wait("the machine takes it back", lambda: status(machine)["current"] is None, SECONDS + 120)
+    assert status(machine)["last"]["id"] == identity
+    assert status(machine)["last"]["outcome"] == "undone"
+    wait("everything is as it was", lambda: files(machine) == before, 60)
+    machine.wait_ssh()
+
+
+def test_it_comes_back_after_the_power_went_in_the_middle(machine: Machine) -> None:
+    """All four at once: none of them is there when the machine has booted."""
+    before = files(machine)
+    changes = [change(machine) for change in (wrong_address, closed_firewall, sshd_without_keys)]
+    together = {
+        "files": [file for change in changes for file in change["files"]],
+        "apply": [command for change in changes for command in change["apply"]],
+        "seconds": 600,
+    }
+    begin(machine, together)
+    wait("it is applied", lambda: (status(machine)["current"] or {}).get("state") == "applied", 120)
+    machine.power_off()
+    machine.power_on()
+    machine.wait_ssh()
+    assert status(machine)["current"] is None
+    assert "switched off" in status(machine)["last"]["why"]
+    wait("everything is as it was", lambda: files(machine) == before, 60)
+
+
+def test_what_was_confirmed_stays_and_leaves_nothing_behind(machine: Machine) -> None:
+    identity = begin(machine, {
+        "files": [{"path": SSHD, "content": "MaxAuthTries 3\n", "mode": "0600"}],
+        "apply": [["systemctl", "reload", "ssh"]],
+    })  # fmt: skip
+    machine.exec(f"{PROGRAM} reached {identity}; {PROGRAM} confirm {identity}")
+    machine.power_off()
+    machine.power_on()
+    machine.wait_ssh()
+    assert status(machine)["current"] is None
+    assert "maxauthtries 3" in machine.exec("sshd -T")
+    assert "aura-safe-change-" not in machine.exec(
+        "systemctl list-units --all --no-legend --plain; ls /var/lib/aura-safe-change"
+    )
