@@ -105,7 +105,11 @@ def without(text: str, names: list[str]) -> str:
     cards.value = [(key, value) for key, value in cards.value if key.value not in names]
     if not cards.value:
         network.value = [(key, value) for key, value in network.value if key.value != "ethernets"]
-    if {key.value for key, _ in network.value} <= {"version"}:
+    # networkd is what netplan takes anyway.
+    if all(
+        key.value == "version" or (key.value, value.value) == ("renderer", "networkd")
+        for key, value in network.value
+    ):
         return ""
     for node in (document, network, cards):
         node.flow_style = False
