@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LAB = ROOT / "tests/lab/lab"
@@ -132,7 +133,7 @@ class Machine:
     def heal(self) -> None:
         lab("heal", self.name)
 
-    def _status(self) -> dict[str, object]:
+    def _status(self) -> dict[str, Any]:
         nodes = json.loads(lab("status", "--json"))["nodes"]
         return next(node for node in nodes if node["name"] == self.name)
 
