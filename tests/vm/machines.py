@@ -86,7 +86,7 @@ class Machine:
     @property
     def alive(self) -> bool:
         """Whether it is switched on."""
-        return self._status()["state"] == "running"
+        return bool(self._status()["state"] == "running")
 
     def boot_id(self) -> str:
         return self.exec("cat /proc/sys/kernel/random/boot_id").strip()

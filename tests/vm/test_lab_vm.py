@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -129,6 +130,19 @@ def test_a_new_card_renames_the_old_one(vm: Machines) -> None:
     assert home_addresses(machine) == []
     machine.restore()
     assert cards(machine) == {machine.mac: "enp3s0"}
+
+
+def test_an_interrupted_up_leaves_nothing_behind(vm: Machines) -> None:
+    vm()  # the image is there, and the lab is up
+    up = subprocess.Popen([LAB, "up", "--kind", "vm", "--only", "brief", "--address", "198.18.50.240"])
+    wait_for("it is plugged in", lambda: Path("/sys/class/net/al-brief").exists() or up.poll() is not None)
+    up.send_signal(signal.SIGINT)
+    assert up.wait(300) == 130
+    assert not Path("/sys/class/net/al-brief").exists()
+    assert not Path("/var/lib/aura-lab/brief").exists()
+    assert not subprocess.run(
+        ["pgrep", "-f", "/var/lib/aura-lab/brief/"], capture_output=True, text=True
+    ).stdout
 
 
 # --- the wires -------------------------------------------------------------------------------------
