@@ -16,6 +16,8 @@ CACHE := $(or $(AURA_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aura)
 # machine's driver, or torch's CPU build where there is none (TORCH_BACKEND: auto, cpu, cu126, …).
 TORCH_SPEC ?= torch==2.13.0
 TORCH_BACKEND ?= $(if $(shell command -v nvidia-smi),auto,cpu)
+# Where make backup-keys writes and make restore-keys reads.
+FILE ?= $(HOME)/aura-keys.tar.gz
 # make roles ROLE=firewall tests one role only.
 ROLE ?=
 
@@ -43,7 +45,7 @@ DEV := .venv/.dev
 .PHONY: help
 help: ## print this
 	@echo "make <target>:"
-	awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(CONTROLLER) ## build five virtual nodes on this machine, provision them, train on them, show the result
@@ -67,7 +69,15 @@ roles: $(DEV) ## test each role on a fresh virtual node (one only: make roles RO
 
 .PHONY: e2e
 e2e: $(DEV) $(TRAINER) ## test the whole cluster on five virtual nodes
-	@pytest tests/e2e
+	@pytest tests/e2e -m "not more"
+
+.PHONY: test-vm
+test-vm: $(DEV) ## test on virtual machines what needs a kernel of its own: network cards, power cuts, the clock
+	@pytest tests/vm -m "not more"
+
+.PHONY: test-more
+test-more: $(DEV) $(TRAINER) ## the tests that take too long for those two: before a release
+	@pytest tests/vm tests/e2e -m more
 
 .PHONY: lab-up
 lab-up: $(CONTROLLER) ## start the five virtual nodes and leave them running
@@ -80,6 +90,14 @@ lab-down: ## remove the virtual nodes and everything that belongs to them
 .PHONY: controller
 controller: $(CONTROLLER) ## install what ansible-playbook needs on this machine, into .venv
 	@echo "Ready: source .venv/bin/activate"
+
+.PHONY: backup-keys
+backup-keys: ## put your clusters' keys into one file (FILE=…; ~/aura-keys.tar.gz): without them nobody gets into the nodes
+	@inventory/keys backup "$(FILE)"
+
+.PHONY: restore-keys
+restore-keys: ## take them out of it again (FILE=…); keys that differ are never overwritten
+	@inventory/keys restore "$(FILE)"
 
 .PHONY: setup
 setup: $(CONTROLLER) $(TRAINER) $(DEV) check-packages ## install everything now, so that nothing has to be installed later

@@ -124,15 +124,7 @@ def test_collections_are_the_ones_of_the_locked_ansible() -> None:
         )
 
 
-def test_what_the_inventories_share_is_the_same_in_each() -> None:
-    """Copies, not links: a folder copied from inventory/lan is complete, and archives lose links."""
-    for name in ["all/derived.yml", "cluster/connection.yml"]:
-        original = tree.ROOT / "inventory/lan/group_vars" / name
-        for folder in ["inventory/lab", "tests/roles/inventory"]:
-            copy = tree.ROOT / folder / "group_vars" / name
-            assert copy.read_text() == original.read_text(), (
-                f"cp {tree.relative(original)} {tree.relative(copy)}"
-            )
+def test_the_lab_and_the_tests_of_the_roles_have_the_same_settings() -> None:
     settings = "group_vars/all/settings.yml"
     assert (tree.ROOT / "tests/roles/inventory" / settings).read_text() == (
         tree.ROOT / "inventory/lab" / settings

@@ -151,8 +151,14 @@ def test_a_healthy_cluster(cluster: Cluster) -> None:
         ("connect to host 192.168.50.23 port 22: No route to host", "Is node3 on?"),
         ("connect to host 192.168.50.23 port 22: Connection timed out", "Is node3 on?"),
         ("connect to host 192.168.50.23 port 22: Connection refused", "its SSH server is not"),
-        ("ubuntu@192.168.50.23: Permission denied (publickey).", "playbooks/bootstrap.yml --limit node3"),
-        ("Host key verification failed.", "is not the node3 of before"),
+        (
+            "ubuntu@192.168.50.23: Permission denied (publickey).",
+            "playbooks/bootstrap.yml -k -K --limit node3",
+        ),
+        (
+            "Host key verification failed.",
+            "playbooks/bootstrap.yml -k -K --limit node3 (it says how to forget",
+        ),
     ],
 )
 def test_a_node_that_does_not_answer(cluster: Cluster, said: str, advice: str) -> None:
@@ -256,7 +262,7 @@ def spoil_disk(cluster: Cluster) -> None:
             "does not have its address 192.168.50.21 (it has 192.168.50.131)",
             "site.yml",
         ),
-        (spoil_hostname, "hostname", "node1 calls itself ubuntu", "bootstrap.yml --limit node1"),
+        (spoil_hostname, "hostname", "node1 calls itself ubuntu", "site.yml --limit node1"),
         (spoil_own_name, "names", "on node1, its own name node1 is 127.0.1.1", "/etc/hosts"),
         (
             spoil_route,

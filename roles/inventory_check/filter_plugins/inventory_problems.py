@@ -1,12 +1,20 @@
-"""What is wrong with the names and addresses of an inventory, one sentence each."""
+"""What is wrong with the names, addresses and settings of an inventory, one sentence each."""
 
+import base64
+import binascii
 import ipaddress
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 # RFC 1123: letters, digits and hyphens, no hyphen at either end, at most 63 characters.
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)
+
+# What Linux takes for the name of a network card, or its hardware address.
+CARD = re.compile(r"[^\s/:]{1,15}|([0-9a-f]{2}:){5}[0-9a-f]{2}", re.IGNORECASE)
+PUBLIC_KEY = re.compile(r"(?:^|\s)((?:sk-)?(?:ssh|ecdsa)-[\w@.-]+)\s+([A-Za-z0-9+/=]+)")
 
 
 def together(names: list[str]) -> str:
@@ -18,6 +26,14 @@ def ipv4(text: object) -> ipaddress.IPv4Address | None:
         return ipaddress.IPv4Address(str(text))
     except ipaddress.AddressValueError:
         return None
+
+
+def unusable(address: ipaddress.IPv4Address) -> bool:
+    """Whether no machine of a LAN can have this address."""
+    return (
+        address.is_loopback or address.is_multicast or address.is_link_local or address.is_unspecified
+        or int(address) >> 28 == 15
+    )  # fmt: skip
 
 
 def name_problems(names: list[str]) -> list[str]:
@@ -50,6 +66,10 @@ def address_problems(
             problems.append(
                 f"The lan_address of {name} is {text!r}, which is not an IPv4 address: correct it."
             )
+        elif unusable(address):
+            problems.append(
+                f"The lan_address of {name} is {address}, which no machine in a LAN can have: correct it."
+            )
         else:
             final[address].append(name)
     for address, names in final.items():
@@ -79,6 +99,11 @@ def address_problems(
                 f"{together(names)} have the same first_address {address}: look up which PC has it."
             )
 
+    if not 8 <= prefix <= 30:
+        problems.append(
+            f"lan_prefix is {prefix}: how many bits of an address name the network (24 for 255.255.255.0), 8 to 30."
+        )
+        return problems
     if not final:
         return problems
     networks = defaultdict(list)
@@ -92,7 +117,7 @@ def address_problems(
         return problems
     network = next(iter(networks))
     for address, names in final.items():
-        if prefix < 31 and address in (network.network_address, network.broadcast_address):
+        if address in (network.network_address, network.broadcast_address):
             problems.append(
                 f"{address} ({together(names)}) means all of {network}: choose an address inside it."
             )
@@ -101,25 +126,110 @@ def address_problems(
         problems.append(
             f"lan_gateway {gateway!r} is not in the nodes' network {network}: correct it in settings.yml."
         )
-    if router in final:
+    if router and router in final:
         problems.append(
             f"{together(final[router])} and the router (lan_gateway) have the same address {router}."
         )
     return problems
 
 
+def port_problems(ports: Mapping[str, object]) -> list[str]:
+    problems = []
+    numbers = defaultdict(list)
+    for name, value in ports.items():
+        if not re.fullmatch(r"[0-9]{1,5}", str(value)) or not 1 <= int(str(value)) <= 65535:
+            problems.append(f"{name} is {value!r}, which is no port: choose a number from 1 to 65535.")
+        elif name != "first_ssh_port":  # it may be that of SSH
+            numbers[int(str(value))].append(name)
+    for number, names in numbers.items():
+        if len(names) > 1:
+            problems.append(f"{together(names)} are the same port {number}: give each its own.")
+    return problems
+
+
+def card_problems(cards: Mapping[str, str]) -> list[str]:
+    return [
+        f"The lan_interface of {name} is {card!r}, which is neither a network card's name (enp3s0, say) nor its "
+        "hardware address (00:11:22:33:44:55): correct it."
+        for name, card in cards.items()
+        if card and not CARD.fullmatch(str(card))
+    ]
+
+
+def network_problems(networks: Iterable[str]) -> list[str]:
+    problems = []
+    for text in networks:
+        try:
+            ipaddress.ip_network(str(text), strict=False)
+        except ValueError:
+            problems.append(
+                f"admin_networks names {text!r}, which is neither a network (192.168.50.0/24) nor an address: "
+                "correct it."
+            )
+    return problems
+
+
+def public_key(text: str) -> bytes:
+    """The key in the text; nothing when there is none."""
+    found = PUBLIC_KEY.search(text)
+    try:
+        blob = base64.b64decode(found[2], validate=True) if found else b""
+    except binascii.Error:
+        return b""
+    # It begins with its own kind once more, so that half a key is seen.
+    return blob if found and blob[4:].startswith(found[1].encode()) and len(blob) > 40 else b""
+
+
+def second_key_problems(second_key: str, state: str) -> list[str]:
+    """second_key: a public key or the path of a file with one; state: the directory with the cluster's own key."""
+    if not second_key:
+        return []
+    file = (
+        Path(second_key).expanduser()
+        if not PUBLIC_KEY.search(second_key) and "\n" not in second_key
+        else None
+    )
+    text = file.read_text(errors="replace") if file and file.is_file() else second_key
+    if "PRIVATE KEY" in text:
+        return ["ssh_second_key names a private key, which belongs to its owner only: name its .pub."]
+    if not public_key(text):
+        return [
+            f"ssh_second_key is {second_key[:60]!r}, which is neither a public SSH key (ssh-ed25519 AAAA…) "
+            "nor a file with one on this machine: correct it."
+        ]
+    own = Path(state) / "id_ed25519.pub"
+    if own.is_file() and public_key(own.read_text()) == public_key(text):
+        return [
+            "ssh_second_key is the cluster's own key: if that is lost, so is the way in. Make another one "
+            "(ssh-keygen) and keep it elsewhere."
+        ]
+    return []
+
+
 def inventory_problems(
-    addresses: Mapping[str, str], first_addresses: Mapping[str, str], prefix: int, gateway: str
+    addresses: Mapping[str, str],
+    first_addresses: Mapping[str, str],
+    prefix: int,
+    gateway: str,
+    settings: Mapping[str, Any],
 ) -> list[str]:
-    """Sentences about names and addresses; none when all is well.
+    """Sentences about what cannot be right; none when all is well.
 
     addresses, first_addresses: node name -> lan_address, first_address ("" when it has none).
+    settings: cards (node name -> lan_interface), admin_networks, ports (by their variables), second_key, state.
     """
     if not addresses:
         return [
             "The group `cluster` of this inventory has no nodes: add them to its hosts.yml, one line each."
         ]
-    return name_problems(list(addresses)) + address_problems(addresses, first_addresses, int(prefix), gateway)
+    return (
+        name_problems(list(addresses))
+        + address_problems(addresses, first_addresses, int(prefix), gateway)
+        + card_problems(settings["cards"])
+        + network_problems(settings["admin_networks"])
+        + port_problems(settings["ports"])
+        + second_key_problems(settings["second_key"], settings["state"])
+    )
 
 
 class FilterModule:

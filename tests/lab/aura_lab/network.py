@@ -100,7 +100,9 @@ def up() -> None:
                     raise host.LabError(
                         f"This machine already has a route to {routes[0]['dst']}, which the lab needs for itself."
                     )
-            host.run("ip", "link", "add", bridge, "type", "bridge", "forward_delay", "0")
+            # An address of its own, as a router has: a bridge's changes with its ports, and nodes remember it.
+            own = mac(str(wire[0][1]))
+            host.run("ip", "link", "add", bridge, "address", own, "type", "bridge", "forward_delay", "0")
         for subnet in wire:
             host.run("ip", "address", "replace", f"{subnet[1]}/{subnet.prefixlen}", "dev", bridge)
         host.run("ip", "link", "set", bridge, "up")

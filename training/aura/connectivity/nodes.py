@@ -20,9 +20,12 @@ def check_answers(evidence: Evidence) -> list[Check]:
 def explain_ssh(node: Node) -> str:
     """The remedy for what ssh said."""
     name, said = node.name, node.complaint.lower()
-    bootstrap = f"ansible-playbook playbooks/bootstrap.yml --limit {name}"
+    bootstrap = f"ansible-playbook playbooks/bootstrap.yml -k -K --limit {name}"
     if "host key verification failed" in said or "identification has changed" in said:
-        return f"The machine at {node.address} is not the {name} of before (installed anew?): {bootstrap}"
+        return (
+            f"The machine at {node.address} is not the {name} of before. If you have installed {name} anew, {bootstrap}"
+            " (it says how to forget the old host key); else another machine has this address"
+        )
     if "permission denied" in said:
         return f"{name} does not know this project's key: {bootstrap}"
     if "refused" in said:
@@ -77,7 +80,7 @@ def check_hostname(evidence: Evidence) -> list[Check]:
         hostname = node.about.get("hostname")
         if hostname and hostname != node.name:
             message = f"{node.name} calls itself {hostname}"
-            remedy = f"ansible-playbook playbooks/bootstrap.yml --limit {node.name}"
+            remedy = f"{SITE} --limit {node.name}"
             found.append(Check("hostname", "failed", node.name, message, remedy))
     return found or fine("hostname", "each node has its name of the inventory")
 

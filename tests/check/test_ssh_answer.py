@@ -1,0 +1,81 @@
+"""Where playbooks/tasks/find_nodes.yml finds a node: addresses and ports, in the right order."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tree
+from ansible.plugins.loader import lookup_loader
+
+lookup_loader.add_directory(str(tree.ROOT / "plugins/lookup"))
+HERE, NOBODY = "127.0.0.1", "127.0.0.2"
+
+
+@contextmanager
+def greeting(words: bytes) -> Iterator[int]:
+    """Something on this machine that greets whoever connects; its port."""
+    server = socket.create_server((HERE, 0))
+
+    def greet() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            connection.sendall(words)
+            connection.close()
+
+    threading.Thread(target=greet, daemon=True).start()
+    yield server.getsockname()[1]
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+def ask(*addresses: str, ports: list[Any], known_hosts: str = "/nonexistent") -> list[tuple[str, int, str]]:
+    lookup = lookup_loader.get("ssh_answer")
+    tried = lookup.run(list(addresses), {}, name="node0", known_hosts=known_hosts, ports=ports, timeout=1)
+    return [(each["address"], each["port"], each["answer"]) for each in tried]
+
+
+@pytest.fixture
+def ssh() -> Iterator[int]:
+    with greeting(b"SSH-2.0-test\r\n") as port:
+        yield port
+
+
+@pytest.fixture
+def web() -> Iterator[int]:
+    with greeting(b"HTTP/1.1 400\r\n") as port:
+        yield port
+
+
+def test_a_new_node_is_looked_for_at_its_first_address_and_port(ssh: int) -> None:
+    assert ask(NOBODY, HERE, ports=[1, ssh]) == [(HERE, ssh, "node")]
+
+
+def test_all_other_places_follow(ssh: int, web: int) -> None:
+    assert ask(HERE, NOBODY, ports=[ssh, web]) == [
+        (NOBODY, web, "refused"),
+        (NOBODY, ssh, "refused"),
+        (HERE, web, "other"),
+        (HERE, ssh, "node"),
+    ]
+
+
+def test_each_place_is_asked_once(web: int) -> None:
+    assert ask(HERE, HERE, "", ports=[web, str(web)]) == [(HERE, web, "other")]
+
+
+def test_a_known_node_is_looked_for_where_it_shall_be(ssh: int, tmp_path: Path) -> None:
+    known_hosts = tmp_path / "known_hosts"
+    known_hosts.write_text("node0 ssh-ed25519 AAAA\n")
+    assert ask(HERE, NOBODY, ports=[ssh, 1], known_hosts=str(known_hosts)) == [
+        (HERE, ssh, "stranger"),
+        (HERE, 1, "refused"),
+        (NOBODY, ssh, "refused"),
+        (NOBODY, 1, "refused"),
+    ]
