@@ -174,7 +174,7 @@ class Agent:
         arguments: dict[str, Any] = {"path": words[0], "arg": words[1:], "capture-output": True}
         if stdin:
             arguments["input-data"] = base64.b64encode(stdin).decode()
-        pid = self.ask("guest-exec", min(limit, 60), **arguments)["pid"]
+        pid = self.ask("guest-exec", min(limit, 300), **arguments)["pid"]
         pause = 0.02
         while True:
             state = self.ask("guest-exec-status", max(5.0, deadline - time.monotonic()), pid=pid)

@@ -175,7 +175,7 @@ class VM(Node):
         if was_on:
             self.power_on()
             # Not until sshd answers: that the home card has a new name now may be the end of its network.
-            self._boot_id(deadline)
+            self.agent.ask("guest-ping", deadline - time.monotonic())
 
     # --- snapshots: disk, memory and processors, inside the disk's file ----------------------------
 
