@@ -20,15 +20,17 @@ Look = dict[str, Any]
 
 class ActionModule(ActionBase):
     """`role: NAME` looks for one role. `roles: [NAME, …]` looks for several and keeps the answer (fact node_looks),
-    from which a role's own look is then served. A role that is going to change something sets node_looks to {}.
+    from which a role's own look is then served. `forget: true` ends that: said before anything is changed.
     """
 
-    _VALID_ARGS = frozenset(("role", "roles"))
+    _VALID_ARGS = frozenset(("role", "roles", "forget"))
     _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         variables = task_vars or {}
+        if self._task.args.get("forget"):
+            return {"changed": False, "ansible_facts": {"node_looks": {}}}
         several = self._task.args.get("roles", [])
         roles = several or [self._task.args.get("role")]
         if not all(roles):
@@ -36,8 +38,7 @@ class ActionModule(ActionBase):
                 "node_state needs role: the name of the role that wants to see something."
             )
         look = merged([self._look(role) for role in roles])
-        # set_fact (a role that forgets) comes before what this action has returned.
-        kept = variables.get("node_looks", variables.get("ansible_facts", {}).get("node_looks"))
+        kept = variables.get("ansible_facts", {}).get("node_looks")
         if not several and kept and within(look, kept["look"]):
             return {**kept["seen"], "changed": False}
         self._become_root(variables)
