@@ -69,7 +69,15 @@ roles: $(DEV) ## test each role on a fresh virtual node (one only: make roles RO
 
 .PHONY: e2e
 e2e: $(DEV) $(TRAINER) ## test the whole cluster on five virtual nodes
-	@pytest tests/e2e
+	@pytest tests/e2e -m "not more"
+
+.PHONY: test-vm
+test-vm: $(DEV) ## test on virtual machines what needs a kernel of its own: network cards, power cuts, the clock
+	@pytest tests/vm -m "not more"
+
+.PHONY: test-more
+test-more: $(DEV) $(TRAINER) ## the tests that take too long for those two: before a release
+	@pytest tests/vm tests/e2e -m more
 
 .PHONY: lab-up
 lab-up: $(CONTROLLER) ## start the five virtual nodes and leave them running

@@ -11,10 +11,10 @@ from ansible.plugins.action import ActionBase
 
 
 class ActionModule(ActionBase):
-    """`commands`: lists of words. Who cannot be reached is tried again until `seconds` are over; nobody becomes unreachable.
+    """`commands`: lists of words. Who cannot be reached is tried again until `seconds` are over, and has failed then.
 
-    The answer: `reached` (every command had its connection) and what the last one `said`. It has failed
-    when somebody was not reached, or a command said no; then no further one was run.
+    The answer: `reached` (every command had its connection) and what the last one `said`. It has
+    also failed when a command said no; no further one is run then.
     """
 
     _VALID_ARGS = frozenset(("commands", "seconds"))

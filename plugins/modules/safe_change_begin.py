@@ -7,8 +7,8 @@ module: safe_change_begin
 author: Aura
 short_description: Begins a change that undoes itself unless it is confirmed
 description:
-  - Hands the change to the program C(/usr/local/lib/aura/safe-change) on the node, which backs up, arms the way back and applies it in
-    the background. In check mode it only shows what would differ.
+  - Hands the change to the node's program C(/usr/local/lib/aura/safe-change), which backs up, arms the way back and
+    applies it in the background. In check mode it only shows what would differ.
 options:
   of: {description: "What changes, in a word for people.", type: str, required: true}
   why: {description: What there is to do beside new files., type: str, default: ""}

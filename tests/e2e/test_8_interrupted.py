@@ -151,7 +151,7 @@ def run_when_free(inventory: Path) -> None:
         try:
             ansible(inventory, "site.yml")
         except AssertionError as refused:
-            assert "is at work" in str(refused) and time.monotonic() < deadline, refused
+            assert "at work on it" in str(refused) and time.monotonic() < deadline, refused
             time.sleep(3)
         else:
             return

@@ -1,7 +1,6 @@
-"""Is an address inside one of some networks? Which card has it?"""
+"""Is an address inside one of some networks?"""
 
 import ipaddress
-from typing import Any
 
 
 def network(text: object) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
@@ -22,13 +21,6 @@ def not_networks(networks: list[str]) -> list[str]:
     return [text for text in networks if not network(text)]
 
 
-def card_with(cards: list[dict[str, Any]], address: str) -> str:
-    """The name of the card (of those that node_state has seen) that has the address; empty when none has."""
-    return next(
-        (card["name"] for card in cards for own in card["addresses"] if own.split("/")[0] == address), ""
-    )
-
-
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"inside_networks": inside_networks, "not_networks": not_networks, "card_with": card_with}
+        return {"inside_networks": inside_networks, "not_networks": not_networks}

@@ -144,10 +144,11 @@ class Agent:
         how: Callable[[_Connection, dict[str, Any]], Any],
     ) -> Any:
         deadline = time.monotonic() + limit
+        patience = 5.0  # a guest that was still booting may have missed the question; a slow one needs longer
         while True:
             try:
                 with _connected(self.path, max(0.1, deadline - time.monotonic())) as guest:
-                    self._find(guest, min(5.0, deadline - time.monotonic()))
+                    self._find(guest, min(patience, deadline - time.monotonic()))
                     guest.deadline = deadline
                     return how(guest, {"execute": command, "arguments": arguments})
             except NoAnswer:
@@ -155,6 +156,7 @@ class Agent:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
+                patience *= 1.5
 
     @staticmethod
     def _find(guest: _Connection, limit: float) -> None:
@@ -172,7 +174,7 @@ class Agent:
         arguments: dict[str, Any] = {"path": words[0], "arg": words[1:], "capture-output": True}
         if stdin:
             arguments["input-data"] = base64.b64encode(stdin).decode()
-        pid = self.ask("guest-exec", min(limit, 60), **arguments)["pid"]
+        pid = self.ask("guest-exec", min(limit, 300), **arguments)["pid"]
         pause = 0.02
         while True:
             state = self.ask("guest-exec-status", max(5.0, deadline - time.monotonic()), pid=pid)

@@ -1,0 +1,124 @@
+"""Three nodes of a finished cluster go to another subnet and come back, and nobody is lost on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from lab_cluster import LAB, ROOT, Cluster
+
+MOVED = ["node0", "node1", "node2"]
+HOME, ELSEWHERE = "198.18.50", "198.18.60"
+pytestmark = pytest.mark.more
+
+
+def write_inventory(place: Path, to: str, since: str) -> str:
+    """The lab's inventory with three nodes, which shall be in `to` and are in `since`."""
+    source = ROOT / "inventory/lab"
+    place.mkdir()
+    shutil.copytree(source / "group_vars", place / "group_vars")
+    shutil.copytree(source / "state", place / "state")
+    nodes = {
+        name: {"lan_address": f"{to}.2{name[-1]}", "first_address": f"{since}.2{name[-1]}"} for name in MOVED
+    }
+    (place / "hosts.yml").write_text(yaml.safe_dump({"cluster": {"hosts": nodes}}))
+    settings = place / "group_vars/all/settings.yml"
+    own = yaml.safe_load(settings.read_text())
+    both = [network.replace(HOME, net) for net in (HOME, ELSEWHERE) for network in own["admin_networks"]]
+    settings.write_text(yaml.safe_dump({**own, "lan_gateway": f"{to}.1", "admin_networks": both}))
+    return str(place)
+
+
+def where(cluster: Cluster) -> dict[str, list[str]]:
+    """Every IPv4 address of the moved nodes' cards; how long it stays."""
+    found = {}
+    for node in MOVED:
+        links = json.loads(cluster.sh(node, "ip -json -4 address show scope global up"))
+        addresses = [entry for link in links for entry in link["addr_info"]]
+        found[node] = [entry["local"] + (" (lent)" if entry.get("dynamic") else "") for entry in addresses]
+    return found
+
+
+def inside_node0(command: str) -> str:
+    """Run a command in the repository on node0, past the network."""
+    words = [
+        "runuser",
+        "-u",
+        "ubuntu",
+        "--",
+        "env",
+        "-C",
+        "/home/ubuntu/aura",
+        "HOME=/home/ubuntu",
+        "LC_ALL=C.UTF-8",
+    ]
+    done = subprocess.run(
+        [LAB, "exec", "node0", *words, *command.split()],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}:\n{done.stdout[-6000:]}"
+    return done.stdout
+
+
+def all_in(network: str) -> dict[str, list[str]]:
+    return {node: [f"{network}.2{node[-1]}"] for node in MOVED}
+
+
+def nothing_waits(cluster: Cluster) -> bool:
+    script = (
+        "ls /var/lib/aura-safe-change; systemctl list-units --all --plain --no-legend 'aura-safe-change-*'"
+    )
+    return all("current" not in (said := cluster.sh(node, script)) and "-undo" not in said for node in MOVED)
+
+
+@pytest.fixture
+def at_home_again(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
+    """Whatever happens here, later tests find the five nodes as they were."""
+    yield
+    if where(cluster) != all_in(HOME):
+        cluster.ansible("site.yml", inventory=write_inventory(tmp_path / "rescue", HOME, ELSEWHERE))
+    cluster.ansible("site.yml")
+
+
+def test_from_one_subnet_to_another_and_back(cluster: Cluster, tmp_path: Path, at_home_again: None) -> None:
+    there = write_inventory(tmp_path / "there", ELSEWHERE, HOME)
+    said = cluster.ansible("site.yml", "--check", inventory=there)
+    assert f"and shall have {ELSEWHERE}.20/24" in " ".join(said.split())
+    assert where(cluster) == all_in(HOME)
+
+    cluster.ansible("site.yml", inventory=there)
+    assert where(cluster) == all_in(ELSEWHERE)
+    assert nothing_waits(cluster)
+    again = cluster.ansible("site.yml", inventory=there)
+    assert all("changed=0" in line for line in again.splitlines() if "changed=" in line), again[-3000:]
+
+    cluster.ansible("site.yml", inventory=write_inventory(tmp_path / "back", HOME, ELSEWHERE))
+    assert where(cluster) == all_in(HOME)
+    assert nothing_waits(cluster)
+
+
+def test_the_same_from_a_controller_that_is_node0(
+    cluster: Cluster, tmp_path: Path, at_home_again: None
+) -> None:
+    """test_5 has left the repository and its tools on node0. The way to it is cut meanwhile, so we do not use it."""
+    assert "ansible-playbook" in cluster.sh("node0", "ls /home/ubuntu/aura/.venv/bin")
+    for to, since in ((ELSEWHERE, HOME), (HOME, ELSEWHERE)):
+        place = write_inventory(tmp_path / to, to, since)
+        # The keys and known hosts are the ones that node0 has.
+        hosts = (Path(place) / "hosts.yml").read_text()
+        settings = (Path(place) / "group_vars/all/settings.yml").read_text()
+        copy = "set -e; cd /home/ubuntu/aura/inventory; rm -rf move; cp -a lab move"
+        for name, text in (("hosts.yml", hosts), ("group_vars/all/settings.yml", settings)):
+            copy += f"\ncat >move/{name} <<'END'\n{text}\nEND"
+        cluster.sh("node0", copy)
+        said = inside_node0(
+            ".venv/bin/ansible-playbook -i inventory/move -e inventory_check_interface= site.yml"
+        )
+        assert where(cluster) == all_in(to), said[-3000:]
+        assert nothing_waits(cluster)
+    cluster.sh("node0", "rm -rf /home/ubuntu/aura/inventory/move")
