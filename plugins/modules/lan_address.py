@@ -7,12 +7,10 @@ module: lan_address
 author: Aura
 short_description: Asks a LAN who has an address, or lends it to a card for a while
 description:
-  - >-
-    With O(state=asked) nothing is changed. The question is an ARP request that names no sender, as before a machine
-    takes an address (RFC 5227), so that no table in the LAN is spoilt. Whoever has the address answers that, also one
-    that does not answer a ping.
-  - >-
-    With O(state=lent) the card gets the address beside its others, unless somebody else has it. The kernel takes it
+  - With O(state=asked) nothing is changed. The question is an ARP request that names no sender, as before a machine
+    takes an address (RFC 5227), so that no table in the LAN is spoilt. Whoever has the address answers that, also a
+    machine that does not answer a ping.
+  - With O(state=lent) the card gets the address beside its others, unless somebody else has it. The kernel takes it
     away again when the time is over, whatever has become of the machine that asked.
 options:
   card: {description: The network card's name., type: str, required: true}
@@ -28,7 +26,7 @@ EXAMPLES = r"""
   lan_address: {card: enp3s0, address: 192.168.50.23}
 """
 RETURN = r"""
-owner: {description: "The MAC address of the other machine that has it, else empty.", type: str, returned: always}
+owner: {description: "MAC address of the other machine that has the address, or empty.", type: str, returned: always}
 carrier: {description: Whether the card's cable leads somewhere., type: bool, returned: always}
 ifupdown: {description: Whether C(/etc/network/interfaces) configures the card., type: bool, returned: always}
 """
@@ -61,7 +59,7 @@ def carrier(card: str) -> bool:
 
 
 def owner(card: str, address: str) -> str:
-    """The MAC address of the other machine that has the address. Three questions, as one may get lost."""
+    """MAC address of the other machine that has the address. Three questions, as one may get lost; about a second."""
     own = {read(path) for path in glob.glob("/sys/class/net/*/address")}
     wanted = socket.inet_aton(address)
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ARP)) as lan:

@@ -58,7 +58,7 @@ def wifi(*addresses: str, **more: Any) -> dict[str, Any]:
         pytest.param([home(), card("eno1", "192.168.50.131/24")], "eno1", id="a home card beside one in the LAN"),
         pytest.param([home(), card("eno1", "192.168.50.20/24", **NO_CABLE)], "eno1", id="no cable"),
         pytest.param([home(), card("eno1", **NO_CABLE)], "enp3s0", id="a second port that nobody uses"),
-        pytest.param([card("enp3s0"), wifi("192.168.1.9/24", gateway="192.168.1.1")], "enp3s0", id="Wi-Fi is the way out"),
+        pytest.param([card("enp3s0"), wifi("192.168.1.9/24", gateway="192.168.1.1")], "enp3s0", id="Wi-Fi has that"),
         pytest.param(
             [card("enp3s0"), wifi("192.168.50.9/24", gateway="192.168.50.1")], "enp3s0", id="Wi-Fi in the same network"
         ),
