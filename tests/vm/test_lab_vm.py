@@ -29,8 +29,8 @@ def cards(machine: Machine) -> dict[str, str]:
 
 
 def home_addresses(machine: Machine) -> list[str]:
-    (link,) = json.loads(machine.exec(f"ip -json -4 address show dev {cards(machine)[machine.mac]}"))
-    return [entry["local"] for entry in link["addr_info"]]
+    links = json.loads(machine.exec(f"ip -json -4 address show dev {cards(machine)[machine.mac]}"))
+    return [entry["local"] for link in links for entry in link.get("addr_info", [])]
 
 
 # --- server ----------------------------------------------------------------------------------------
