@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import Machine, wait
+from machines import Machine, wait_for
 
 ROLE = Path(__file__).resolve().parents[2] / "roles/safe_change/files"
 PROGRAM = "/usr/local/lib/aura/safe-change"
@@ -141,13 +141,13 @@ CHANGES = [wrong_address, wrong_gateway, closed_firewall, sshd_without_keys]
 def test_it_comes_back_by_itself(machine: Machine, change: Callable[[Machine], dict[str, Any]]) -> None:
     before = files(machine)
     identity = begin(machine, change(machine))
-    wait("it is applied", lambda: (status(machine)["current"] or {}).get("state") == "applied", 120)
+    wait_for("it is applied", lambda: (status(machine)["current"] or {}).get("state") == "applied", 120)
     assert files(machine) != before
     # Nobody comes.
-    wait("the machine takes it back", lambda: status(machine)["current"] is None, SECONDS + 120)
+    wait_for("the machine takes it back", lambda: status(machine)["current"] is None, SECONDS + 120)
     assert status(machine)["last"]["id"] == identity
     assert status(machine)["last"]["outcome"] == "undone"
-    wait("everything is as it was", lambda: files(machine) == before, 60)
+    wait_for("everything is as it was", lambda: files(machine) == before, 60)
     machine.wait_ssh()
 
 
@@ -161,13 +161,13 @@ def test_it_comes_back_after_the_power_went_in_the_middle(machine: Machine) -> N
         "seconds": 600,
     }
     begin(machine, together)
-    wait("it is applied", lambda: (status(machine)["current"] or {}).get("state") == "applied", 120)
+    wait_for("it is applied", lambda: (status(machine)["current"] or {}).get("state") == "applied", 120)
     machine.power_off()
     machine.power_on()
     machine.wait_ssh()
     assert status(machine)["current"] is None
     assert "switched off" in status(machine)["last"]["why"]
-    wait("everything is as it was", lambda: files(machine) == before, 60)
+    wait_for("everything is as it was", lambda: files(machine) == before, 60)
 
 
 def test_what_was_confirmed_stays_and_leaves_nothing_behind(machine: Machine) -> None:
