@@ -39,7 +39,7 @@ options:
   timeout:
     description: How long to wait for one answer, in seconds.
     type: int
-    default: 3
+    default: 5
 """
 RETURN = """
 _raw:

@@ -23,12 +23,12 @@ class VirtualCluster:
     def final(self, machine: Machine) -> str:
         return f"198.18.50.{40 + list(self.machines).index(machine)}"
 
-    def write(self, **settings: dict[str, str]) -> None:
+    def write(self, **settings: dict[str, object]) -> None:
         """The inventory: the lab's settings, these machines. settings: more variables of a host, by its name."""
         shutil.copytree(ROOT / "inventory/lab/group_vars", self.inventory / "group_vars", dirs_exist_ok=True)
         lines = ["cluster:", "  hosts:"]
         for machine in self.machines:
-            own = {"lan_address": self.final(machine), "first_address": machine.address}
+            own: dict[str, object] = {"lan_address": self.final(machine), "first_address": machine.address}
             own |= settings.get(machine.name, {})
             lines.append(
                 f"    {machine.name}: {{{', '.join(f'{key}: {value!r}' for key, value in own.items())}}}"
@@ -52,7 +52,7 @@ class VirtualCluster:
 
     def ansible(self, playbook: str, *options: str, expect: int = 0) -> str:
         # An emulated machine takes seconds for what a PC does at once.
-        slow = {"ANSIBLE_TIMEOUT": "60", "ANSIBLE_SSH_RETRIES": "2"}
+        slow = {"ANSIBLE_TIMEOUT": "90", "ANSIBLE_SSH_RETRIES": "2"}
         done = subprocess.run(
             ["ansible-playbook", "-i", str(self.inventory), playbook, *options], cwd=ROOT, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=2400, check=False,
