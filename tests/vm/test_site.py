@@ -1,4 +1,4 @@
-"""PCs with a desktop become nodes: NetworkManager keeps its card, and what they have become survives what happens to PCs."""
+"""PCs with a desktop become nodes: NetworkManager keeps its card, and they survive what happens to PCs."""
 
 from __future__ import annotations
 
