@@ -16,9 +16,10 @@ from lab_cluster import LAB, ROOT
 HELD = "at work on it"  # the lock's sentence
 NAME, FINAL, FIRST = "sixth", "198.18.50.30", "198.18.50.130"
 
+# node_name is not among them: bootstrap has done its work.
 ROLES = (
-    *("base", "safe_change", "static_network", "firewall", "node_name"),
-    *("sshd", "time_sync", "python_env", "trainer", "tensorboard"),
+    *("base", "safe_change", "static_network", "firewall", "sshd"),
+    *("time_sync", "python_env", "trainer", "tensorboard"),
 )
 # What a node is, as far as site.yml has a say in it.
 STATE = r"""
