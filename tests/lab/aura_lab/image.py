@@ -28,7 +28,9 @@ PACKAGES = """
 """.split()
 
 # A kernel (below), the lab's way in past the network, and what Ubuntu installs on a PC with a desktop.
-VM_PACKAGES = "initramfs-tools qemu-guest-agent network-manager unattended-upgrades needrestart ufw nftables".split()
+VM_PACKAGES = (
+    "initramfs-tools qemu-guest-agent network-manager unattended-upgrades needrestart ufw nftables".split()
+)
 KERNEL = {"debian": "linux-image-cloud-amd64", "ubuntu": "linux-image-virtual"}
 
 FILES = {
