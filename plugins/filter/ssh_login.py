@@ -12,7 +12,7 @@ def options(node: Mapping[str, Any]) -> list[str]:
     common = shlex.split(str(node.get("ansible_ssh_common_args", "")))
     key, port = node.get("ansible_ssh_private_key_file"), node.get("ansible_port")
     # The first of two settings counts.
-    own = ["-o", "ControlPath=none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", *common]
+    own = ["-o", "ControlPath=none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", *common]
     return own + (["-i", str(key)] if key else []) + (["-p", str(port)] if port else [])
 
 
