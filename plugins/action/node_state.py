@@ -11,9 +11,8 @@ from ansible.errors import AnsibleActionFail, AnsibleUndefinedVariable
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import become_loader
 
-# What a look may name: lists, each with the key of the answer that holds its entries, and switches.
-LISTS = {"packages": "missing", "files": "files", "texts": "texts", "units": "units"} | {
-    "users": "users", "groups": "groups", "uids": "taken"}  # fmt: skip
+# What a look may name: lists and switches.
+LISTS = ("packages", "files", "texts", "units", "users", "groups", "uids")
 SWITCHES = ("network", "firewall", "sshd")
 Look = dict[str, Any]
 
@@ -50,7 +49,7 @@ class ActionModule(ActionBase):
                 if not key.startswith(("_", "ansible_facts", "invocation"))
             }
             facts = {**seen.get("ansible_facts", {}), "node_looks": {"look": look, "seen": answer}}
-            return {"changed": False, "ansible_facts": facts, "_ansible_no_log": False}
+            return {"changed": False, "ansible_facts": facts}
         return seen
 
     def _look(self, role: str) -> Look:

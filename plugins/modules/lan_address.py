@@ -41,17 +41,10 @@ import struct
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.node_network import read
 
 ARP = 0x0806
 IPV4 = 0x0800
-
-
-def read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def carrier(card: str) -> bool:
