@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from controller_node import ControllerNode
 from lab_cluster import LAB, ROOT, Cluster
 
 
@@ -29,6 +30,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     yield Cluster(output.read_text(), tmp_path_factory.mktemp("ansible"))
     if not keep:
         subprocess.run([LAB, "down"], stdin=subprocess.DEVNULL, timeout=180, check=True)
+
+
+@pytest.fixture(scope="session")
+def node0(cluster: Cluster) -> ControllerNode:
+    return ControllerNode()
 
 
 def output_of_demo(path: Path) -> IO[str]:

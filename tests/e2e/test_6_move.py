@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from lab_cluster import LAB, ROOT, Cluster
+from controller_node import ControllerNode
+from lab_cluster import ROOT, Cluster
 
 MOVED = ["node0", "node1", "node2"]
 HOME, ELSEWHERE = "198.18.50", "198.18.60"
@@ -42,27 +42,6 @@ def where(cluster: Cluster) -> dict[str, list[str]]:
         addresses = [entry for link in links for entry in link["addr_info"]]
         found[node] = [entry["local"] + (" (lent)" if entry.get("dynamic") else "") for entry in addresses]
     return found
-
-
-def inside_node0(command: str) -> str:
-    """Run a command in the repository on node0, past the network."""
-    words = [
-        "runuser",
-        "-u",
-        "ubuntu",
-        "--",
-        "env",
-        "-C",
-        "/home/ubuntu/aura",
-        "HOME=/home/ubuntu",
-        "LC_ALL=C.UTF-8",
-    ]
-    done = subprocess.run(
-        [LAB, "exec", "node0", *words, *command.split()],
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=900, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{command}:\n{done.stdout[-6000:]}"
-    return done.stdout
 
 
 def all_in(network: str) -> dict[str, list[str]]:
@@ -103,22 +82,18 @@ def test_from_one_subnet_to_another_and_back(cluster: Cluster, tmp_path: Path, a
 
 
 def test_the_same_from_a_controller_that_is_node0(
-    cluster: Cluster, tmp_path: Path, at_home_again: None
+    cluster: Cluster, node0: ControllerNode, tmp_path: Path, at_home_again: None
 ) -> None:
-    """test_5 has left the repository and its tools on node0. The way to it is cut meanwhile, so we do not use it."""
-    assert "ansible-playbook" in cluster.sh("node0", "ls /home/ubuntu/aura/.venv/bin")
     for to, since in ((ELSEWHERE, HOME), (HOME, ELSEWHERE)):
         place = write_inventory(tmp_path / to, to, since)
         # The keys and known hosts are the ones that node0 has.
         hosts = (Path(place) / "hosts.yml").read_text()
         settings = (Path(place) / "group_vars/all/settings.yml").read_text()
-        copy = "set -e; cd /home/ubuntu/aura/inventory; rm -rf move; cp -a lab move"
+        copy = "set -e; cd aura/inventory; rm -rf move; cp -a lab move"
         for name, text in (("hosts.yml", hosts), ("group_vars/all/settings.yml", settings)):
             copy += f"\ncat >move/{name} <<'END'\n{text}\nEND"
-        cluster.sh("node0", copy)
-        said = inside_node0(
-            ".venv/bin/ansible-playbook -i inventory/move -e inventory_check_interface= site.yml"
-        )
+        node0.run(copy)
+        said = node0.ansible("site.yml", inventory="inventory/move")
         assert where(cluster) == all_in(to), said[-3000:]
         assert nothing_waits(cluster)
-    cluster.sh("node0", "rm -rf /home/ubuntu/aura/inventory/move")
+    node0.run("rm -rf aura/inventory/move")

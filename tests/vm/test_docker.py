@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.more, pytest.mark.timeout(5400)]
 IMAGE = """
 apt-get -q -o DPkg::Lock::Timeout=300 update
 export DEBIAN_FRONTEND=noninteractive
-apt-get -q -o DPkg::Lock::Timeout=300 install --yes --no-install-recommends docker.io iptables busybox-static
+apt-get -q -o DPkg::Lock::Timeout=300 install --yes --no-install-recommends docker.io apparmor iptables busybox-static
 mkdir -p /tmp/tiny/bin /tmp/tiny/www && cp /bin/busybox /tmp/tiny/bin/ && echo hello >/tmp/tiny/www/index.html
 tar -C /tmp/tiny -c . | docker import - tiny
 """

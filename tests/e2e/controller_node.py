@@ -1,0 +1,74 @@
+"""node0 as the controller: the repository and its tools are put there, and playbooks run from inside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from lab_cluster import LAB, ROOT
+
+SSH = [
+    "ssh", "-o", f"UserKnownHostsFile={ROOT}/inventory/lab/state/known_hosts", "-o", "HostKeyAlias=node0",
+    "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", "-i", f"{ROOT}/inventory/lab/state/id_ed25519",
+    "ubuntu@198.18.50.20",
+]  # fmt: skip
+INSIDE = [
+    LAB,
+    "exec",
+    "node0",
+    "runuser",
+    "-u",
+    "ubuntu",
+    "--",
+    "env",
+    "-C",
+    "/home/ubuntu",
+    "HOME=/home/ubuntu",
+]
+
+
+class ControllerNode:
+    """What a person who sits at node0 can do."""
+
+    def __init__(self) -> None:
+        cache = Path(
+            os.environ.get("AURA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "aura"
+        ).expanduser()
+        files = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, check=True, capture_output=True,
+        ).stdout  # fmt: skip
+        self.run("mkdir -p aura .cache/aura")
+        # The repository as a clone has it, the keys of the cluster, and the wheels that are already here.
+        send(["tar", "-C", str(ROOT), "-c", "--null", "-T", "-"], "tar -x -C aura", files)
+        send(["tar", "-C", str(ROOT), "-c", "inventory/lab/state"], "tar -x -C aura")
+        wheelhouses = [path.name for path in cache.glob("wheelhouse-*") if "." not in path.name]
+        send(["tar", "-C", str(cache), "-c", *wheelhouses], "tar -x -C .cache/aura")
+        self.run(
+            "sudo apt-get -qq install -y make python3-venv rsync >/dev/null && cd aura && make controller"
+        )
+
+    def run(self, script: str) -> str:
+        """Run a script there as its user, past the network, which may change meanwhile; its output."""
+        done = subprocess.run(
+            [*INSIDE, "LC_ALL=C.UTF-8", "bash", "-c", script],
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            timeout=900, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{script}:\n{done.stdout[-6000:]}"
+        return done.stdout
+
+    def ansible(self, playbook: str, *options: str, inventory: str = "inventory/lab") -> str:
+        words = ["-i", inventory, "-e", "inventory_check_interface=", playbook, *options]
+        return self.run(f"cd aura && .venv/bin/ansible-playbook {' '.join(words)}")
+
+
+def send(pack: list[str], unpack: str, names: bytes = b"") -> None:
+    packed = subprocess.Popen(pack, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert packed.stdin is not None
+    unpacked = subprocess.Popen([*SSH, unpack], stdin=packed.stdout)
+    packed.stdin.write(names)
+    packed.stdin.close()
+    assert unpacked.wait(300) == 0
+    assert packed.wait(10) == 0
