@@ -66,7 +66,7 @@ def at_home_again(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
 
 def test_from_one_subnet_to_another_and_back(cluster: Cluster, tmp_path: Path, at_home_again: None) -> None:
     there = write_inventory(tmp_path / "there", ELSEWHERE, HOME)
-    said = cluster.ansible("site.yml", "--check", inventory=there)
+    said = cluster.ansible("site.yml", "--check", "--diff", inventory=there)
     assert f"and shall have {ELSEWHERE}.20/24" in " ".join(said.split())
     assert where(cluster) == all_in(HOME)
 
