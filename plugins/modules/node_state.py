@@ -1,4 +1,4 @@
-"""What a node is now: packages, files, units, users, network, firewall, sshd. The only way in which a role looks."""
+"""What a node is now: packages, files, units, users, network, firewall, sshd, GPUs. The only way a role looks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ options:
   network: {description: "Network cards, and the files of netplan.", type: bool, default: false}
   firewall: {description: "Active firewalls, and the loaded table C(inet aura).", type: bool, default: false}
   sshd: {description: What sshd makes of its settings., type: bool, default: false}
+  gpu: {description: "NVIDIA's graphics cards, and the driver that has them.", type: bool, default: false}
 attributes:
   check_mode: {support: full}
 """
@@ -66,6 +67,14 @@ table: {description: "The table C(inet aura) as nft lists it; empty when not loa
 table_comment: {description: The table's own comment., type: str, returned: always}
 sshd: {description: "What C(sshd -T) says: lists of values by keyword.", type: dict, returned: always}
 sshd_socket: {description: Whether ssh.socket listens in place of sshd., type: bool, returned: always}
+gpu:
+  description: >-
+    C(cards) on the PCI bus (pci, device_id, boot_vga, bound: the kernel's driver), C(driver) (version of the loaded
+    one, or empty), C(smi) (what nvidia-smi says of each card: uuid, name, pci, compute_capability, memory_mib,
+    display_active and so on; empty when it does not answer), C(elsewhere) (C(WSL) or C(container) where the driver is
+    another system's) and C(machine) (what decides about a driver; empty without a card). See module_utils/node_gpu.py.
+  type: dict
+  returned: always
 hostname: {description: The node's name., type: str, returned: always}
 boot_id: {description: The kernel's name for this boot., type: str, returned: always}
 python: {description: The version of the node's Python., type: str, returned: always}
@@ -89,6 +98,7 @@ import subprocess
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.node_gpu import gpu
 from ansible.module_utils.node_network import cards, netplan_files
 
 
@@ -286,7 +296,7 @@ def main() -> None:
         for name in "packages files texts units users groups".split()
     }
     numbers = {"uids": {"type": "list", "elements": "int", "default": []}}
-    switches = {name: {"type": "bool", "default": False} for name in ("network", "firewall", "sshd")}
+    switches = {name: {"type": "bool", "default": False} for name in ("network", "firewall", "sshd", "gpu")}
     module = AnsibleModule(argument_spec={**lists, **numbers, **switches}, supports_check_mode=True)
     asked, now = module.params, time.time()
     system = distribution()
@@ -308,6 +318,7 @@ def main() -> None:
         **network(asked["network"]),
         **firewall(asked["firewall"]),
         **sshd(asked["sshd"]),
+        gpu=gpu(asked["gpu"]),
         **system,
         ansible_facts=system,
     )

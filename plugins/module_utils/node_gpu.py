@@ -1,0 +1,208 @@
+"""The graphics cards of this machine, the driver that has them, and what decides whether another one may be installed.
+
+Without a card this reads a few lines per PCI device and starts no program.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import platform
+import re
+import subprocess
+
+PCI = "/sys/bus/pci/devices"
+NVIDIA = "0x10de"
+# Where Windows puts the program that knows its driver.
+WSL_SMI = "/usr/lib/wsl/lib/nvidia-smi"
+# The name comes last: it is the maker's text.
+FIELDS = (
+    *(
+        "uuid",
+        "pci.bus_id",
+        "compute_cap",
+        "memory.total",
+        "display_active",
+        "persistence_mode",
+        "driver_version",
+    ),
+    *("power.limit", "power.default_limit", "power.min_limit", "power.max_limit", "name"),
+)
+# Everything of the driver's, the kernels that it must fit, and what a desktop looks like.
+PACKAGES = (
+    *(
+        "linux-image-*",
+        "linux-modules-nvidia-*",
+        "linux-headers-*",
+        "nvidia-*",
+        "libnvidia-*",
+        "cuda-drivers*",
+    ),
+    *("xserver-xorg-video-nvidia*", "xserver-xorg-core", "gdm3", "sddm", "lightdm", "casper"),
+)
+
+
+def read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def said(*command: str, strict: bool = True) -> str:
+    """What a command prints; nothing when it is not there, hangs as a broken driver does or (strict) fails."""
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    try:
+        answer = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
+            timeout=60, check=False, env=environment,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout if answer.returncode == 0 or not strict else ""
+
+
+def pci_devices() -> tuple[list[dict[str, object]], int]:
+    """NVIDIA's graphics cards on the PCI bus, and the number of its NVSwitches."""
+    cards, switches = [], 0
+    for place in sorted(glob.glob(f"{PCI}/*")):
+        if read(f"{place}/vendor") != NVIDIA:
+            continue
+        kind = read(f"{place}/class")  # 0x030000 VGA, 0x030200 3D controller, 0x068000 bridge of another kind
+        switches += kind.startswith("0x0680")
+        if kind.startswith("0x03"):
+            number = read(f"{place}/device").removeprefix("0x")
+            driver = f"{place}/driver"
+            cards.append({
+                "pci": os.path.basename(place),
+                "device_id": f"10de:{number}",
+                "boot_vga": read(f"{place}/boot_vga") == "1",
+                "bound": os.path.basename(os.path.realpath(driver)) if os.path.exists(driver) else "",
+            })  # fmt: skip
+    return cards, switches
+
+
+def loaded_driver() -> str:
+    """The version of the kernel module that is loaded now; empty when none is."""
+    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)*)\b", read("/proc/driver/nvidia/version"))
+    return found[1] if found else ""
+
+
+def number(text: str) -> float:
+    """0 where the card does not say ("[N/A]")."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def smi_cards(answer: str) -> list[dict[str, object]]:
+    """From `nvidia-smi --query-gpu=FIELDS --format=csv,noheader,nounits`; a line of another shape is left out."""
+    cards = []
+    for line in answer.splitlines():
+        values = line.strip().split(", ", len(FIELDS) - 1)
+        if len(values) != len(FIELDS):
+            continue
+        of = dict(zip(FIELDS, values, strict=True))
+        cards.append({
+            "uuid": of["uuid"],
+            "name": of["name"],
+            # nvidia-smi writes the domain with eight digits, the kernel with four.
+            "pci": re.sub(r"^0000(?=[0-9a-f]{4}:)", "", of["pci.bus_id"].lower()),
+            "compute_capability": of["compute_cap"],
+            "memory_mib": int(number(of["memory.total"])),
+            "display_active": of["display_active"] == "Enabled",
+            "persistence": of["persistence_mode"] == "Enabled",
+            "driver": of["driver_version"],
+            "power_limit": number(of["power.limit"]),
+            "power_default": number(of["power.default_limit"]),
+            "power_min": number(of["power.min_limit"]),
+            "power_max": number(of["power.max_limit"]),
+        })  # fmt: skip
+    return cards
+
+
+def packages() -> dict[str, dict[str, str]]:
+    """The installed ones among PACKAGES: version, and who made the package."""
+    # dpkg-query fails when one of the patterns fits nothing, and answers for the others all the same.
+    shape = "${Package}\t${Version}\t${db:Status-Status}\t${Maintainer}\n"
+    answer = said("dpkg-query", "--show", "--showformat", shape, *PACKAGES, strict=False)
+    rows = [line.split("\t") for line in answer.splitlines()]
+    return {
+        row[0]: {"version": row[1], "maintainer": row[3]}
+        for row in rows
+        if len(row) == 4 and row[2] == "installed"
+    }
+
+
+def secure_boot() -> bool:
+    """What `mokutil --sb-state` says: the last byte of the firmware's variable."""
+    for path in glob.glob("/sys/firmware/efi/efivars/SecureBoot-*"):
+        with open(path, "rb") as file:
+            return file.read()[-1:] == b"\x01"
+    return False
+
+
+def asks_passphrase(crypttab: str) -> bool:
+    """Whether a disk is opened by a person at boot: no key file, and nothing else that opens it."""
+    for line in crypttab.splitlines():
+        words = line.split("#")[0].split()
+        if len(words) < 2:
+            continue
+        key = words[2] if len(words) > 2 else "none"
+        options = words[3] if len(words) > 3 else ""
+        by_itself = re.search(r"(^|,)(noauto|tpm2-device=|fido2-device=|keyscript=|swap|plain)", options)
+        if key in ("none", "-") and not by_itself:
+            return True
+    return False
+
+
+def machine(switches: int) -> dict[str, object]:
+    """What the decision about the driver needs to know beside the cards."""
+    modules = read("/proc/modules").split("\n")
+    return {
+        "kernel": platform.release(),
+        "kernels": sorted(os.path.basename(path) for path in glob.glob("/lib/modules/*")),
+        "packages": packages(),
+        # As `dkms status` says it: version/kernel.
+        "dkms": sorted(
+            "/".join(path.split("/")[5:7]) for path in glob.glob("/var/lib/dkms/nvidia/*/*/*/module")
+        ),
+        "run_file": os.path.exists("/usr/bin/nvidia-uninstall"),
+        "nouveau": any(line.startswith("nouveau ") for line in modules),
+        "secure_boot": secure_boot(),
+        "passphrase": asks_passphrase(read("/etc/crypttab")),
+        "live": bool(re.search(r"\bboot=(casper|live)\b|/casper/|/live/vmlinuz", read("/proc/cmdline"))),
+        "switches": switches,
+    }
+
+
+def gpu(wanted: bool) -> dict[str, object]:
+    """`cards` (on the PCI bus), `driver` (the loaded one's version), `smi` (the cards, as nvidia-smi knows them),
+    `elsewhere` (who has the driver in our place: WSL, container, or nobody), `machine` (only with a card).
+    """
+    found: dict[str, object] = {"cards": [], "driver": "", "smi": [], "elsewhere": "", "machine": {}}
+    if not wanted:
+        return found
+    wsl = "microsoft" in platform.release().lower()
+    container = any(map(os.path.exists, ("/run/systemd/container", "/.dockerenv", "/run/.containerenv")))
+    cards, switches = pci_devices()
+    # A container sees the cards of its host. They are its own when it was given their devices.
+    if container and not glob.glob("/dev/nvidia[0-9]*"):
+        cards = []
+    driver = loaded_driver() if cards else ""
+    program = WSL_SMI if wsl and os.path.exists(WSL_SMI) else "nvidia-smi" if driver else ""
+    smi = (
+        smi_cards(said(program, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"))
+        if program
+        else []
+    )
+    elsewhere = "WSL" if wsl else "container" if container else ""
+    return {
+        "cards": cards,
+        "driver": driver or (str(smi[0]["driver"]) if smi else ""),
+        "smi": smi,
+        "elsewhere": elsewhere,
+        "machine": machine(switches) if cards and not elsewhere else {},
+    }

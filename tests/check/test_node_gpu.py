@@ -1,0 +1,115 @@
+"""What node_state reads about graphics cards: from the texts that drivers, firmware and files give."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import tree
+
+
+def module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("node_gpu", tree.ROOT / "plugins/module_utils/node_gpu.py")
+    assert spec and spec.loader
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+GPU = module()
+
+
+def device(bus: Path, slot: str, **files: str) -> None:
+    place = bus / slot
+    place.mkdir(parents=True)
+    for name, text in files.items():
+        (place / name.removesuffix("_")).write_text(f"{text}\n")
+
+
+def test_the_cards_are_those_on_the_bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device(tmp_path, "0000:00:02.0", vendor="0x8086", device="0x4680", class_="0x030000", boot_vga="0")
+    device(tmp_path, "0000:01:00.0", vendor="0x10de", device="0x2504", class_="0x030000", boot_vga="1")
+    device(tmp_path, "0000:01:00.1", vendor="0x10de", device="0x228e", class_="0x040300")  # its sound
+    device(tmp_path, "0000:41:00.0", vendor="0x10de", device="0x20b0", class_="0x030200")
+    device(tmp_path, "0000:c1:00.0", vendor="0x10de", device="0x1af1", class_="0x068000")  # an NVSwitch
+    monkeypatch.setattr(GPU, "PCI", str(tmp_path))
+    assert GPU.pci_devices() == (
+        [
+            {"pci": "0000:01:00.0", "device_id": "10de:2504", "boot_vga": True, "bound": ""},
+            {"pci": "0000:41:00.0", "device_id": "10de:20b0", "boot_vga": False, "bound": ""},
+        ],
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        # The two shapes that the modules write (nvidia.ko and its open variant).
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024",
+            "535.183.01",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)",
+            "580.95.05",
+        ),
+        ("", ""),
+    ],
+)
+def test_the_loaded_driver_says_its_version(text: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GPU, "read", lambda path: text)
+    assert GPU.loaded_driver() == version
+
+
+def test_what_nvidia_smi_says_of_the_cards() -> None:
+    # Synthetic: the fields that are asked for, as nvidia-smi writes them.
+    answer = (
+        "GPU-5a1e, 00000000:01:00.0, 8.6, 12288, Enabled, Disabled, 580.95.05, 170.00, 170.00, 100.00, 212.00, "
+        "NVIDIA GeForce RTX 3060\n"
+        "GPU-77aa, 00000000:C1:00.0, 7.5, 4096, Disabled, Enabled, 580.95.05, [N/A], [N/A], [N/A], [N/A], "
+        "NVIDIA GeForce GTX 1650, Mobile\n"
+        "Unable to determine the device handle for GPU0000:41:00.0: Unknown Error\n"
+    )
+    first, second = GPU.smi_cards(answer)
+    assert first == {
+        "uuid": "GPU-5a1e", "name": "NVIDIA GeForce RTX 3060", "pci": "0000:01:00.0", "compute_capability": "8.6",
+        "memory_mib": 12288, "display_active": True, "persistence": False, "driver": "580.95.05",
+        "power_limit": 170.0, "power_default": 170.0, "power_min": 100.0, "power_max": 212.0,
+    }  # fmt: skip
+    assert (second["name"], second["pci"], second["power_max"]) == (
+        "NVIDIA GeForce GTX 1650, Mobile",
+        "0000:c1:00.0",
+        0.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("crypttab", "asks"),
+    [
+        ("", False),
+        ("# <target> <source> <key file> <options>\n", False),
+        ("dm_crypt-0 UUID=0a1b none luks\n", True),
+        ("dm_crypt-0 UUID=0a1b\n", True),
+        ("sda3_crypt UUID=0a1b none luks,discard,initramfs\n", True),
+        ("data UUID=0a1b /etc/keys/data luks\n", False),
+        ("data UUID=0a1b none luks,noauto\n", False),
+        ("root UUID=0a1b none luks,tpm2-device=auto\n", False),
+        ("swap /dev/sda2 /dev/urandom swap,cipher=aes-xts-plain64\n", False),
+    ],
+)
+def test_a_disk_that_waits_for_a_person(crypttab: str, asks: bool) -> None:
+    assert GPU.asks_passphrase(crypttab) is asks
+
+
+def test_nobody_asks_and_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GPU, "pci_devices", lambda: pytest.fail("the PCI bus was read"))
+    assert GPU.gpu(False) == {"cards": [], "driver": "", "smi": [], "elsewhere": "", "machine": {}}
+
+
+def test_without_a_card_no_program_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GPU, "pci_devices", lambda: ([], 0))
+    monkeypatch.setattr(GPU, "said", lambda *command, **how: pytest.fail(f"{command} was started"))
+    assert GPU.gpu(True)["cards"] == []
