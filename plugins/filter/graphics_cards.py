@@ -25,8 +25,8 @@ BUILDS = {
 }
 AUTO = ("cu130", "cu126")  # the first one that fits
 FREE, ALL, NONE = "free", "all", "none"  # what training_cards may say beside UUIDs
-# The role nvidia_driver leaves a driver of this branch or a later one alone.
-KEPT_BRANCH = 535
+# The role nvidia_driver leaves a driver of this branch or a later one alone; Blackwell's has to be newer.
+KEPT_BRANCH, KEPT_FOR_BLACKWELL, BLACKWELL = (535,), (580,), (10, 0)
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -108,6 +108,12 @@ def misfit(name: str, cards: list[Card], driver: str) -> str:
     return ""
 
 
+def is_replaced(driver: str, cards: list[Card]) -> bool:
+    """Whether nvidia_driver will put a newer one in its place."""
+    blackwell = any(version(card["compute_capability"]) >= BLACKWELL for card in cards)
+    return version(driver) < (KEPT_FOR_BLACKWELL if blackwell else KEPT_BRANCH)
+
+
 def torch_build(
     gpu: Gpu, backend: str = "auto", wanted: str | list[str] = FREE, early: bool = False
 ) -> dict[str, str]:
@@ -132,16 +138,12 @@ def torch_build(
             problem = f"torch_backend is {backend}, but it has no NVIDIA card: take cpu, or auto"
             return {"build": "", "problem": problem}
         return {"build": "cpu" if backend == "auto" else backend, "problem": ""}
-    reasons = {name: misfit(name, chosen["cards"], gpu["driver"]) for name in BUILDS}
+    driver = "999" if early and is_replaced(gpu["driver"], chosen["cards"]) else gpu["driver"]
+    reasons = {name: misfit(name, chosen["cards"], driver) for name in BUILDS}
     fitting = [name for name in AUTO if not reasons[name]]
-    if early and version(gpu["driver"]) < (KEPT_BRANCH,):
-        return {"build": fitting[0] if fitting else "cpu", "problem": ""}
     if backend == "auto":
-        return (
-            {"build": fitting[0], "problem": ""}
-            if fitting
-            else {"build": "", "problem": no_build(chosen["cards"], reasons)}
-        )
+        problem = "" if fitting else no_build(chosen["cards"], reasons)
+        return {"build": fitting[0] if fitting else "", "problem": problem}
     if not reasons[backend]:
         return {"build": backend, "problem": ""}
     way_out = f"take torch_backend {fitting[0]}, or auto" if fitting else no_build(chosen["cards"], reasons)

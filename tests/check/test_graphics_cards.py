@@ -151,6 +151,11 @@ def test_a_driver_that_is_going_to_be_replaced_is_no_reason_to_refuse_yet() -> N
     assert CARDS.torch_build(old, "cu130", early=True)["problem"] == ""
     assert "535.183.01" in CARDS.torch_build(node("RTX 3060", driver=GUIDES), "cu130", early=True)["problem"]
     assert "cu118" in CARDS.torch_build(old, "cu118", early=True)["problem"]
+    assert CARDS.torch_build(node("RTX 5090", driver="570.86.10"), early=True)["problem"] == ""
+    assert (
+        "no code for GTX 1080"
+        in CARDS.torch_build(node("GTX 1080", driver=OLD), "cu130", early=True)["problem"]
+    )
 
 
 TWO = node("GTX 1650", "RTX 3090", display=(0,))
