@@ -14,12 +14,14 @@ CACHE := $(or $(AURA_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aura)
 # What the trainer's tests use here; the nodes get theirs from the roles.
 # Where pip is told of local wheels (find-links), a torch that lies there is taken; elsewhere the build for this
 # machine's driver, or torch's CPU build where there is none (TORCH_BACKEND: auto, cpu, cu126, …).
-TORCH_SPEC ?= torch==2.13.0
+TORCH_SPEC ?= $(shell grep '^torch==' requirements/torch.in)
 TORCH_BACKEND ?= $(if $(shell command -v nvidia-smi),auto,cpu)
 # Where make backup-keys writes and make restore-keys reads.
 FILE ?= $(HOME)/aura-keys.tar.gz
 # make roles ROLE=firewall tests one role only.
 ROLE ?=
+# make lock-torch BUILD=cu126 locks this build of torch.
+BUILD ?=
 
 CONTROLLER_PACKAGES := python3 python3-venv ca-certificates openssh-client rsync
 CHECK_PACKAGES := shellcheck
@@ -120,6 +122,8 @@ format: $(DEV) ## write the Python files again as ruff formats them
 docs: $(DEV) ## write the tables of variables in the roles' READMEs again, from meta/argument_specs.yml
 	@python tests/check/role_tables.py --write
 
+LOCK_TORCH = roles/python_env/files/lock-torch $(1) requirements/torch-$(1).txt $(UV) requirements/node.txt requirements/torch.in
+
 .PHONY: lock
 lock: $(UV) ## compile requirements/*.in again (newest versions: make lock UPGRADE=1)
 	@for name in controller node dev; do
@@ -127,6 +131,13 @@ lock: $(UV) ## compile requirements/*.in again (newest versions: make lock UPGRA
 	        $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	        $(if $(UPGRADE),--upgrade) requirements/$$name.in --output-file requirements/$$name.txt
 	done
+	# The build of torch that PyPI has.
+	$(call LOCK_TORCH,cu130)
+
+.PHONY: lock-torch
+lock-torch: $(UV) ## lock the hashes of another build of torch, from its own index (BUILD=cu126)
+	@if [[ -z "$(BUILD)" ]]; then echo "Which one? make lock-torch BUILD=cu126" >&2; exit 1; fi
+	$(call LOCK_TORCH,$(BUILD))
 
 .PHONY: clean
 clean: lab-down ## remove the lab, .venv and what the tools left behind (downloads and your clusters' keys stay)

@@ -79,6 +79,12 @@ def test_site_refuses_an_inventory(
     assert sentence in cluster.refused("site.yml", inventory=changed_inventory(tmp_path, old, new))
 
 
+def test_site_refuses_a_build_of_torch_that_no_card_can_use(cluster: Cluster) -> None:
+    output = " ".join(cluster.refused("site.yml", "-e", "torch_backend=cu126").split())
+    assert "node3: torch_backend is cu126, but it has no NVIDIA card: take cpu, or auto." in output
+    assert "Nothing has been changed on any node." in output
+
+
 def test_site_refuses_when_a_node_cannot_be_reached(cluster: Cluster) -> None:
     cluster.lab("cut", "node2")
     try:

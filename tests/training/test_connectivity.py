@@ -41,7 +41,7 @@ def document(name: str) -> Json:
             "link": {"speed_mbit": 1000, "duplex": "full", "physical": True},
             "routes": {other: {"interface": "eno1", "source": ADDRESSES[name]} for other in others},
             "resolves": {other: [ADDRESSES[other]] for other in NAMES},
-            "release": "3f2a",
+            "release": "3f2a-cu130-91bc",
             "versions": {"python": "3.11.7", "torch": "2.13.0"},
             "disk": {"path": "/var/lib/aura", "free_bytes": 400e9, "total_bytes": 500e9},
         },
@@ -242,7 +242,7 @@ def spoil_duplex(cluster: Cluster) -> None:
 
 
 def spoil_release(cluster: Cluster) -> None:
-    cluster.about("node1")["release"] = "0ld"
+    cluster.about("node1")["release"] = "0ld-cu130-91bc"
 
 
 def spoil_versions(cluster: Cluster) -> None:
@@ -272,7 +272,7 @@ def spoil_disk(cluster: Cluster) -> None:
         ),
         (spoil_link, "link", "node1: eno1 negotiated 100 Mbit/s, 1000 expected", "/sys/class/net/eno1/speed"),
         (spoil_duplex, "link", "half duplex", "another cable"),
-        (spoil_release, "release", "node1 runs release 0ld, the others 3f2a", "site.yml"),
+        (spoil_release, "release", "node1 runs release 0ld-cu130-91bc, the others 3f2a", "site.yml"),
         (spoil_versions, "versions", "node1 has torch 2.12.1, the others 2.13.0", "site.yml"),
         (spoil_disk, "disk", "node1 has 0.4 GB free", "runs"),
     ],
@@ -285,6 +285,27 @@ def test_one_node_is_different(
     assert (check.id, check.status, check.subject) == (check_id, "failed", "node1")
     assert message in check.message
     assert remedy in check.remedy
+
+
+def test_unlike_builds_of_the_same_trainer_are_named_and_good(cluster: Cluster) -> None:
+    cuda13 = {"torch": "2.13.0", "nvidia-nccl-cu13": "2.29.7"}
+    cuda12 = {"torch": "2.13.0+cu126", "nvidia-nccl-cu12": "2.29.7"}
+    for name in NAMES:
+        cluster.about(name)["versions"] |= cuda13
+    cluster.about("node1")["release"] = "3f2a-cpu-77de"
+    cluster.about("node1")["versions"] = {"python": "3.11.2", "torch": "2.13.0+cpu"}
+    cluster.about("node2")["release"] = "3f2a-cu126-5c01"
+    cluster.about("node2")["versions"] = {"python": "3.11.7", **cuda12}
+    said = {check.id: check for check in cluster.judge()}
+    assert (said["release"].status, said["versions"].status) == ("ok", "ok")
+    assert said["release"].message == (
+        "3f2a on 5 nodes, with unlike builds of torch: cu130 on node0, node3 and node4, cpu on node1, cu126 on node2"
+    )
+    assert "torch 2.13.0" in said["versions"].message
+
+    cluster.about("node2")["versions"]["nvidia-nccl-cu12"] = "2.27.3"
+    check = cluster.only()
+    assert (check.id, check.message) == ("versions", "node2 has NCCL 2.27.3, the others 2.29.7")
 
 
 def test_a_peer_whose_name_is_unknown_is_a_warning(cluster: Cluster) -> None:

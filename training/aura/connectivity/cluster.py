@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from aura.connectivity.checks import SITE, Check, Status, count, fine, unknown
+from aura.connectivity.checks import SITE, Check, Status, count, fine, join, unknown
 from aura.connectivity.evidence import Evidence, clock_offsets, last_line
 from aura.connectivity.pairs import reaches_coordinator
 
@@ -42,30 +42,71 @@ def odd_ones_out(values: dict[str, str | None]) -> tuple[str | None, dict[str, s
     return common, {name: value for name, value in values.items() if value != common}
 
 
+def trainer_of(release: str | None) -> str | None:
+    """'3f2a' of '3f2a-cu126-91bc': what is equal where nodes train the same way. The build of torch may differ."""
+    return release.partition("-")[0] if release else None
+
+
+def unlike_builds(releases: dict[str, str | None]) -> str:
+    """', with unlike builds of torch: cpu on node0, cu126 on node1 and node2'; nothing where all are alike."""
+    nodes_of: dict[str, list[str]] = {}
+    for name, release in releases.items():
+        nodes_of.setdefault((release or "").partition("-")[2].partition("-")[0], []).append(name)
+    if len(nodes_of) < 2:
+        return ""
+    return ", with unlike builds of torch: " + ", ".join(
+        f"{build} on {join(names)}" for build, names in nodes_of.items()
+    )
+
+
 def check_release(evidence: Evidence) -> list[Check]:
     if not evidence.probed:
         return unknown("release", "no node could be probed")
-    common, odd = odd_ones_out({node.name: node.about.get("release") for node in evidence.probed})
+    releases: dict[str, str | None] = {node.name: node.about.get("release") for node in evidence.probed}
+    common, odd = odd_ones_out({name: trainer_of(release) for name, release in releases.items()})
     if common is None:
         message = "no node runs a release (/opt/aura/current is missing)"
         return [Check("release", "failed", "all", message, SITE)]
     found = [
-        Check("release", "failed", name, f"{name} runs release {value or 'none'}, the others {common}", SITE)
-        for name, value in odd.items()
+        Check(
+            "release",
+            "failed",
+            name,
+            f"{name} runs release {releases[name] or 'none'}, the others {common}",
+            SITE,
+        )
+        for name in odd
     ]
-    return found or fine("release", f"{common} on {count(len(evidence.probed), 'node')}")
+    return found or fine(
+        "release", f"{common} on {count(len(evidence.probed), 'node')}{unlike_builds(releases)}"
+    )
+
+
+def comparable(versions: dict[str, str]) -> dict[str, str]:
+    """What has to be equal of these versions: of Python 3.11, of torch and of NCCL without their builds."""
+    found = {}
+    for package, version in versions.items():
+        if package == "python":
+            found[package] = ".".join(version.split(".")[:2])
+        elif package == "torch":
+            found[package] = version.partition("+")[0]
+        else:
+            found["NCCL" if package.startswith("nvidia-nccl") else package] = version
+    return found
 
 
 def check_versions(evidence: Evidence) -> list[Check]:
     if not evidence.probed:
         return unknown("versions", "no node could be probed")
     versions: dict[str, dict[str, str]] = {
-        node.name: node.about.get("versions") or {} for node in evidence.probed
+        node.name: comparable(node.about.get("versions") or {}) for node in evidence.probed
     }
     packages = sorted({package for told in versions.values() for package in told})
     found, same = [], []
     for package in packages:
-        common, odd = odd_ones_out({name: told.get(package) for name, told in versions.items()})
+        # A build of torch for processors has no NCCL; ranks that have none make all of them talk Gloo.
+        asked = {name: told for name, told in versions.items() if package != "NCCL" or package in told}
+        common, odd = odd_ones_out({name: told.get(package) for name, told in asked.items()})
         for name, value in odd.items():
             message = f"{name} has {package} {value or 'not at all'}, the others {common}"
             found.append(Check("versions", "failed", name, message, SITE))

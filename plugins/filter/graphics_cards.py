@@ -1,0 +1,163 @@
+"""Which graphics cards of a node train, and which build of torch fits them and their driver."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+Gpu = dict[str, Any]  # what node_state says: see module_utils/node_gpu.py
+Card = dict[str, Any]
+
+
+class Build(NamedTuple):
+    """What a build of torch asks for. Compute capabilities: the first and the last with code in it."""
+
+    driver: tuple[int, ...]
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+
+# Of torch 2.13, for Linux on x86. Compute capabilities: PyTorch's support matrix (RELEASE.md, pull request 182849;
+# for newer Blackwell cards CUDA 13's builds bring PTX). Drivers: NVIDIA, "CUDA Compatibility", minor versions.
+BUILDS = {
+    "cu130": Build((580,), (7, 5), (12, 9)),
+    "cu126": Build((525, 60, 13), (5, 0), (9, 0)),
+    "cu132": Build((580,), (7, 5), (12, 9)),
+}
+AUTO = ("cu130", "cu126")  # the first one that fits
+FREE, ALL, NONE = "free", "all", "none"  # what training_cards may say beside UUIDs
+# The role nvidia_driver leaves a driver of this branch or a later one alone; Blackwell's has to be newer.
+KEPT_BRANCH, KEPT_FOR_BLACKWELL, BLACKWELL = (535,), (580,), (10, 0)
+
+
+def version(text: str) -> tuple[int, ...]:
+    """'535.183.01' as (535, 183, 1)."""
+    return tuple(int(part) for part in str(text).split(".") if part.isdecimal())
+
+
+def dotted(numbers: tuple[int, ...]) -> str:
+    """525.60.13, as NVIDIA writes it."""
+    return ".".join(map(str, numbers))
+
+
+def called(card: Card) -> str:
+    return f"{card['name']} ({card['uuid']})"
+
+
+def told(smi: list[Card], words: list[str]) -> tuple[list[Card], str]:
+    """The cards that training_cards names by their UUIDs or the beginnings of those, as CUDA takes them."""
+    found: list[Card] = []
+    for word in words:
+        hits = [card for card in smi if word and card["uuid"].lower().startswith(word.lower())]
+        if len(hits) != 1:
+            there = "; ".join(map(called, smi)) or "none"
+            what = "means several of its cards" if hits else "is none of its cards"
+            return [], f"training_cards names {word}, which {what}. There are: {there}."
+        found += [card for card in hits if card not in found]
+    return found, ""
+
+
+def unseen(gpu: Gpu) -> str:
+    """The sentence about cards on the bus that the driver does not know; empty when it knows all."""
+    known = {card["pci"] for card in gpu["smi"]}
+    lost = [card for card in gpu["cards"] if card["pci"] not in known]
+    if not lost:
+        return ""
+    which = ", ".join(f"{card['device_id']} at {card['pci']}" for card in lost)
+    number = "one NVIDIA card" if len(gpu["cards"]) == 1 else f"{len(gpu['cards'])} NVIDIA cards"
+    if gpu["smi"]:
+        return f"it has {number}, but nvidia-smi does not see {which}"
+    driver = f"driver {gpu['driver']} does not answer" if gpu["driver"] else "no NVIDIA driver is loaded"
+    return f"it has {number} ({which}), but {driver}"
+
+
+def training_cards(gpu: Gpu, wanted: str | list[str] = FREE, without_driver: bool = False) -> dict[str, Any]:
+    """The cards that train (in nvidia-smi's order, empty: the processor does), those left out, and what is wrong.
+
+    `wanted`: free (the only card, of several those that drive no display), all, none, or UUIDs.
+    `without_driver`: a card that its driver does not know is no reason to stop.
+    """
+    words = [wanted] if isinstance(wanted, str) else [str(word) for word in wanted]
+    smi: list[Card] = gpu["smi"]
+    problem = ""
+    if words == [NONE]:
+        cards: list[Card] = []
+    elif (lost := unseen(gpu)) and not without_driver and (not smi or words in ([FREE], [ALL])):
+        cards, problem = [], lost
+    elif words == [ALL]:
+        cards = smi
+    elif words == [FREE]:
+        # A node's only card trains, display or not. So do several that all drive one: none is worth less than another.
+        cards = [card for card in smi if not card["display_active"]] or smi
+    else:
+        cards, problem = told(smi, words)
+    left_out = [] if problem else [called(card) for card in smi if card not in cards]
+    return {"cards": cards, "left_out": left_out, "problem": problem}
+
+
+def misfit(name: str, cards: list[Card], driver: str) -> str:
+    """Why this build cannot use these cards with this driver; empty when it can."""
+    build = BUILDS[name]
+    for card in cards:
+        capability = card["compute_capability"]
+        if not build.first <= version(capability) <= build.last:
+            end = f" to {dotted(build.last)}" if build.last < (12,) else " on"
+            span = f"{name}: from {dotted(build.first)}{end}"
+            return f"{name} has no code for {card['name']} (compute capability {capability}; {span})"
+    if version(driver) < build.driver:
+        return f"{name} needs driver {dotted(build.driver)} or later, and {driver} is loaded"
+    return ""
+
+
+def is_replaced(driver: str, cards: list[Card]) -> bool:
+    """Whether nvidia_driver will put a newer one in its place."""
+    blackwell = any(version(card["compute_capability"]) >= BLACKWELL for card in cards)
+    return version(driver) < (KEPT_FOR_BLACKWELL if blackwell else KEPT_BRANCH)
+
+
+def torch_build(
+    gpu: Gpu, backend: str = "auto", wanted: str | list[str] = FREE, early: bool = False
+) -> dict[str, str]:
+    """The build of torch for a node, or why there is none: {"build": "cu126", "problem": ""}.
+
+    `backend`: auto (by the driver that is loaded; without one the processor's build), or the name of a build.
+    `wanted`: as in training_cards. `early`: before nvidia_driver, which replaces drivers that are too old for anything.
+    """
+    if backend not in ("auto", "cpu", *BUILDS):
+        builds = ", ".join(["cpu", *sorted(BUILDS)])
+        return {
+            "build": "",
+            "problem": f"torch_backend is {backend}, but it has to be auto or one of {builds}",
+        }
+    chosen = training_cards(gpu, wanted, without_driver=True)
+    if backend == "cpu":
+        return {"build": "cpu", "problem": ""}
+    if chosen["problem"] and gpu["smi"]:
+        return {"build": "", "problem": chosen["problem"].rstrip(".")}
+    if not chosen["cards"]:
+        if backend != "auto" and not gpu["cards"] and not gpu["smi"]:
+            problem = f"torch_backend is {backend}, but it has no NVIDIA card: take cpu, or auto"
+            return {"build": "", "problem": problem}
+        return {"build": "cpu" if backend == "auto" else backend, "problem": ""}
+    driver = "999" if early and is_replaced(gpu["driver"], chosen["cards"]) else gpu["driver"]
+    reasons = {name: misfit(name, chosen["cards"], driver) for name in BUILDS}
+    fitting = [name for name in AUTO if not reasons[name]]
+    if backend == "auto":
+        problem = "" if fitting else no_build(chosen["cards"], reasons)
+        return {"build": fitting[0] if fitting else "", "problem": problem}
+    if not reasons[backend]:
+        return {"build": backend, "problem": ""}
+    way_out = f"take torch_backend {fitting[0]}, or auto" if fitting else no_build(chosen["cards"], reasons)
+    return {"build": "", "problem": f"torch_backend {reasons[backend]}: {way_out}"}
+
+
+def no_build(cards: list[Card], reasons: dict[str, str]) -> str:
+    """No build fits: why, and what to do."""
+    advice = "install a newer driver, say with training_cards which cards train, or take torch_backend cpu"
+    if len(cards) == 1:
+        advice = "install a newer driver, or take torch_backend cpu"
+    return f"no build of torch fits ({'; '.join(reasons[name] for name in AUTO)}): {advice}"
+
+
+class FilterModule:
+    def filters(self) -> dict[str, object]:
+        return {"torch_build": torch_build, "training_cards": training_cards}

@@ -1,0 +1,255 @@
+"""Which cards of a node train, and which build of torch they get: a table of nodes.
+
+The driver versions are ones that NVIDIA has released; the nodes are synthetic: node_state's shape (its own test reads
+what nvidia-smi writes), with what NVIDIA's list "CUDA GPUs" says of a card's compute capability.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tree
+
+
+def plugin() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "graphics_cards", Path(tree.ROOT, "plugins/filter/graphics_cards.py")
+    )
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CARDS = plugin()
+CAPABILITY = {
+    "GTX 780": "3.5", "GTX 970": "5.2", "GT 1030": "6.1", "GTX 1080": "6.1", "TITAN V": "7.0", "GTX 1650": "7.5",
+    "RTX 3060": "8.6", "RTX 3090": "8.6", "RTX 4090": "8.9", "H100": "9.0", "B200": "10.0", "RTX 5090": "12.0",
+}  # fmt: skip
+OLD, LTS, GUIDES, NEW = "470.256.02", "525.60.11", "535.183.01", "580.95.05"
+
+
+def node(
+    *names: str, driver: str = NEW, display: tuple[int, ...] = (), seen: int | None = None
+) -> dict[str, Any]:
+    """A node with these cards; `display`: which of them drive one, `seen`: how many nvidia-smi sees."""
+    bus = [
+        {"pci": f"0000:{number:02x}:00.0", "device_id": f"10de:{number:04x}", "boot_vga": number in display}
+        for number in range(len(names))
+    ]
+    smi = [
+        {
+            "uuid": f"GPU-{number}000-{name.replace(' ', '')}", "name": name, "pci": bus[number]["pci"],
+            "compute_capability": CAPABILITY[name], "memory_mib": 8192, "display_active": number in display,
+        }
+        for number, name in enumerate(names)
+    ]  # fmt: skip
+    return {"cards": bus, "driver": driver, "smi": smi if seen is None else smi[:seen], "elsewhere": ""}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "build"),
+    [
+        pytest.param(node(driver=""), "cpu", id="no card"),
+        pytest.param(node("RTX 3060", driver="", seen=0), "cpu", id="a card without a driver yet"),
+        pytest.param(node("GTX 970", driver=GUIDES), "cu126", id="Maxwell"),
+        pytest.param(node("GTX 1080"), "cu126", id="Pascal with a new driver"),
+        pytest.param(node("TITAN V"), "cu126", id="Volta"),
+        pytest.param(node("GTX 1650", driver=GUIDES), "cu126", id="Turing with the guides' driver"),
+        pytest.param(node("GTX 1650"), "cu130", id="Turing"),
+        pytest.param(node("RTX 3060", driver="525.60.13"), "cu126", id="the first driver of CUDA 12"),
+        pytest.param(node("RTX 3060", driver="579.99"), "cu126", id="just before CUDA 13"),
+        pytest.param(node("RTX 3060", driver="580.65.06"), "cu130", id="the first driver of CUDA 13"),
+        pytest.param(node("RTX 4090"), "cu130", id="Ada"),
+        pytest.param(node("H100", driver=GUIDES), "cu126", id="Hopper"),
+        pytest.param(node("B200"), "cu130", id="Blackwell for data centres"),
+        pytest.param(node("RTX 5090"), "cu130", id="Blackwell"),
+        pytest.param(node("GTX 1080", "RTX 4090"), "cu126", id="the build that has code for both"),
+        pytest.param(
+            node("GT 1030", "RTX 5090", display=(0,)), "cu130", id="the display's card does not train"
+        ),
+    ],
+)
+def test_auto_takes_the_build_that_fits_cards_and_driver(gpu: dict[str, Any], build: str) -> None:
+    assert CARDS.torch_build(gpu) == {"build": build, "problem": ""}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "backend", "words"),
+    [
+        pytest.param(
+            node("RTX 3060", driver=OLD),
+            "auto",
+            f"cu126 needs driver 525.60.13 or later, and {OLD} is",
+            id="old",
+        ),
+        pytest.param(
+            node("RTX 3060", driver=LTS),
+            "auto",
+            f"needs driver 525.60.13 or later, and {LTS}",
+            id="just before",
+        ),
+        pytest.param(
+            node("GTX 780", driver=OLD), "auto", "no code for GTX 780 (compute capability 3.5", id="Kepler"
+        ),
+        pytest.param(
+            node("RTX 5090", driver="570.86.10"), "auto", "cu130 needs driver 580", id="Blackwell, driver 570"
+        ),
+        pytest.param(
+            node("GTX 1080", "RTX 5090"), "auto", "say with training_cards which", id="no build for both"
+        ),
+        pytest.param(
+            node("RTX 3060", driver=GUIDES),
+            "cu130",
+            f"torch_backend cu130 needs driver 580 or later, and {GUIDES} is loaded: take torch_backend cu126",
+            id="pair",
+        ),
+        pytest.param(
+            node("GTX 1080"),
+            "cu130",
+            "GTX 1080 (compute capability 6.1; cu130: from 7.5 on): take",
+            id="card",
+        ),
+        pytest.param(
+            node("RTX 5090"), "cu126", "12.0; cu126: from 5.0 to 9.0): take torch_backend cu130", id="too new"
+        ),
+        pytest.param(node(driver=""), "cu126", "no NVIDIA card: take cpu, or auto", id="no card"),
+        pytest.param(node("RTX 3060"), "cuda", "auto or one of cpu, cu126, cu130, cu132", id="unknown word"),
+        pytest.param(
+            node("RTX 3060", driver=OLD), "cu118", "has to be auto or one of", id="a build that 2.13 has not"
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_pair(gpu: dict[str, Any], backend: str, words: str) -> None:
+    found = CARDS.torch_build(gpu, backend)
+    assert found["build"] == ""
+    assert words in found["problem"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "backend"),
+    [
+        (node("RTX 3060"), "cpu"),
+        (node(driver=""), "cpu"),
+        (node("RTX 3060", driver=GUIDES), "cu126"),
+        (node("RTX 3060"), "cu132"),
+        # The driver comes later: nothing is known that would not fit.
+        (node("RTX 3060", driver="", seen=0), "cu126"),
+    ],
+)
+def test_who_names_a_build_that_fits_gets_it(gpu: dict[str, Any], backend: str) -> None:
+    assert CARDS.torch_build(gpu, backend) == {"build": backend, "problem": ""}
+
+
+def test_a_driver_that_is_going_to_be_replaced_is_no_reason_to_refuse_yet() -> None:
+    old = node("RTX 3060", driver=OLD)
+    assert CARDS.torch_build(old, early=True)["problem"] == ""
+    assert CARDS.torch_build(old, "cu130", early=True)["problem"] == ""
+    assert "535.183.01" in CARDS.torch_build(node("RTX 3060", driver=GUIDES), "cu130", early=True)["problem"]
+    assert "cu118" in CARDS.torch_build(old, "cu118", early=True)["problem"]
+    assert CARDS.torch_build(node("RTX 5090", driver="570.86.10"), early=True)["problem"] == ""
+    assert (
+        "no code for GTX 1080"
+        in CARDS.torch_build(node("GTX 1080", driver=OLD), "cu130", early=True)["problem"]
+    )
+
+
+TWO = node("GTX 1650", "RTX 3090", display=(0,))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "wanted", "names", "left_out"),
+    [
+        pytest.param(node(driver=""), "free", [], [], id="no card"),
+        pytest.param(node("RTX 3060"), "free", ["RTX 3060"], [], id="one card"),
+        pytest.param(
+            node("RTX 3060", display=(0,)), "free", ["RTX 3060"], [], id="the only one, with a display"
+        ),
+        pytest.param(
+            TWO, "free", ["RTX 3090"], ["GTX 1650 (GPU-0000-GTX1650)"], id="the display's is left out"
+        ),
+        pytest.param(TWO, "all", ["GTX 1650", "RTX 3090"], [], id="all"),
+        pytest.param(TWO, ["all"], ["GTX 1650", "RTX 3090"], [], id="all, as a list"),
+        pytest.param(
+            TWO, "gpu-0000", ["GTX 1650"], ["RTX 3090 (GPU-1000-RTX3090)"], id="by the beginning of a UUID"
+        ),
+        pytest.param(
+            TWO,
+            ["GPU-1000-RTX3090", "GPU-0000-GTX1650"],
+            ["RTX 3090", "GTX 1650"],
+            [],
+            id="in the order that is told",
+        ),
+        pytest.param(
+            TWO, "none", [], ["GTX 1650 (GPU-0000-GTX1650)", "RTX 3090 (GPU-1000-RTX3090)"], id="none"
+        ),
+        pytest.param(
+            node("RTX 3060", "RTX 3060", display=(0, 1)),
+            "free",
+            ["RTX 3060", "RTX 3060"],
+            [],
+            id="all drive a display",
+        ),
+    ],
+)
+def test_the_cards_that_train(
+    gpu: dict[str, Any], wanted: Any, names: list[str], left_out: list[str]
+) -> None:
+    found = CARDS.training_cards(gpu, wanted)
+    assert ([card["name"] for card in found["cards"]], found["left_out"]) == (names, left_out)
+    assert found["problem"] == ""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "wanted", "words"),
+    [
+        pytest.param(
+            node("RTX 3060", driver="", seen=0),
+            "free",
+            "it has one NVIDIA card (10de:0000 at 0000:00:00.0), but no NVIDIA driver is loaded",
+            id="no driver",
+        ),
+        pytest.param(
+            node("RTX 3060", seen=0), "free", f"but driver {NEW} does not answer", id="a driver that hangs"
+        ),
+        pytest.param(
+            node("RTX 3060", "RTX 3090", seen=1),
+            "free",
+            "does not see 10de:0001 at 0000:01:00.0",
+            id="one fell off",
+        ),
+        pytest.param(
+            node("RTX 3060", "RTX 3090", seen=1), "all", "2 NVIDIA cards, but", id="one of all fell off"
+        ),
+        pytest.param(
+            node("RTX 3060", driver="", seen=0),
+            "GPU-0000",
+            "no NVIDIA driver is loaded",
+            id="told, no driver",
+        ),
+        pytest.param(
+            TWO, "GPU-9", "GPU-9, which is none of its cards. There are: GTX 1650 (GPU-0000", id="unknown"
+        ),
+        pytest.param(TWO, "GPU-", "means several of its cards", id="ambiguous"),
+        pytest.param(TWO, "", "is none of its cards", id="empty"),
+    ],
+)
+def test_a_card_that_cannot_train_is_named(gpu: dict[str, Any], wanted: str, words: str) -> None:
+    found = CARDS.training_cards(gpu, wanted)
+    assert found["cards"] == []
+    assert words in found["problem"]
+
+
+def test_whoever_says_so_trains_without_the_card_that_has_no_driver() -> None:
+    assert CARDS.training_cards(node("RTX 3060", driver="", seen=0), without_driver=True)["problem"] == ""
+    half = CARDS.training_cards(node("RTX 3060", "RTX 3090", seen=1), without_driver=True)
+    assert [card["name"] for card in half["cards"]] == ["RTX 3060"]
+
+
+def test_a_card_beside_those_that_are_named_may_be_without_a_driver() -> None:
+    found = CARDS.training_cards(node("RTX 3090", "GTX 780", seen=1), "GPU-0000")
+    assert ([card["name"] for card in found["cards"]], found["problem"]) == (["RTX 3090"], "")

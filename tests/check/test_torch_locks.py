@@ -1,0 +1,97 @@
+"""Every build of torch is installed by hashes: those of this repository, or those recorded when it was first used."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import tree
+
+REQUIREMENTS = tree.ROOT / "requirements"
+FILES = tree.ROOT / "roles/python_env/files"
+VERSION = re.search(r"^torch==(\S+)$", (REQUIREMENTS / "torch.in").read_text(), re.MULTILINE)
+PINNED = re.compile(r"^([a-z0-9-]+)==(\S+)", re.MULTILINE)
+
+
+def pinned(path: Path) -> dict[str, str]:
+    return dict(PINNED.findall(path.read_text()))
+
+
+@pytest.mark.parametrize("lock", sorted(REQUIREMENTS.glob("torch-*.txt")), ids=lambda path: path.stem)
+def test_a_lock_of_torch_goes_with_the_others(lock: Path) -> None:
+    assert VERSION
+    names = pinned(lock)
+    assert names["torch"].partition("+")[0] == VERSION[1], (
+        f"{tree.relative(lock)} is of another torch: run `make lock`"
+    )
+    both = sorted(set(names) & set(pinned(REQUIREMENTS / "node.txt")))
+    assert not both, f"{tree.relative(lock)} and requirements/node.txt both lock {both}: run `make lock`"
+
+
+def test_pypis_own_build_is_the_one_for_cuda_13_0() -> None:
+    """lock-torch and the table of builds call it cu130."""
+    assert pinned(REQUIREMENTS / "torch-cu130.txt")["cuda-toolkit"].startswith("13.0.")
+
+
+def make_wheel(folder: Path, content: str = "") -> Path:
+    """A wheel by the name that a local torch has."""
+    assert VERSION
+    name = f"torch-{VERSION[1]}+cpu"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-cp311-cp311-manylinux_2_28_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(
+            f"{name}.dist-info/METADATA",
+            f"Metadata-Version: 2.1\nName: torch\nVersion: {VERSION[1]}+cpu\n{content}",
+        )
+        tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: cp311-cp311-manylinux_2_28_x86_64\n"
+        wheel.writestr(f"{name}.dist-info/WHEEL", tag)
+        wheel.writestr(f"{name}.dist-info/RECORD", "")
+    return path
+
+
+def run(folder: Path, program: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """One of the role's programs, without a network."""
+    alone = {
+        "UV_OFFLINE": "1", "UV_CACHE_DIR": str(folder / "uv"), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": str(folder / "wheels"),
+    }  # fmt: skip
+    return subprocess.run(
+        [FILES / program, *map(str, words)],
+        env=os.environ | alone,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_local_wheels_hash_is_recorded_at_first_use_and_holds_from_then_on(tmp_path: Path) -> None:
+    wheel, lock = make_wheel(tmp_path / "wheels"), tmp_path / "cache/torch-cpu.txt"
+    uv = Path(sys.executable).with_name("uv")
+    node = tmp_path / "node.txt"
+    node.touch()
+    locked = run(tmp_path, "lock-torch", "cpu", lock, uv, node, REQUIREMENTS / "torch.in", wheel.parent)
+    assert locked.returncode == 0, locked.stderr
+    assert "a local wheel, whose hash was recorded at first use" in locked.stdout
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() in lock.read_text()
+
+    def download(wheelhouse: Path) -> subprocess.CompletedProcess[str]:
+        return run(tmp_path, "download-wheelhouse", wheelhouse, sys.executable, node, lock, "cpu", "system")
+
+    done = download(tmp_path / "good")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "good/wheels").iterdir()] == [wheel.name]
+    assert (tmp_path / "good/torch.txt").read_text() == lock.read_text()
+
+    make_wheel(tmp_path / "wheels", "Summary: another one by the same name\n")
+    refused = download(tmp_path / "bad")
+    assert refused.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in refused.stderr
+    assert not list(tmp_path.glob("bad*"))
