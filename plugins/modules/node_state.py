@@ -17,7 +17,7 @@ options:
   users: {description: Names of users., type: list, elements: str, default: []}
   groups: {description: Names of groups., type: list, elements: str, default: []}
   uids: {description: Numbers of which it is wanted who has them., type: list, elements: int, default: []}
-  mounts: {description: Directories of which it is wanted what is mounted there., type: list, elements: str, default: []}
+  mounts: {description: Directories of which it is wanted what is mounted., type: list, elements: str, default: []}
   network: {description: "Network cards, and the files of netplan.", type: bool, default: false}
   firewall: {description: "Active firewalls, and the loaded table C(inet aura).", type: bool, default: false}
   sshd: {description: What sshd makes of its settings., type: bool, default: false}
@@ -56,7 +56,7 @@ taken:
 mounts:
   description: >-
     By path: mounted (whether something is mounted right there), source, type and options (a list) of the file system in
-    which it lies, empty (whether there is nothing in it), used (whether there is a file or a link anywhere below it). What
+    which it lies, empty (whether there is nothing in it), used (whether a file or a link is anywhere below it). What
     is mounted is never touched, and then both are false.
   type: dict
   returned: always
