@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 from clusters import VirtualCluster
-from machines import ROOT, Machine, wait_for
+from machines import ROOT, Machine, lab, wait_for
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(7200)]
 
@@ -25,8 +25,9 @@ PATIENCE = 120
 
 # In place of a release: the trainer's own code, and the Python of Debian 12, which is a 3.11.
 STAND_IN = """
+set -e
 mkdir -p /opt/aura/current/venv/bin /opt/aura/code
-tar -C /opt/aura/code -xf /tmp/code.tar
+base64 -d | tar -C /opt/aura/code -xz
 printf '#!/bin/sh\\nPYTHONPATH=/opt/aura/code exec python3 -m aura "$@"\\n' >/opt/aura/current/venv/bin/aura
 chmod 755 /opt/aura/current/venv/bin/aura
 """
@@ -234,17 +235,16 @@ def test_checkpoints_are_copied_and_survive_a_server_that_goes(shared: Shared) -
     client.exec(
         "sed -i 's/--rate 2/--rate 0/' /etc/systemd/system/aura-copy-runs.service; systemctl daemon-reload"
     )
-    wait_for("it is copied", lambda: copied(client), 900)
+    # Nobody types anything.
+    client.exec("systemctl start aura-copy-runs.timer")
+    wait_for(
+        "it is copied", lambda: "MB copied in" in client.exec("journalctl -u aura-copy-runs -o cat"), 900
+    )
     sums = "sha256sum model.safetensors optimizer.safetensors state.json manifest.json"
     assert server.exec(f"cd {copy} && {sums}") == client.exec(f"cd {checkpoint} && {sums}")
     assert server.exec(f"ls -A {SHARE}/runs/first/checkpoints").split() == ["checkpoint-step-100"]
     exposure = client.exec("systemd-analyze security --no-pager aura-copy-runs.service | tail -1")
     assert float(re.findall(r"[0-9]+\.[0-9]+", exposure)[0]) < 3
-
-
-def copied(client: Machine) -> bool:
-    client.exec("systemctl start aura-copy-runs.service", limit=900)
-    return "MB copied in" in client.exec("journalctl -u aura-copy-runs -o cat")
 
 
 # What the trainer writes, in the size of a small model: 24 MB.
@@ -271,11 +271,7 @@ def put_trainer(machine: Machine) -> None:
             filter=lambda entry: None if "__pycache__" in entry.name else entry,
         )
     coded = base64.b64encode(archive.getvalue()).decode()
-    machine.exec(": >/tmp/code.b64")
-    for start in range(0, len(coded), 60_000):
-        machine.exec(f"printf %s {coded[start : start + 60_000]} >>/tmp/code.b64")
-    machine.exec("base64 -d /tmp/code.b64 | gunzip >/tmp/code.tar")
-    machine.exec(STAND_IN)
+    lab("exec", machine.name, "bash", "-c", STAND_IN, stdin=coded)
 
 
 def test_a_nas_with_smb_takes_the_servers_place(shared: Shared) -> None:
