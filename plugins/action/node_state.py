@@ -12,7 +12,7 @@ from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import become_loader
 
 # What a look may name: lists and switches.
-LISTS = ("packages", "files", "texts", "units", "users", "groups", "uids")
+LISTS = ("packages", "files", "texts", "units", "users", "groups", "uids", "mounts")
 SWITCHES = ("network", "firewall", "sshd", "gpu")
 Look = dict[str, Any]
 

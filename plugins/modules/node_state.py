@@ -17,6 +17,7 @@ options:
   users: {description: Names of users., type: list, elements: str, default: []}
   groups: {description: Names of groups., type: list, elements: str, default: []}
   uids: {description: Numbers of which it is wanted who has them., type: list, elements: int, default: []}
+  mounts: {description: Directories of which it is wanted what is mounted., type: list, elements: str, default: []}
   network: {description: "Network cards, and the files of netplan.", type: bool, default: false}
   firewall: {description: "Active firewalls, and the loaded table C(inet aura).", type: bool, default: false}
   sshd: {description: What sshd makes of its settings., type: bool, default: false}
@@ -52,6 +53,13 @@ taken:
   description: "Who has one of O(uids): kind (user or group), name, number."
   type: list
   elements: dict
+  returned: always
+mounts:
+  description: >-
+    By path: mounted (whether something is mounted right there), source, type and options (a list) of the file system in
+    which it lies, empty (whether there is nothing in it), used (whether a file or a link is anywhere below it). What
+    is mounted is never touched, and then both are false.
+  type: dict
   returned: always
 session:
   description: >-
@@ -229,6 +237,39 @@ def taken(numbers: list[int]) -> list[dict[str, object]]:
     return found
 
 
+def mounts(paths: list[str], table: str) -> dict[str, dict[str, object]]:
+    """table: /proc/self/mountinfo. What is mounted is never touched: its server may be off."""
+    lines = []
+    for line in table.splitlines():
+        own, _, rest = line.partition(" - ")
+        where, options = own.split(" ")[4:6]
+        kind, source, more = rest.split(" ")[:3]
+        lines.append((unescaped(where), unescaped(source), kind, [*options.split(","), *more.split(",")]))
+    found = {}
+    for path in paths:
+        holders = [line for line in lines if path == line[0] or path.startswith(f"{line[0].rstrip('/')}/")]
+        # The longest name is the nearest; of several on one place the last one covers the others.
+        where, source, kind, options = max(reversed(holders), key=lambda line: len(line[0]))
+        found[path] = {
+            "mounted": where == path, "source": source, "type": kind, "options": sorted(set(options)),
+            "empty": where != path and not (os.path.isdir(path) and os.listdir(path)),
+            "used": where != path and used(path),
+        }  # fmt: skip
+    return found
+
+
+def used(path: str) -> bool:
+    """Empty directories do not count."""
+    return any(
+        files or any(os.path.islink(os.path.join(place, name)) for name in directories)
+        for place, directories, files in os.walk(path)
+    )
+
+
+def unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
+
+
 def session() -> dict[str, object]:
     """SSH_CONNECTION, which sudo takes away: from the first of our ancestors that still has it."""
     process = os.getpid()
@@ -293,7 +334,7 @@ def sshd(wanted: bool) -> dict[str, object]:
 def main() -> None:
     lists = {
         name: {"type": "list", "elements": "str", "default": []}
-        for name in "packages files texts units users groups".split()
+        for name in "packages files texts units users groups mounts".split()
     }
     numbers = {"uids": {"type": "list", "elements": "int", "default": []}}
     switches = {name: {"type": "bool", "default": False} for name in ("network", "firewall", "sshd", "gpu")}
@@ -310,6 +351,7 @@ def main() -> None:
         users=users(asked["users"]),
         groups=groups(asked["groups"]),
         taken=taken(asked["uids"]),
+        mounts=mounts(asked["mounts"], read("/proc/self/mountinfo")),
         session=session(),
         hostname=socket.gethostname(),
         boot_id=read("/proc/sys/kernel/random/boot_id").strip(),

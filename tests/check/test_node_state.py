@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -67,3 +68,48 @@ def test_what_a_unit_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (missing["exists"], missing["active"]) == (False, False)
     masked = unit("LoadState=masked\nActiveState=inactive\nUnitFileState=masked\n", now=100.0)
     assert (masked["exists"], masked["enabled_state"]) == (True, "masked")
+
+
+MOUNTS = r"""
+22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw,errors=remount-ro
+25 22 0:22 / /proc rw,nosuid shared:5 - proc proc rw
+40 22 0:41 / /srv/aura rw,nosuid,nodev,relatime shared:90 - nfs4 192.168.50.20:/srv/aura rw,vers=4.2,softerr
+41 22 8:17 / /mnt/with\040space rw - vfat /dev/sdb1 rw
+42 41 8:33 / /mnt/with\040space rw - exfat /dev/sdc1 rw
+""".strip()
+
+
+def test_what_is_mounted_is_known_without_touching_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "ansible.module_utils.node_network", plugin("module_utils/node_network"))
+    mounts = plugin("modules/node_state").mounts
+    monkeypatch.setattr("os.walk", lambda path: pytest.fail(f"{path} was touched"))
+    share = mounts(["/srv/aura"], MOUNTS)["/srv/aura"]
+    assert (share["mounted"], share["source"], share["type"]) == (True, "192.168.50.20:/srv/aura", "nfs4")
+    assert {"nosuid", "nodev", "softerr", "vers=4.2"} <= set(share["options"])
+    assert (share["empty"], share["used"]) == (False, False)
+    covered = mounts(["/mnt/with space"], MOUNTS)["/mnt/with space"]
+    assert (covered["mounted"], covered["type"]) == (True, "exfat")
+    monkeypatch.undo()
+
+    monkeypatch.setitem(sys.modules, "ansible.module_utils.node_network", plugin("module_utils/node_network"))
+    mounts = plugin("modules/node_state").mounts
+    (tmp_path / "empty/inner").mkdir(parents=True)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link/to").symlink_to("/tmp")
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file/deep").mkdir()
+    (tmp_path / "file/deep/one").touch()
+    paths = {name: str(tmp_path / name) for name in ("empty", "link", "file", "absent")}
+    found = mounts(list(paths.values()), MOUNTS)
+    assert {name: found[path]["used"] for name, path in paths.items()} == {
+        "empty": False,
+        "link": True,
+        "file": True,
+        "absent": False,
+    }
+    assert [found[path]["empty"] for path in paths.values()] == [False, False, False, True]
+    assert not found[paths["file"]]["mounted"]
+    assert found[paths["file"]]["type"] == "ext4"
+    assert not mounts(["/srv/aura2"], MOUNTS)["/srv/aura2"]["mounted"]

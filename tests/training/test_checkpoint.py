@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from aura import checkpoint
+from aura import checkpoint, manifest
 from aura.config import resolve
 from aura.corpus import Corpus
 from aura.errors import ConfigError
@@ -189,7 +189,7 @@ def test_a_save_in_the_background_holds_what_was_there_when_it_began(
     model.weight.data.zero_()
     disk_is_free.set()
     assert saver.wait(30)
-    checkpoint.verify(tmp_path / "checkpoint-step-3")
+    manifest.verify(tmp_path / "checkpoint-step-3")
     checkpoint.load_parameters(tmp_path / "checkpoint-step-3", model)
     assert torch.equal(model.weight, wanted)
 
@@ -201,7 +201,7 @@ def test_where_memory_is_short_training_waits_for_the_disk(
     monkeypatch.setattr(checkpoint.psutil, "virtual_memory", lambda: SimpleNamespace(available=10))
     saver = checkpoint.Saver(tmp_path, keep=2, keep_every=0)
     saver.begin("checkpoint-step-3", *trained(3), {"step": 3})
-    checkpoint.verify(tmp_path / "checkpoint-step-3")
+    manifest.verify(tmp_path / "checkpoint-step-3")
     assert saver.wait(0)
 
 
@@ -248,7 +248,7 @@ def test_a_step_that_is_computed_again_replaces_the_old_one(tmp_path: Path) -> N
     path = save(tmp_path, 3)
     flip_a_bit(path / "model.safetensors")
     save(tmp_path, 3)
-    checkpoint.verify(path)
+    manifest.verify(path)
 
 
 @pytest.mark.parametrize("calls", range(6))
@@ -290,7 +290,7 @@ def test_a_full_disk_is_an_error_of_the_disk_and_leaves_the_older_one_alone(smal
     with pytest.raises(OSError, match="No space left on device"):
         write(small_disk, "checkpoint-step-2", *trained(1, width=100), {"step": 2})
     assert [path.name for path in small_disk.iterdir()] == ["checkpoint-step-1"]
-    checkpoint.verify(small_disk / "checkpoint-step-1")
+    manifest.verify(small_disk / "checkpoint-step-1")
 
 
 def test_the_state_is_plain_json(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura import checkpoint, export, sample
+from aura import export, manifest, sample
 from aura.config import TrainConfig, resolve
 from aura.corpus import END_OF_TEXT, TOKENIZER, Corpus
 from aura.errors import ConfigError, DataError
@@ -163,4 +163,4 @@ def test_what_cannot_be_read_is_named(corpus: Corpus, run_dir: Path, tmp_path: P
     (tmp_path / TOKENIZER).write_text("{}")
     with pytest.raises(DataError, match="no tokenizer that can be read"):
         export.export(config, model.state_dict(), tmp_path / TOKENIZER, tmp_path / "y")
-    assert checkpoint.verify(run_dir / "checkpoints" / "checkpoint-step-40")
+    assert manifest.verify(run_dir / "checkpoints" / "checkpoint-step-40")

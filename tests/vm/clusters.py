@@ -51,15 +51,26 @@ class VirtualCluster:
     def site(self, *options: str, expect: int = 0) -> str:
         return self.ansible("tests/vm/site_without_trainer.yml", *options, expect=expect)
 
+    def share(self, *options: str, expect: int = 0) -> str:
+        """The roles about shared files only, on nodes that have been through site()."""
+        return self.ansible("tests/vm/shared_files.yml", *options, expect=expect)
+
+    def facts(self, machine: Machine) -> str:
+        """All that Ansible's own module finds out about a node, its mounts too."""
+        return self._run("ansible", machine.name, "-m", "ansible.builtin.setup", expect=0)
+
     def ansible(self, playbook: str, *options: str, expect: int = 0) -> str:
+        return self._run("ansible-playbook", playbook, *options, expect=expect)
+
+    def _run(self, program: str, *words: str, expect: int) -> str:
         # An emulated machine takes seconds for what a PC does at once.
         slow = {"ANSIBLE_TIMEOUT": "90", "ANSIBLE_SSH_RETRIES": "2"}
         done = subprocess.run(
-            ["ansible-playbook", "-i", str(self.inventory), playbook, *options], cwd=ROOT, text=True,
+            [program, "-i", str(self.inventory), *words], cwd=ROOT, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=2400, check=False,
             env=os.environ | slow,
         )  # fmt: skip
         assert (done.returncode != 0) == (expect != 0), (
-            f"{playbook} ended with {done.returncode}:\n{done.stdout[-6000:]}"
+            f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout[-6000:]}"
         )
         return done.stdout

@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from aura import checkpoint, console, gang, gpus
+from aura import checkpoint, console, gang, gpus, manifest
 from aura.config import TrainConfig
 from aura.corpus import Corpus, read_corpus
 from aura.data import Windows, check_corpus
@@ -189,8 +189,8 @@ def export_final(run_dir: Path, say: Callable[[str], None]) -> None:
 def verify_first(resume_from: Path) -> None:
     """Before what is newer is set aside for a checkpoint that cannot be used."""
     try:
-        checkpoint.verify(resume_from)
-    except checkpoint.Damaged as reason:
+        manifest.verify(resume_from)
+    except manifest.Damaged as reason:
         raise DataError(f"--resume-from {resume_from} cannot be used: {reason}.") from None
 
 
@@ -236,8 +236,8 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
     # A rank that ended between its last checkpoint and its done.json must not wait for ranks that are done.
     last = run_dir / "checkpoints" / f"checkpoint-step-{config.steps}"
     try:
-        checkpoint.verify(last)
-    except checkpoint.Damaged:
+        manifest.verify(last)
+    except manifest.Damaged:
         return 0
     state = checkpoint.read_state(last)
     if state["config"] != asdict(config) or state["corpus"] != corpus.fingerprint:

@@ -33,13 +33,21 @@ from aura.config import TrainConfig
 from aura.corpus import Corpus, sha256_of
 from aura.durable import flush
 from aura.errors import ConfigError
+from aura.manifest import (
+    FORMAT,
+    MANIFEST,
+    MODEL,
+    NAME,
+    OPTIMIZER,
+    STATE,
+    Damaged,
+    checkpoints,
+    step_of,
+    verify,
+)
 from aura.optimizer import Optimizer
 from aura.sync import Ranks
 
-FORMAT = "aura-checkpoint-1"
-MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-STATE, MANIFEST = "state.json", "manifest.json"
-NAME = re.compile(r"(checkpoint|interrupt)-step-(\d+)")
 DAMAGED, SUPERSEDED = "damaged-", "superseded-"
 TEMPORARY = ".tmp-"
 # A checkpoint of a run with other values of these is another model or another order of the data.
@@ -50,10 +58,6 @@ FIXED = (
 
 State = dict[str, Any]
 Report = Callable[[str], None]
-
-
-class Damaged(Exception):
-    """A checkpoint that must not be used; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ def rotate(directory: Path, keep: int, keep_every: int, newest: Path) -> None:
     """After `newest` is safe on the disk: keep it, the `keep` - 1 before it, those of multiples of `keep_every` and
     the one with the lowest validation loss; remove everything else."""
     step = step_of(newest)
-    older = sorted((path for path in _checkpoints(directory) if step_of(path) < step), key=step_of)
+    older = sorted((path for path in checkpoints(directory) if step_of(path) < step), key=step_of)
     kept = {newest, *older[max(0, len(older) - (keep - 1)) :]}
     kept |= {path for path in older if keep_every and step_of(path) % keep_every == 0}
     losses = {path: loss for path in (*older, newest) if (loss := _validation_loss(path)) is not None}
@@ -168,7 +172,7 @@ def _validation_loss(path: Path) -> float | None:
 
 def newest_valid(directory: Path, report: Report) -> Found | None:
     """The newest checkpoint whose files are what they were when written; says loudly which ones it refuses."""
-    for path in sorted(_checkpoints(directory), key=lambda path: (step_of(path), path.name), reverse=True):
+    for path in sorted(checkpoints(directory), key=lambda path: (step_of(path), path.name), reverse=True):
         try:
             manifest = verify(path)
         except Damaged as reason:
@@ -176,25 +180,6 @@ def newest_valid(directory: Path, report: Report) -> Found | None:
             continue
         return Found(path, manifest["step"], manifest["files"][MODEL]["sha256"])
     return None
-
-
-def verify(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose every byte is right. Raises Damaged."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        files = manifest["files"]
-        if manifest["format"] != FORMAT or set(files) != {MODEL, OPTIMIZER, STATE}:
-            raise Damaged(f"{MANIFEST} has an unknown format")
-        if manifest["step"] != step_of(path):
-            raise Damaged(f"{MANIFEST} is of step {manifest['step']}")
-        for name, entry in files.items():
-            if (size := (path / name).stat().st_size) != entry["bytes"]:
-                raise Damaged(f"{name} has {size} bytes instead of {entry['bytes']}")
-            if sha256_of(path / name) != entry["sha256"]:
-                raise Damaged(f"the checksum of {name} differs")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{type(error).__name__}: {error}") from None
-    return manifest
 
 
 def read_state(path: Path) -> State:
@@ -254,17 +239,11 @@ def tidy(directory: Path, step: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.glob(f"*{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
-    for path in _checkpoints(directory):
+    for path in checkpoints(directory):
         if step_of(path) > step:
             aside = directory / f"{DAMAGED}{path.name}"
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
-
-
-def _checkpoints(directory: Path) -> list[Path]:
-    if not directory.is_dir():
-        return []
-    return [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
 
 
 def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_size: int) -> list[str]:
@@ -290,15 +269,9 @@ def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_siz
 
 def supersede(directory: Path, step: int) -> None:
     """Set aside what is newer than `step`, for good: the run shall go on from there."""
-    for path in _checkpoints(directory):
+    for path in checkpoints(directory):
         if step_of(path) > step:
             path.rename(directory / f"{SUPERSEDED}{path.name}-{time.time_ns()}")
-
-
-def step_of(path: Path) -> int:
-    match = NAME.fullmatch(path.name)
-    assert match, path
-    return int(match[2])
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:

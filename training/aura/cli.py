@@ -26,6 +26,7 @@ COMMANDS = {
     ),
     "sample": ("aura.sample", "main", "continue a text with a trained model"),
     "export": ("aura.export", "main", "write a trained model for transformers"),
+    "copy-runs": ("aura.copy_runs", "main", "copy what runs have finished to another disk"),
     "launch-local": (
         "aura.launch_local",
         "main",

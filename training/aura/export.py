@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from aura import checkpoint
+from aura import checkpoint, manifest
 from aura.config import TrainConfig, from_values, resolve
 from aura.corpus import TOKENIZER
 from aura.durable import flush
@@ -91,7 +91,7 @@ def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path
 def export_checkpoint(path: Path, output: Path) -> None:
     """`export` of a verified checkpoint, with the tokenizer of its run directory."""
     config = from_values(verified_state(path)["config"])
-    export(config, load_file(path / checkpoint.MODEL), tokenizer_of(path), output)
+    export(config, load_file(path / manifest.MODEL), tokenizer_of(path), output)
 
 
 def load(path: Path) -> GPT:
@@ -123,8 +123,8 @@ def load(path: Path) -> GPT:
 def verified_state(path: Path) -> checkpoint.State:
     """The state of a checkpoint whose every byte is right. Raises DataError."""
     try:
-        checkpoint.verify(path)
-    except checkpoint.Damaged as reason:
+        manifest.verify(path)
+    except manifest.Damaged as reason:
         raise DataError(f"{path} cannot be used: {reason}.") from None
     return checkpoint.read_state(path)
 

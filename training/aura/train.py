@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aura import checkpoint, console
+from aura import checkpoint, console, manifest
 from aura.board import Board
 from aura.config import TrainConfig
 from aura.corpus import TOKENIZER, Corpus
@@ -110,7 +110,7 @@ def train(
     saves = place.local_rank == 0  # the ranks of one node share a disk
     if resume_from:
         if saves:
-            checkpoint.supersede(checkpoints, checkpoint.step_of(resume_from))
+            checkpoint.supersede(checkpoints, manifest.step_of(resume_from))
         ranks.total([0.0])  # nobody looks at a disk before its newer checkpoints are out of the way
     state = checkpoint.agree_and_load(checkpoints, model, optimizer, ranks, check, say)
     progress = Progress(**state["progress"]) if state else Progress()
