@@ -13,16 +13,17 @@ from ansible.plugins.loader import become_loader
 
 # What a look may name: lists and switches.
 LISTS = ("packages", "files", "texts", "units", "users", "groups", "uids")
-SWITCHES = ("network", "firewall", "sshd")
+SWITCHES = ("network", "firewall", "sshd", "upgrades")
 Look = dict[str, Any]
 
 
 class ActionModule(ActionBase):
     """`role: NAME` looks for one role. `roles: [NAME, …]` looks for several and keeps the answer (fact node_looks),
-    from which a role's own look is then served. `forget: true` ends that: said before anything is changed.
+    from which a role's own look is then served; `look: {…}` adds to what they want to see.
+    `forget: true` ends that: said before anything is changed.
     """
 
-    _VALID_ARGS = frozenset(("role", "roles", "forget"))
+    _VALID_ARGS = frozenset(("role", "roles", "look", "forget"))
     _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -36,7 +37,7 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(
                 "node_state needs role: the name of the role that wants to see something."
             )
-        look = merged([self._look(role) for role in roles])
+        look = merged([*(self._look(role) for role in roles), self._task.args.get("look", {})])
         kept = variables.get("ansible_facts", {}).get("node_looks")
         if not several and kept and within(look, kept["look"]):
             return {**kept["seen"], "changed": False}

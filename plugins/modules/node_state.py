@@ -20,6 +20,7 @@ options:
   network: {description: "Network cards, and the files of netplan.", type: bool, default: false}
   firewall: {description: "Active firewalls, and the loaded table C(inet aura).", type: bool, default: false}
   sshd: {description: What sshd makes of its settings., type: bool, default: false}
+  upgrades: {description: "What apt would upgrade of kernel, driver and container engine.", type: bool, default: false}
 attributes:
   check_mode: {support: full}
 """
@@ -66,6 +67,14 @@ table: {description: "The table C(inet aura) as nft lists it; empty when not loa
 table_comment: {description: The table's own comment., type: str, returned: always}
 sshd: {description: "What C(sshd -T) says: lists of values by keyword.", type: dict, returned: always}
 sshd_socket: {description: Whether ssh.socket listens in place of sshd., type: bool, returned: always}
+upgrades:
+  description: >-
+    Packages that move together and wait: package, installed (empty when it is new), candidate, security. From the package
+    lists that the node has.
+  type: list
+  elements: dict
+  returned: always
+reboot_required: {description: Whether something installed takes effect at the next boot only., type: bool, returned: always}
 hostname: {description: The node's name., type: str, returned: always}
 boot_id: {description: The kernel's name for this boot., type: str, returned: always}
 python: {description: The version of the node's Python., type: str, returned: always}
@@ -90,6 +99,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_network import cards, netplan_files
+from ansible.module_utils.node_upgrades import SIMULATION, upgrades
 
 
 def said(*command: str) -> str:
@@ -286,7 +296,9 @@ def main() -> None:
         for name in "packages files texts units users groups".split()
     }
     numbers = {"uids": {"type": "list", "elements": "int", "default": []}}
-    switches = {name: {"type": "bool", "default": False} for name in ("network", "firewall", "sshd")}
+    switches = {
+        name: {"type": "bool", "default": False} for name in ("network", "firewall", "sshd", "upgrades")
+    }
     module = AnsibleModule(argument_spec={**lists, **numbers, **switches}, supports_check_mode=True)
     asked, now = module.params, time.time()
     system = distribution()
@@ -301,6 +313,8 @@ def main() -> None:
         groups=groups(asked["groups"]),
         taken=taken(asked["uids"]),
         session=session(),
+        upgrades=upgrades(said(*SIMULATION)) if asked["upgrades"] else [],
+        reboot_required=os.path.exists("/run/reboot-required"),
         hostname=socket.gethostname(),
         boot_id=read("/proc/sys/kernel/random/boot_id").strip(),
         python=platform.python_version(),

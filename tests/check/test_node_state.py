@@ -50,7 +50,8 @@ def test_an_answer_serves_who_asks_for_no_more() -> None:
 
 def test_what_a_unit_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     # Ansible puts it there on the node.
-    monkeypatch.setitem(sys.modules, "ansible.module_utils.node_network", plugin("module_utils/node_network"))
+    for name in ("node_network", "node_upgrades"):
+        monkeypatch.setitem(sys.modules, f"ansible.module_utils.{name}", plugin(f"module_utils/{name}"))
     unit = plugin("modules/node_state").unit
     off = unit(
         "LoadState=loaded\nActiveState=inactive\nUnitFileState=disabled\nNeedDaemonReload=no\n", now=100.0
