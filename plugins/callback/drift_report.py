@@ -96,12 +96,8 @@ class CallbackModule(CallbackBase):
         if ignore_errors:
             return
         node, role = self._node(result), outermost_role(result.task)
-        said = [result.result, *result.result.get("results", [])]
-        message = " ".join(
-            str(
-                next((one["msg"] for one in reversed(said) if one.get("failed", True) and one.get("msg")), "")
-            ).split()
-        )
+        said = [one for one in result.result.get("results", []) if one.get("failed")] or [result.result]
+        message = " ".join(str(said[0].get("msg", "")).split())
         # What a role refuses is how the node is; all else is a look that failed.
         if role not in ("", "inventory_check") and result.task.action.endswith("assert"):
             node["differences"].append(

@@ -1,4 +1,4 @@
-"""What apt would upgrade of the packages that move together, and only when somebody is there (playbooks/upgrade.yml)."""
+"""What apt would upgrade of the packages that only playbooks/upgrade.yml moves, all of them together."""
 
 from __future__ import annotations
 

@@ -69,12 +69,12 @@ sshd: {description: "What C(sshd -T) says: lists of values by keyword.", type: d
 sshd_socket: {description: Whether ssh.socket listens in place of sshd., type: bool, returned: always}
 upgrades:
   description: >-
-    Packages that move together and wait: package, installed (empty when it is new), candidate, security. From the package
-    lists that the node has.
+    Packages that move together and wait: package, installed (empty when it is new), candidate, security. From the
+    package lists that the node has.
   type: list
   elements: dict
   returned: always
-reboot_required: {description: Whether something installed takes effect at the next boot only., type: bool, returned: always}
+reboot_required: {description: Whether something installed waits for the next boot., type: bool, returned: always}
 hostname: {description: The node's name., type: str, returned: always}
 boot_id: {description: The kernel's name for this boot., type: str, returned: always}
 python: {description: The version of the node's Python., type: str, returned: always}

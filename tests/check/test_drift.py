@@ -157,10 +157,10 @@ def test_a_check_that_cannot_begin_is_no_difference(two: Two) -> None:
 SIMULATION = """\
 Reading package lists...
 Inst base-files [12ubuntu4.6] (12ubuntu4.7 Ubuntu:22.04/jammy-updates [amd64])
-Inst linux-image-5.15.0-203-generic (5.15.0-203.213 Ubuntu:22.04/jammy-updates, Ubuntu:22.04/jammy-security [amd64])
-Inst linux-image-generic [5.15.0.200.198] (5.15.0.203.201 Ubuntu:22.04/jammy-updates, Ubuntu:22.04/jammy-security [amd64]) []
+Inst linux-image-5.15.0-203-generic (5.15.0-203.213 Ubuntu:22.04/jammy-security [amd64])
+Inst linux-image-generic [5.15.0.200.198] (5.15.0.203.201 Ubuntu:22.04/jammy-security [amd64]) []
 Inst linux-libc-dev [5.15.0-200.210] (5.15.0-203.213 Ubuntu:22.04/jammy-security [amd64])
-Inst libnvidia-compute-580-server [580.95-0ubuntu0.22.04.1] (580.105-0ubuntu0.22.04.1 Ubuntu:22.04/jammy-updates [amd64])
+Inst libnvidia-compute-580-server [580.95-0ubuntu0.22.04.1] (580.105-0ubuntu0.22.04.1 Ubuntu:22.04 [amd64])
 Inst containerd [1.7.12-0ubuntu1] (1.7.28-0ubuntu1 Ubuntu:22.04/jammy-updates [amd64])
 Conf linux-image-generic (5.15.0.203.201 Ubuntu:22.04/jammy-updates [amd64])
 """
