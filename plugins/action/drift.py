@@ -117,7 +117,7 @@ def judged_node(node: Json | None, roles: list[str], said: str) -> Json:
         "message": (node["message"] or said or "the check ended early") if unknown else "",
         "differences": node["differences"],
         "not_looked_at": left_out,
-        "waiting": node["upgrades"],
+        "waiting": [one for one in node["upgrades"] if one["together"]],
         "reboot_required": node["reboot_required"],
     }
 

@@ -20,7 +20,7 @@ options:
   network: {description: "Network cards, and the files of netplan.", type: bool, default: false}
   firewall: {description: "Active firewalls, and the loaded table C(inet aura).", type: bool, default: false}
   sshd: {description: What sshd makes of its settings., type: bool, default: false}
-  upgrades: {description: "What apt would upgrade of kernel, driver and container engine.", type: bool, default: false}
+  upgrades: {description: "What apt would upgrade.", type: bool, default: false}
 attributes:
   check_mode: {support: full}
 """
@@ -69,8 +69,8 @@ sshd: {description: "What C(sshd -T) says: lists of values by keyword.", type: d
 sshd_socket: {description: Whether ssh.socket listens in place of sshd., type: bool, returned: always}
 upgrades:
   description: >-
-    Packages that move together and wait: package, installed (empty when it is new), candidate, security. From the
-    package lists that the node has.
+    Packages that apt would upgrade: package, installed (empty when it is new), candidate, security, together (whether
+    playbooks/upgrade.yml alone moves it). From the package lists that the node has.
   type: list
   elements: dict
   returned: always
@@ -99,7 +99,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_network import cards, netplan_files
-from ansible.module_utils.node_upgrades import SIMULATION, upgrades
+from ansible.module_utils.node_packages import missing, waiting
 
 
 def said(*command: str) -> str:
@@ -119,14 +119,6 @@ def read(path: str) -> str:
             return file.read()
     except OSError:
         return ""
-
-
-def missing(packages: list[str]) -> list[str]:
-    if not packages:
-        return []
-    lines = said("dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *packages)
-    installed = {words[0] for words in map(str.split, lines.splitlines()) if words[1:] == ["installed"]}
-    return [name for name in packages if name not in installed]
 
 
 def file_state(path: str) -> dict[str, object]:
@@ -313,7 +305,7 @@ def main() -> None:
         groups=groups(asked["groups"]),
         taken=taken(asked["uids"]),
         session=session(),
-        upgrades=upgrades(said(*SIMULATION)) if asked["upgrades"] else [],
+        upgrades=waiting() if asked["upgrades"] else [],
         reboot_required=os.path.exists("/run/reboot-required"),
         hostname=socket.gethostname(),
         boot_id=read("/proc/sys/kernel/random/boot_id").strip(),

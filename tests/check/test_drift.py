@@ -167,10 +167,12 @@ Conf linux-image-generic (5.15.0.203.201 Ubuntu:22.04/jammy-updates [amd64])
 
 
 def test_what_moves_together_waits() -> None:
-    found = plugin("module_utils/node_upgrades").upgrades(SIMULATION)
-    assert [(one["package"], one["installed"], one["security"]) for one in found] == [
+    found = plugin("module_utils/node_packages").upgrades(SIMULATION)
+    together = [one for one in found if one["together"]]
+    assert [(one["package"], one["installed"], one["security"]) for one in together] == [
         ("linux-image-5.15.0-203-generic", "", True),
         ("linux-image-generic", "5.15.0.200.198", True),
         ("libnvidia-compute-580-server", "580.95-0ubuntu0.22.04.1", False),
         ("containerd", "1.7.12-0ubuntu1", False),
     ]
+    assert [one["package"] for one in found if not one["together"]] == ["base-files", "linux-libc-dev"]
