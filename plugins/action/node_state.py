@@ -20,8 +20,8 @@ Look = dict[str, Any]
 class ActionModule(ActionBase):
     """`role: NAME` looks for one role. `roles: [NAME, …]` looks for several and keeps the answer (fact node_looks),
     from which a role's own look is then served; `look: {…}` adds to what they want to see.
-    `forget: true` ends that: said before anything is changed. What the role makes (meta/look.yml: `makes`, else its
-    `files`) is kept as it is then, for playbooks/reset.yml.
+    `forget: true` ends that: said before anything is changed. The role's `files`, and what it `makes` beside them
+    (meta/look.yml), are kept as they are then, for playbooks/reset.yml.
     """
 
     _VALID_ARGS = frozenset(("role", "roles", "look", "forget"))
@@ -63,7 +63,7 @@ class ActionModule(ActionBase):
         look = self._look(role)
         about = {key: look.get(key, []) for key in ("packages", "users", "units")}
         self._become_root(variables)
-        about |= {"role": role, "makes": look.get("makes", look.get("files", []))}
+        about |= {"role": role, "makes": [*look.get("makes", []), *look.get("files", [])]}
         done = self._execute_module(module_name="keep_originals", module_args=about, task_vars=variables)
         return {key: done[key] for key in ("failed", "msg", "module_stderr", "unreachable") if done.get(key)}
 

@@ -20,6 +20,8 @@ import time
 BACKUPS = "/var/backups/aura"
 # Runs and corpora are the user's: whatever a manifest says, nothing in here goes with its directory.
 NEVER_WHOLE = "/var/lib/aura"
+# A role looks at more: devices, what a program in /run says of itself.
+MADE_IN = ("/etc/", "/opt/", "/srv/", "/usr/local/", "/var/")
 # A file that a role wrote before there was a manifest is no original.
 OURS = b"Written by Ansible (role"
 # What makes a file that was put back count.
@@ -77,7 +79,8 @@ def copy(path: str, to: str) -> None:
 
 def expanded(makes: list[str]) -> list[str]:
     """The paths, each pattern as the files that fit it now."""
-    return [path for entry in makes for path in (sorted(glob.glob(entry)) if "*" in entry else [entry])]
+    found = [path for entry in makes for path in (sorted(glob.glob(entry)) if "*" in entry else [entry])]
+    return [path for path in found if path.startswith(MADE_IN)]
 
 
 def keep(role: str, makes: list[str], missing: list[str], users: list[str], units: list[str]) -> list[str]:

@@ -6,12 +6,11 @@ import os
 import re
 import subprocess
 
-# A kernel without its NVIDIA module is a PC without a GPU; a container engine that is replaced ends its containers.
+# How their names begin. A kernel without its NVIDIA module is a PC without a GPU; a container engine that is replaced ends
+# its containers. unattended-upgrades is told the same (role base).
 TOGETHER = re.compile(
-    r"linux-(?:(?:image|headers|modules|objects|signatures|main-modules|restricted-modules)(?:-.*)?"
-    r"|(?:generic|lowlatency|virtual|oem|cloud|amd64|nvidia)(?:-.*)?)"
-    r"|(?:lib)?nvidia-.*|cuda-drivers.*|xserver-xorg-video-nvidia.*"
-    r"|docker.*|containerd.*|runc"
+    r"linux-(?:image|headers|modules|objects|signatures|generic|virtual|lowlatency|oem|tools|cloud-tools|hwe)"
+    r"|(?:lib)?nvidia-|xserver-xorg-video-nvidia|cuda-drivers|docker|containerd"
 )
 # Inst NAME [INSTALLED] (CANDIDATE ORIGIN, ORIGIN [ARCHITECTURE])
 LINE = re.compile(r"^Inst (\S+)(?: \[([^\]]*)\])? \((\S+) ([^)]*)\)", re.MULTILINE)
@@ -54,7 +53,7 @@ def upgrades(simulation: str) -> list[dict[str, object]]:
             "installed": installed,
             "candidate": candidate,
             "security": "security" in origins.lower(),
-            "together": bool(TOGETHER.fullmatch(package)),
+            "together": bool(TOGETHER.match(package)),
         }
         for package, installed, candidate, origins in LINE.findall(simulation)
     ]

@@ -19,6 +19,7 @@ def originals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     monkeypatch.setattr(module, "BACKUPS", str(tmp_path / "backups"))
+    monkeypatch.setattr(module, "MADE_IN", (f"{tmp_path}/",))
     monkeypatch.setattr(module, "NEVER_WHOLE", str(tmp_path / "precious"))
     return module
 
@@ -106,6 +107,10 @@ def test_a_pattern_keeps_the_files_of_others(originals: ModuleType, tmp_path: Pa
         {"path": str(tmp_path / "50-theirs.yaml"), "content": "theirs", "mode": "0644"},
         {"path": str(tmp_path / "90-ours.yaml"), "absent": True},
     ]
+
+
+def test_what_a_role_only_looks_at_is_left_alone(originals: ModuleType) -> None:
+    assert kept(originals, "/dev/null", "/proc/self/mounts", "/run/aura-firewall.loaded") == []
 
 
 def test_one_roles_part_goes_and_the_others_stay(originals: ModuleType, tmp_path: Path) -> None:
