@@ -6,8 +6,8 @@ import os
 import re
 import subprocess
 
-# How their names begin. A kernel without its NVIDIA module is a PC without a GPU; a container engine that is replaced ends
-# its containers. unattended-upgrades is told the same (role base).
+# How their names begin. A kernel without its NVIDIA module is a PC without a GPU; a container engine that is replaced
+# ends its containers. unattended-upgrades is told the same (role base).
 TOGETHER = re.compile(
     r"linux-(?:image|headers|modules|objects|signatures|generic|virtual|lowlatency|oem|tools|cloud-tools|hwe)"
     r"|(?:lib)?nvidia-|xserver-xorg-video-nvidia|cuda-drivers|docker|containerd"
