@@ -52,6 +52,11 @@ def test_site_and_launch_from_inside_node0(cluster: Cluster) -> None:
     assert all("changed=0" in line and "failed=0" in line for line in recap), site[-3000:]
     on_node0(f"{ansible} launch.yml -e preset=gpt2-nano -e run=from-node0 -e steps=3 -e wait=true")
     assert [done["step"] for done in cluster.done("from-node0")] == [3] * 5
+    # Who reboots the node that it runs on does not see the end of it.
+    booted = "systemctl show --property=InvocationID --value sysinit.target"
+    before = on_node0(booted)
+    assert "cannot reboot itself" in on_node0(f"{ansible} playbooks/reboot.yml --limit node0")
+    assert on_node0(booted) == before
 
 
 def send(pack: list[str], unpack: str, names: bytes = b"") -> None:
