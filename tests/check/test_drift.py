@@ -176,3 +176,32 @@ def test_what_moves_together_waits() -> None:
         ("containerd", "1.7.12-0ubuntu1", False),
     ]
     assert [one["package"] for one in found if not one["together"]] == ["base-files", "linux-libc-dev"]
+
+
+def upgrade(package: str, installed: str = "") -> dict[str, object]:
+    return {"package": package, "installed": installed, "candidate": "2", "security": True, "together": True}
+
+
+PREBUILT = [
+    "linux-modules-nvidia-580-server-open-5.15.0-200-generic",
+    "linux-modules-nvidia-580-server-open-generic",
+]
+KERNEL = [upgrade("linux-image-5.15.0-203-generic"), upgrade("linux-image-generic", "5.15.0.200.198")]
+MODULE = upgrade("linux-modules-nvidia-580-server-open-5.15.0-203-generic")
+
+
+@pytest.mark.parametrize(
+    ("upgrades", "installed", "bare"),
+    [
+        pytest.param(KERNEL, PREBUILT, ["5.15.0-203-generic"], id="the archive has no module for it yet"),
+        pytest.param([*KERNEL, MODULE], PREBUILT, [], id="its module comes with it"),
+        pytest.param(KERNEL, [*PREBUILT, str(MODULE["package"])], [], id="its module is there already"),
+        pytest.param(KERNEL, [*PREBUILT, "nvidia-dkms-580-server"], [], id="modules are built as needed"),
+        pytest.param(KERNEL, [], [], id="no driver"),
+        pytest.param([upgrade("libnvidia-compute-580-server", "1")], PREBUILT, [], id="no kernel"),
+    ],
+)
+def test_no_kernel_comes_without_its_driver(
+    upgrades: list[dict[str, object]], installed: list[str], bare: list[str]
+) -> None:
+    assert plugin("filter/upgrades").kernels_without_driver(upgrades, installed) == bare
