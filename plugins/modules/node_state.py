@@ -22,6 +22,7 @@ options:
   firewall: {description: "Active firewalls, and the loaded table C(inet aura).", type: bool, default: false}
   sshd: {description: What sshd makes of its settings., type: bool, default: false}
   gpu: {description: "NVIDIA's graphics cards, and the driver that has them.", type: bool, default: false}
+  upgrades: {description: "What apt would upgrade.", type: bool, default: false}
 attributes:
   check_mode: {support: full}
 """
@@ -83,6 +84,14 @@ gpu:
     another system's) and C(machine) (what decides about a driver; empty without a card). See module_utils/node_gpu.py.
   type: dict
   returned: always
+upgrades:
+  description: >-
+    Packages that apt would upgrade: package, installed (empty when it is new), candidate, security, together (whether
+    playbooks/upgrade.yml alone moves it). From the package lists that the node has.
+  type: list
+  elements: dict
+  returned: always
+reboot_required: {description: Whether something installed waits for the next boot., type: bool, returned: always}
 hostname: {description: The node's name., type: str, returned: always}
 boot_id: {description: The kernel's name for this boot., type: str, returned: always}
 python: {description: The version of the node's Python., type: str, returned: always}
@@ -108,6 +117,7 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_gpu import gpu
 from ansible.module_utils.node_network import cards, netplan_files
+from ansible.module_utils.node_packages import missing, waiting
 
 
 def said(*command: str) -> str:
@@ -127,14 +137,6 @@ def read(path: str) -> str:
             return file.read()
     except OSError:
         return ""
-
-
-def missing(packages: list[str]) -> list[str]:
-    if not packages:
-        return []
-    lines = said("dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *packages)
-    installed = {words[0] for words in map(str.split, lines.splitlines()) if words[1:] == ["installed"]}
-    return [name for name in packages if name not in installed]
 
 
 def file_state(path: str) -> dict[str, object]:
@@ -337,7 +339,8 @@ def main() -> None:
         for name in "packages files texts units users groups mounts".split()
     }
     numbers = {"uids": {"type": "list", "elements": "int", "default": []}}
-    switches = {name: {"type": "bool", "default": False} for name in ("network", "firewall", "sshd", "gpu")}
+    names = ("network", "firewall", "sshd", "gpu", "upgrades")
+    switches = {name: {"type": "bool", "default": False} for name in names}
     module = AnsibleModule(argument_spec={**lists, **numbers, **switches}, supports_check_mode=True)
     asked, now = module.params, time.time()
     system = distribution()
@@ -353,6 +356,8 @@ def main() -> None:
         taken=taken(asked["uids"]),
         mounts=mounts(asked["mounts"], read("/proc/self/mountinfo")),
         session=session(),
+        upgrades=waiting() if asked["upgrades"] else [],
+        reboot_required=os.path.exists("/run/reboot-required"),
         hostname=socket.gethostname(),
         boot_id=read("/proc/sys/kernel/random/boot_id").strip(),
         python=platform.python_version(),

@@ -51,7 +51,7 @@ def test_an_answer_serves_who_asks_for_no_more() -> None:
 
 def test_what_a_unit_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     # Ansible puts it there on the node.
-    for name in ("node_network", "node_gpu"):
+    for name in ("node_network", "node_gpu", "node_packages"):
         monkeypatch.setitem(sys.modules, f"ansible.module_utils.{name}", plugin(f"module_utils/{name}"))
     unit = plugin("modules/node_state").unit
     off = unit(

@@ -119,6 +119,19 @@ def test_the_gang_recovers_by_itself_in_one_new_attempt(
     assert "Address already in use" not in journal
 
 
+def test_a_run_saves_and_goes_on_while_a_node_reboots(cluster: Cluster, long_run: None) -> None:
+    cluster.wait("training", cluster.training, 120)
+    before = cluster.status()[0]
+    booted = "systemctl show --property=InvocationID --value sysinit.target"
+    boot, other = cluster.sh("node3", booted), cluster.sh("node2", booted)
+    cluster.ansible("playbooks/reboot.yml", "--limit", "node3")
+    # It says so only when all train again.
+    assert cluster.training(other_than=before["attempt"])
+    assert cluster.status()[0]["step"] > before["step"], "what was learnt before the reboot is lost"
+    assert cluster.sh("node3", booted) != boot
+    assert cluster.sh("node2", booted) == other
+
+
 def test_a_second_launch_is_refused_while_a_run_is_active(cluster: Cluster, long_run: None) -> None:
     cluster.wait("training", cluster.training, 120)
     assert "playbooks/stop.yml" in cluster.refused("launch.yml", *NANO)

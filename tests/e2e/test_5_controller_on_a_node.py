@@ -14,3 +14,8 @@ def test_site_and_launch_from_inside_node0(cluster: Cluster, node0: ControllerNo
     launch = ["preset=gpt2-nano", "run=from-node0", "steps=3", "wait=true"]
     node0.ansible("launch.yml", *(word for setting in launch for word in ("-e", setting)))
     assert [done["step"] for done in cluster.done("from-node0")] == [3] * 5
+    # Who reboots the node that it runs on does not see the end of it.
+    booted = "systemctl show --property=InvocationID --value sysinit.target"
+    before = node0.run(booted)
+    assert "cannot reboot itself" in node0.ansible("playbooks/reboot.yml", "--limit", "node0")
+    assert node0.run(booted) == before

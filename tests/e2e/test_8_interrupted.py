@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from lab_cluster import LAB, ROOT
+from one_node import NAME, ansible, bare_node, inventory_of_one, lab
 
 HELD = "at work on it"  # the lock's sentence
-NAME, FINAL, FIRST = "sixth", "198.18.50.30", "198.18.50.130"
 
 # node_name is not among them: bootstrap has done its work.
 ROLES = (
@@ -82,51 +81,6 @@ def run_until_death_in(role: str, inventory: Path) -> tuple[bool, int, str]:
     process.wait(60)
     process.stdout.close()
     return begun == 2, process.returncode, "".join(seen)
-
-
-def inventory_of_one(folder: Path) -> Path:
-    """The lab's inventory with one more PC in place of the five: it is its own rank 0."""
-    shutil.copytree(ROOT / "inventory/lab", folder, ignore=shutil.ignore_patterns("state"))
-    (folder / "hosts.yml").write_text(
-        f"cluster: {{hosts: {{{NAME}: {{lan_address: {FINAL}, first_address: {FIRST}}}}}}}\n"
-    )
-    settings = folder / "group_vars/all/settings.yml"
-    settings.write_text(settings.read_text() + "lan_interface: enp3s0\n")
-    return folder
-
-
-def bare_node(inventory: Path) -> None:
-    """A new node under the name that the last one had, through bootstrap."""
-    lab("down", "--only", NAME)
-    lab("up", "--only", NAME, "--address", FIRST)
-    shutil.rmtree(inventory / "state", ignore_errors=True)
-    (inventory / "state").mkdir(mode=0o700)
-    for name in ("password", "nameservers"):
-        shutil.copy(ROOT / "inventory/lab/state" / name, inventory / "state")
-    password = inventory / "state/password"
-    ansible(
-        inventory,
-        "playbooks/bootstrap.yml",
-        f"--connection-password-file={password}",
-        f"--become-password-file={password}",
-    )
-
-
-def lab(*words: str) -> str:
-    done = subprocess.run(
-        [LAB, *words], text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=180, check=False
-    )
-    assert done.returncode == 0, f"lab {' '.join(words)}: {done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def ansible(inventory: Path, playbook: str, *options: str) -> str:
-    done = subprocess.run(
-        ["ansible-playbook", "-i", str(inventory), playbook, *options], cwd=ROOT, text=True, timeout=600,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{playbook}:\n{done.stdout[-6000:]}"
-    return done.stdout
 
 
 @pytest.fixture

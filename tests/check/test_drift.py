@@ -1,0 +1,207 @@
+"""drift.yml's report and exit codes, on playbooks that change files here; and what waits for an upgrade."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tree
+
+OUTER = """
+- name: Compare
+  hosts: cluster
+  gather_facts: false
+  tasks:
+    - name: Look
+      drift: {{look: "{site}", nodes: "{{{{ ansible_play_hosts_all }}}}", json: "{report}"}}
+      run_once: true
+      register: found
+    - name: The report
+      ansible.builtin.debug: {{msg: "{{{{ found.text }}}}"}}
+      run_once: true
+    - name: The node is as it should be
+      drift: {{verdict: "{{{{ found.nodes[inventory_hostname] }}}}"}}
+"""
+SITE = """
+- name: Make
+  hosts: cluster
+  gather_facts: false
+  any_errors_fatal: true
+  roles: [letter, envelope]
+"""
+LETTER = """
+- name: Nobody has locked it
+  ansible.builtin.assert:
+    that: not (folder ~ '/lock') is exists
+    fail_msg: "{{ inventory_hostname }}: somebody has locked the letter. Take {{ folder }}/lock away."
+- name: The letter is written
+  ansible.builtin.copy: {dest: "{{ folder }}/letter", content: "Dear all,\\n", mode: "0644"}
+"""
+ENVELOPE = """
+- name: It lies in its folders
+  ansible.builtin.file: {path: "{{ folder }}/{{ item }}", state: directory, mode: "0755"}
+  loop: [inner, outer]
+"""
+
+
+def plugin(path: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(
+        path.replace("/", "_"), tree.ROOT / f"plugins/{path}.py"
+    )
+    assert specification and specification.loader
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@dataclass
+class Two:
+    """Two nodes that are folders."""
+
+    place: Path
+
+    def drift(self) -> tuple[int, dict[str, Any], str]:
+        """The exit code, the report and what was printed."""
+        done = subprocess.run(
+            ["ansible-playbook", "-i", str(self.place / "hosts.yml"), str(self.place / "drift.yml")],
+            cwd=tree.ROOT, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            check=False, env=os.environ | {"ANSIBLE_ROLES_PATH": str(self.place / "roles")},
+        )  # fmt: skip
+        return done.returncode, json.loads((self.place / "report.json").read_text()), done.stdout
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Two:
+    hosts = {}
+    for name in ("one", "two"):
+        for folder in ("inner", "outer"):
+            (tmp_path / name / folder).mkdir(parents=True)
+            (tmp_path / name / folder).chmod(0o755)
+        (tmp_path / name / "letter").write_text("Dear all,\n")
+        (tmp_path / name / "letter").chmod(0o644)
+        hosts[name] = {"folder": str(tmp_path / name), "ansible_host": "localhost"}
+    connection = {
+        "ansible_connection": "local",
+        "ansible_port": 22,
+        "ansible_python_interpreter": "/usr/bin/python3",
+    }
+    cluster = {"cluster": {"hosts": hosts, "vars": connection}}
+    (tmp_path / "hosts.yml").write_text(json.dumps(cluster))
+    for role, tasks in {"letter": LETTER, "envelope": ENVELOPE}.items():
+        (tmp_path / "roles" / role / "tasks").mkdir(parents=True)
+        (tmp_path / "roles" / role / "tasks/main.yml").write_text(tasks)
+    (tmp_path / "playbooks").mkdir()
+    (tmp_path / "playbooks/site.yml").write_text(SITE)
+    (tmp_path / "drift.yml").write_text(
+        OUTER.format(site=tmp_path / "playbooks/site.yml", report=tmp_path / "report.json")
+    )
+    return Two(tmp_path)
+
+
+def test_nothing_differs(two: Two) -> None:
+    code, report, said = two.drift()
+    assert code == 0, said
+    assert report["schema"] == 1
+    assert {name: node["state"] for name, node in report["nodes"].items()} == {"one": "same", "two": "same"}
+    assert "one  as it should be" in said
+
+
+def test_what_differs_is_said_of_each_node_and_left_alone(two: Two) -> None:
+    letter = two.place / "one/letter"
+    letter.write_text("Dear none,\n")
+    letter.chmod(0o600)
+    (two.place / "two/outer").rmdir()
+    code, report, said = two.drift()
+    assert code == 2, said
+    assert letter.read_text() == "Dear none,\n"
+    one, two_ = report["nodes"]["one"], report["nodes"]["two"]
+    assert (report["state"], one["state"], two_["state"]) == ("differs", "differs", "differs")
+    assert [(entry["role"], entry["by"]) for entry in one["differences"]] == [("letter", "site.yml")]
+    assert "-Dear none," in one["differences"][0]["diff"].splitlines()
+    assert [(entry["role"], entry["item"]) for entry in two_["differences"]] == [("envelope", "outer")]
+    assert "envelope: It lies in its folders (outer)" in said
+
+
+def test_a_refusal_is_for_a_person_and_silence_hides_nobody(two: Two) -> None:
+    (two.place / "one/lock").touch()
+    hosts = json.loads((two.place / "hosts.yml").read_text())
+    hosts["cluster"]["hosts"]["two"] |= {
+        "ansible_connection": "ssh",
+        "ansible_ssh_common_args": "-o ConnectTimeout=1 -o ProxyCommand=false",
+    }
+    (two.place / "hosts.yml").write_text(json.dumps(hosts))
+    code, report, said = two.drift()
+    assert code == 4, said
+    one, two_ = report["nodes"]["one"], report["nodes"]["two"]
+    assert (report["state"], one["state"], two_["state"]) == ("unknown", "differs", "unknown")
+    assert one["differences"][0]["by"] == "hand"
+    assert "somebody has locked the letter" in one["differences"][0]["details"][0]
+    assert one["not_looked_at"] == ["envelope"]
+    assert two_["message"]
+
+
+def test_a_check_that_cannot_begin_is_no_difference(two: Two) -> None:
+    (two.place / "playbooks/site.yml").write_text("- hosts: [\n")
+    code, report, _ = two.drift()
+    assert code == 4
+    assert {node["state"] for node in report["nodes"].values()} == {"unknown"}
+
+
+SIMULATION = """\
+Reading package lists...
+Inst base-files [12ubuntu4.6] (12ubuntu4.7 Ubuntu:22.04/jammy-updates [amd64])
+Inst linux-image-5.15.0-203-generic (5.15.0-203.213 Ubuntu:22.04/jammy-security [amd64])
+Inst linux-image-generic [5.15.0.200.198] (5.15.0.203.201 Ubuntu:22.04/jammy-security [amd64]) []
+Inst linux-libc-dev [5.15.0-200.210] (5.15.0-203.213 Ubuntu:22.04/jammy-security [amd64])
+Inst libnvidia-compute-580-server [580.95-0ubuntu0.22.04.1] (580.105-0ubuntu0.22.04.1 Ubuntu:22.04 [amd64])
+Inst containerd [1.7.12-0ubuntu1] (1.7.28-0ubuntu1 Ubuntu:22.04/jammy-updates [amd64])
+Conf linux-image-generic (5.15.0.203.201 Ubuntu:22.04/jammy-updates [amd64])
+"""
+
+
+def test_what_moves_together_waits() -> None:
+    found = plugin("module_utils/node_packages").upgrades(SIMULATION)
+    together = [one for one in found if one["together"]]
+    assert [(one["package"], one["installed"], one["security"]) for one in together] == [
+        ("linux-image-5.15.0-203-generic", "", True),
+        ("linux-image-generic", "5.15.0.200.198", True),
+        ("libnvidia-compute-580-server", "580.95-0ubuntu0.22.04.1", False),
+        ("containerd", "1.7.12-0ubuntu1", False),
+    ]
+    assert [one["package"] for one in found if not one["together"]] == ["base-files", "linux-libc-dev"]
+
+
+def upgrade(package: str, installed: str = "") -> dict[str, object]:
+    return {"package": package, "installed": installed, "candidate": "2", "security": True, "together": True}
+
+
+PREBUILT = [
+    "linux-modules-nvidia-580-server-open-5.15.0-200-generic",
+    "linux-modules-nvidia-580-server-open-generic",
+]
+KERNEL = [upgrade("linux-image-5.15.0-203-generic"), upgrade("linux-image-generic", "5.15.0.200.198")]
+MODULE = upgrade("linux-modules-nvidia-580-server-open-5.15.0-203-generic")
+
+
+@pytest.mark.parametrize(
+    ("upgrades", "installed", "bare"),
+    [
+        pytest.param(KERNEL, PREBUILT, ["5.15.0-203-generic"], id="the archive has no module for it yet"),
+        pytest.param([*KERNEL, MODULE], PREBUILT, [], id="its module comes with it"),
+        pytest.param(KERNEL, [*PREBUILT, str(MODULE["package"])], [], id="its module is there already"),
+        pytest.param(KERNEL, [*PREBUILT, "nvidia-dkms-580-server"], [], id="modules are built as needed"),
+        pytest.param(KERNEL, [], [], id="no driver"),
+        pytest.param([upgrade("libnvidia-compute-580-server", "1")], PREBUILT, [], id="no kernel"),
+    ],
+)
+def test_no_kernel_comes_without_its_driver(
+    upgrades: list[dict[str, object]], installed: list[str], bare: list[str]
+) -> None:
+    assert plugin("filter/upgrades").kernels_without_driver(upgrades, installed) == bare

@@ -1,0 +1,77 @@
+"""reset.yml leaves a node as site.yml found it, but for what it says that stays; and site.yml works on it again."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab_cluster import LAB
+from one_node import FIRST, NAME, ansible, bootstrap, inventory_of_one, lab, new_node
+
+pytestmark = [pytest.mark.more, pytest.mark.timeout(1800)]
+
+# What a node is, as far as the roles change it. Packages stay, and what they bring.
+STATE = r"""
+cd /
+for path in etc/netplan etc/hosts etc/hostname etc/ssh/sshd_config.d etc/aura etc/aura-firewall.nft opt/aura \
+    var/lib/aura usr/local/lib/aura var/lib/aura-safe-change etc/cloud etc/systemd/journald.conf.d; do
+  [ -e $path ] && find $path \( -type f -o -type l -o -type d \) -printf '%p %y %M %u %g %l ' \
+    \( -type f -exec sha256sum {} \; -o -printf '\n' \)
+done | sed 's/  .*//' | sort
+hostname
+find etc/systemd/system -name '*aura*' -o -lname /dev/null | sort
+getent passwd aura
+nft list ruleset 2>/dev/null
+sshd -T | sort
+ip -4 -o address show scope global | awk '{print $2, $4}'
+"""
+
+
+def inside(command: str) -> str:
+    done = subprocess.run(
+        [LAB, "exec", NAME, "bash", "-c", command], text=True, capture_output=True, timeout=120, check=True
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Iterator[Path]:
+    yield inventory_of_one(tmp_path / "one")
+    lab("down", "--only", NAME)
+
+
+def test_a_node_is_as_before_and_can_be_made_again(inventory: Path) -> None:
+    new_node(inventory)
+    before = inside(STATE)
+    bootstrap(inventory)
+    ansible(inventory, "site.yml")
+    made = inside(STATE)
+    assert FIRST not in made
+
+    # Without yes it only talks.
+    said = ansible(inventory, "playbooks/reset.yml")
+    assert "restore  /etc/hosts" in said
+    assert "-e yes=true" in said
+    assert inside(STATE) == made
+
+    ansible(inventory, "playbooks/reset.yml", "-e", "yes=true")
+    assert inside(STATE) == before
+
+    bootstrap(inventory)
+    ansible(inventory, "site.yml")
+    assert inside(STATE) == made
+    assert "as it should be" in ansible(inventory, "playbooks/drift.yml")
+
+    # What is the user's stays, and what somebody has edited is not lost.
+    inside(
+        "install -d -o aura -g aura /var/lib/aura/runs/mine && echo weights >/var/lib/aura/runs/mine/checkpoint"
+    )
+    inside("echo '198.18.50.77 printer' >>/etc/hosts")
+    said = ansible(inventory, "playbooks/reset.yml", "-e", "yes=true")
+    assert inside("cat /var/lib/aura/runs/mine/checkpoint; getent passwd aura").startswith("weights\naura:")
+    assert "printer" in inside("cat /var/backups/aura/reset-*/etc/hosts")
+    assert "apt purge" in said
+    bootstrap(inventory)
+    ansible(inventory, "site.yml")
