@@ -69,6 +69,7 @@ sshd_socket: {description: Whether ssh.socket listens in place of sshd., type: b
 hostname: {description: The node's name., type: str, returned: always}
 boot_id: {description: The kernel's name for this boot., type: str, returned: always}
 python: {description: The version of the node's Python., type: str, returned: always}
+machine: {description: "The kind of processor, C(x86_64) say.", type: str, returned: always}
 now: {description: "The node's time, in seconds since the epoch.", type: float, returned: always}
 distribution: {description: "C(Ubuntu) or C(Debian), as in ansible_facts.", type: str, returned: always}
 distribution_version: {description: "For example C(22.04).", type: str, returned: always}
@@ -304,6 +305,7 @@ def main() -> None:
         hostname=socket.gethostname(),
         boot_id=read("/proc/sys/kernel/random/boot_id").strip(),
         python=platform.python_version(),
+        machine=platform.machine(),
         now=now,
         **network(asked["network"]),
         **firewall(asked["firewall"]),
