@@ -13,7 +13,7 @@ from ansible.plugins.loader import become_loader
 
 # What a look may name: lists and switches.
 LISTS = ("packages", "files", "texts", "units", "users", "groups", "uids")
-SWITCHES = ("network", "firewall", "sshd")
+SWITCHES = ("network", "firewall", "sshd", "clock")
 Look = dict[str, Any]
 
 

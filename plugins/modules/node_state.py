@@ -20,6 +20,7 @@ options:
   network: {description: "Network cards, and the files of netplan.", type: bool, default: false}
   firewall: {description: "Active firewalls, and the loaded table C(inet aura).", type: bool, default: false}
   sshd: {description: What sshd makes of its settings., type: bool, default: false}
+  clock: {description: What chrony makes of the clock., type: bool, default: false}
 attributes:
   check_mode: {support: full}
 """
@@ -66,6 +67,12 @@ table: {description: "The table C(inet aura) as nft lists it; empty when not loa
 table_comment: {description: The table's own comment., type: str, returned: always}
 sshd: {description: "What C(sshd -T) says: lists of values by keyword.", type: dict, returned: always}
 sshd_socket: {description: Whether ssh.socket listens in place of sshd., type: bool, returned: always}
+clock:
+  description: >-
+    C(source): the address whose time chrony follows, empty while it follows nobody else's. C(offset): the seconds by
+    which it still finds the clock wrong.
+  type: dict
+  returned: always
 hostname: {description: The node's name., type: str, returned: always}
 boot_id: {description: The kernel's name for this boot., type: str, returned: always}
 python: {description: The version of the node's Python., type: str, returned: always}
@@ -281,13 +288,21 @@ def sshd(wanted: bool) -> dict[str, object]:
     return {"sshd": settings, "sshd_socket": said("systemctl", "is-active", "ssh.socket").strip() == "active"}
 
 
+def clock(wanted: bool) -> dict[str, object]:
+    # Identifier, address, stratum, the source's time, offset, …, leap status. 7F7F0101 is this node's own clock.
+    says = said("chronyc", "-n", "-c", "tracking").strip().split(",") if wanted else []
+    if len(says) < 14 or says[0] in ("00000000", "7F7F0101") or says[-1] == "Not synchronised":
+        return {"clock": {"source": "", "offset": 0.0}}
+    return {"clock": {"source": says[1], "offset": abs(float(says[4]))}}
+
+
 def main() -> None:
     lists = {
         name: {"type": "list", "elements": "str", "default": []}
         for name in "packages files texts units users groups".split()
     }
     numbers = {"uids": {"type": "list", "elements": "int", "default": []}}
-    switches = {name: {"type": "bool", "default": False} for name in ("network", "firewall", "sshd")}
+    switches = {name: {"type": "bool", "default": False} for name in ("network", "firewall", "sshd", "clock")}
     module = AnsibleModule(argument_spec={**lists, **numbers, **switches}, supports_check_mode=True)
     asked, now = module.params, time.time()
     system = distribution()
@@ -310,6 +325,7 @@ def main() -> None:
         **network(asked["network"]),
         **firewall(asked["firewall"]),
         **sshd(asked["sshd"]),
+        **clock(asked["clock"]),
         **system,
         ansible_facts=system,
     )
