@@ -47,7 +47,8 @@ class Laptop:
 
     def run(self, *words: str | Path, code: int = 0) -> str:
         environment = {
-            "HOME": str(self.home), "PATH": f"{self.home}/aura/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8",
+            "HOME": str(self.home), "LANG": "C.UTF-8",
+            "PATH": f"{self.home}/aura/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.control), "ANSIBLE_HOME": str(self.home / ".ansible"),
         }  # fmt: skip
         done = subprocess.run(
