@@ -119,7 +119,7 @@ restore-keys: ## take them out of it again (FILE=…); keys that differ are neve
 .PHONY: bundle
 bundle: FILE := $(HOME)/aura-bundle.tar
 bundle: $(CONTROLLER) ## write all that nodes without internet need into one file (FILE=…; ~/aura-bundle.tar)
-	@ansible-playbook playbooks/bundle.yml -e '{"bundle": "$(FILE)", "bundle_node": "$(NODE)", "bundle_more": "$(PACKAGES)"}'
+	@ANSIBLE_DISPLAY_OK_HOSTS=no ansible-playbook playbooks/bundle.yml -e '{"bundle": "$(FILE)", "bundle_node": "$(NODE)", "bundle_more": "$(PACKAGES)"}'
 
 .PHONY: setup
 setup: $(CONTROLLER) $(TRAINER) $(DEV) check-packages ## install everything now, so that nothing has to be installed later
