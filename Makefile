@@ -18,6 +18,12 @@ TORCH_SPEC ?= $(shell grep '^torch==' requirements/torch.in)
 TORCH_BACKEND ?= $(if $(shell command -v nvidia-smi),auto,cpu)
 # Where make backup-keys writes and make restore-keys reads.
 FILE ?= $(HOME)/aura-keys.tar.gz
+# make controller BUNDLE=…: install from this file (make bundle), without internet.
+BUNDLE ?=
+# make bundle: a description of a node, where the nodes run another system than this machine (docs/operations.md), and
+# packages beside those that the roles name.
+NODE ?=
+PACKAGES ?=
 # make roles ROLE=firewall tests one role only.
 ROLE ?=
 # make lock-torch BUILD=cu126 locks this build of torch.
@@ -36,6 +42,17 @@ STEP := tests/step
 # uv's own version and hashes come from the controller's lock file.
 UV_VERSION := $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements/controller.txt)
 UV_VENV := $(CACHE)/uv-$(UV_VERSION)
+ifneq ($(BUNDLE),)
+# What pip, uv and apt would fetch lies in there; where its folders are, once it is taken apart.
+OPENED := $(shell python3 playbooks/files/bundle where "$(BUNDLE)" "$(CACHE)")
+$(if $(OPENED),,$(error Nothing has been installed))
+export PIP_NO_INDEX := 1
+export PIP_FIND_LINKS := $(word 1,$(OPENED))/controller/wheels
+export UV_OFFLINE := 1
+export UV_FIND_LINKS := $(PIP_FIND_LINKS)
+export UV_PYTHON_DOWNLOADS := never
+export AURA_PACKAGES := $(word 3,$(OPENED))
+endif
 UV := $(UV_VENV)/bin/uv
 # Each stamp says: what this lock file names is in .venv.
 CONTROLLER := .venv/.controller
@@ -100,6 +117,11 @@ backup-keys: ## put your clusters' keys into one file (FILE=…; ~/aura-keys.tar
 .PHONY: restore-keys
 restore-keys: ## take them out of it again (FILE=…); keys that differ are never overwritten
 	@inventory/keys restore "$(FILE)"
+
+.PHONY: bundle
+bundle: FILE := $(HOME)/aura-bundle.tar
+bundle: $(CONTROLLER) ## write all that nodes without internet need into one file (FILE=…; ~/aura-bundle.tar)
+	@ANSIBLE_DISPLAY_OK_HOSTS=no ansible-playbook playbooks/bundle.yml -e '{"bundle": "$(FILE)", "bundle_node": "$(NODE)", "bundle_more": "$(PACKAGES)"}'
 
 .PHONY: setup
 setup: $(CONTROLLER) $(TRAINER) $(DEV) check-packages ## install everything now, so that nothing has to be installed later
@@ -171,7 +193,7 @@ $(UV): | requirements/controller.txt
 .venv/bin/python: | $(UV)
 	@python=3.11
 	kind=--managed-python
-	for candidate in /usr/bin/python3 "$$(command -v python3)"; do
+	for candidate in /usr/bin/python3 "$$(command -v python3)" $(addsuffix /python/bin/python3.11,$(word 2,$(OPENED))); do
 	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) or sys.version_info[3] != "final")' 2>/dev/null; then
 	        python=$$candidate
 	        kind=--no-managed-python

@@ -13,7 +13,7 @@ from ansible.plugins.loader import become_loader
 
 # What a look may name: lists and switches.
 LISTS = ("packages", "files", "texts", "units", "users", "groups", "uids", "mounts")
-SWITCHES = ("network", "firewall", "sshd", "gpu", "upgrades")
+SWITCHES = ("network", "firewall", "sshd", "gpu", "upgrades", "clock")
 Look = dict[str, Any]
 
 

@@ -23,6 +23,7 @@ options:
   sshd: {description: What sshd makes of its settings., type: bool, default: false}
   gpu: {description: "NVIDIA's graphics cards, and the driver that has them.", type: bool, default: false}
   upgrades: {description: "What apt would upgrade.", type: bool, default: false}
+  clock: {description: What chrony makes of the clock., type: bool, default: false}
 attributes:
   check_mode: {support: full}
 """
@@ -92,9 +93,16 @@ upgrades:
   elements: dict
   returned: always
 reboot_required: {description: Whether something installed waits for the next boot., type: bool, returned: always}
+clock:
+  description: >-
+    C(source): the address whose time chrony follows, empty while it follows nobody else's. C(offset): the seconds by
+    which it still finds the clock wrong.
+  type: dict
+  returned: always
 hostname: {description: The node's name., type: str, returned: always}
 boot_id: {description: The kernel's name for this boot., type: str, returned: always}
 python: {description: The version of the node's Python., type: str, returned: always}
+machine: {description: "The kind of processor, C(x86_64) say.", type: str, returned: always}
 now: {description: "The node's time, in seconds since the epoch.", type: float, returned: always}
 distribution: {description: "C(Ubuntu) or C(Debian), as in ansible_facts.", type: str, returned: always}
 distribution_version: {description: "For example C(22.04).", type: str, returned: always}
@@ -333,13 +341,21 @@ def sshd(wanted: bool) -> dict[str, object]:
     return {"sshd": settings, "sshd_socket": said("systemctl", "is-active", "ssh.socket").strip() == "active"}
 
 
+def clock(wanted: bool) -> dict[str, object]:
+    # Identifier, address, stratum, the source's time, offset, …, leap status. 7F7F0101 is this node's own clock.
+    says = said("chronyc", "-n", "-c", "tracking").strip().split(",") if wanted else []
+    if len(says) < 14 or says[0] in ("00000000", "7F7F0101") or says[-1] == "Not synchronised":
+        return {"clock": {"source": "", "offset": 0.0}}
+    return {"clock": {"source": says[1], "offset": abs(float(says[4]))}}
+
+
 def main() -> None:
     lists = {
         name: {"type": "list", "elements": "str", "default": []}
         for name in "packages files texts units users groups mounts".split()
     }
     numbers = {"uids": {"type": "list", "elements": "int", "default": []}}
-    names = ("network", "firewall", "sshd", "gpu", "upgrades")
+    names = ("network", "firewall", "sshd", "gpu", "upgrades", "clock")
     switches = {name: {"type": "bool", "default": False} for name in names}
     module = AnsibleModule(argument_spec={**lists, **numbers, **switches}, supports_check_mode=True)
     asked, now = module.params, time.time()
@@ -361,11 +377,13 @@ def main() -> None:
         hostname=socket.gethostname(),
         boot_id=read("/proc/sys/kernel/random/boot_id").strip(),
         python=platform.python_version(),
+        machine=platform.machine(),
         now=now,
         **network(asked["network"]),
         **firewall(asked["firewall"]),
         **sshd(asked["sshd"]),
         gpu=gpu(asked["gpu"]),
+        **clock(asked["clock"]),
         **system,
         ansible_facts=system,
     )

@@ -66,7 +66,7 @@ def _image(kind: str) -> Path:
     return image.build(image.recipe(kind), in_use={node.image for node in _existing()})
 
 
-def up(wanted: Iterable[Node]) -> None:
+def up(wanted: Iterable[Node], internet: bool = True) -> None:
     """Start the wanted nodes that do not run yet, and everything that they need."""
     host.require_root()
     with _interruptible(), host.locked():
@@ -75,7 +75,7 @@ def up(wanted: Iterable[Node]) -> None:
         host.OWN.mkdir(parents=True, exist_ok=True)
         started: list[Node] = []
         try:
-            _up(list(wanted), started)
+            _up(list(wanted), started, internet)
         except (KeyboardInterrupt, host.Unavailable) as problem:
             if isinstance(problem, KeyboardInterrupt):
                 host.say(f"undoing what this `up` began: {problem}")
@@ -87,7 +87,7 @@ def up(wanted: Iterable[Node]) -> None:
             raise
 
 
-def _up(wanted: list[Node], started: list[Node]) -> None:
+def _up(wanted: list[Node], started: list[Node], internet: bool) -> None:
     begun = time.monotonic()
     if not network.exists():
         host.require_namespaces()
@@ -100,8 +100,9 @@ def _up(wanted: list[Node], started: list[Node]) -> None:
             _down()
         memory = {"checkout": str(host.REPOSITORY), "boot_id": host.boot_id()}
     network.remember(memory)
+    memory["internet"] = memory.get("internet", True) and internet
     host.write(_MEMORY, json.dumps(memory) + "\n")
-    network.up()
+    network.up(memory["internet"])
     _write_inventory_state()
 
     nodes = [_prepare(node, images[node.kind]) for node in wanted]
@@ -223,6 +224,17 @@ def cable(name: str, connected: bool) -> None:
     host.require_root()
     require_own_lab()
     existing(name).set_cable(connected)
+
+
+def internet(reachable: bool) -> None:
+    """Open or cut the way out for all nodes."""
+    host.require_root()
+    with host.locked():
+        require_own_lab()
+        if not network.exists():
+            raise host.LabError("The lab is not up: tests/lab/lab up")
+        host.write(_MEMORY, json.dumps(host.read_json(_MEMORY) | {"internet": reachable}) + "\n")
+        network.set_internet(reachable)
 
 
 def rate(name: str, rate: str) -> None:

@@ -38,24 +38,27 @@ TABLE = ("ip", "auralab")
 FULL_RATE = "1gbit"
 # Nothing for a lab address ever leaves this machine: it belongs on the lab's wires or nowhere. A switch does not route.
 # One wire with two networks would make this machine tell the nodes of a shorter way; a router at home does not.
-_RULES = f"""
+_RULES = """
 table ip auralab {{
+    counter downloaded {{}}
     chain postrouting {{
         type nat hook postrouting priority srcnat; policy accept;
-        ip saddr {{ {NETWORK}, {OTHER_NETWORK} }} oifname != {{ "{BRIDGE}", "{SWITCH}" }} masquerade
+        ip saddr {{ {home}, {other} }} oifname != {{ "{bridge}", "{switch}" }} masquerade
     }}
     chain forward {{
         type filter hook forward priority filter; policy accept;
-        ip daddr {NETWORK[0]}-{SWITCH_NETWORK[-1]} oifname != {{ "{BRIDGE}", "{SWITCH}" }} drop
-        iifname "{SWITCH}" oifname != "{SWITCH}" drop
-        iifname != "{SWITCH}" oifname "{SWITCH}" drop
-        oifname != "{BRIDGE}" iifname "{BRIDGE}" tcp flags syn tcp option maxseg size set rt mtu
-        iifname != "{BRIDGE}" oifname "{BRIDGE}" tcp flags syn tcp option maxseg size set rt mtu
+        ip daddr {first}-{last} oifname != {{ "{bridge}", "{switch}" }} drop
+        iifname "{switch}" oifname != "{switch}" drop
+        iifname != "{switch}" oifname "{switch}" drop
+        {no_internet}
+        iifname != "{bridge}" oifname "{bridge}" counter name downloaded
+        oifname != "{bridge}" iifname "{bridge}" tcp flags syn tcp option maxseg size set rt mtu
+        iifname != "{bridge}" oifname "{bridge}" tcp flags syn tcp option maxseg size set rt mtu
     }}
     chain output {{
         type filter hook output priority filter; policy accept;
-        ip daddr {NETWORK[0]}-{SWITCH_NETWORK[-1]} oifname != {{ "{BRIDGE}", "{SWITCH}", "lo" }} drop
-        oifname "{BRIDGE}" icmp type redirect drop
+        ip daddr {first}-{last} oifname != {{ "{bridge}", "{switch}", "lo" }} drop
+        oifname "{bridge}" icmp type redirect drop
     }}
 }}
 """
@@ -90,7 +93,7 @@ def exists(link: str = BRIDGE) -> bool:
     return link in [name for _, name in socket.if_nameindex()]
 
 
-def up() -> None:
+def up(internet: bool = True) -> None:
     """Bring up the bridges, NAT and DHCP."""
     for bridge, wire in _WIRES.items():
         if not exists(bridge):
@@ -106,12 +109,27 @@ def up() -> None:
         for subnet in wire:
             host.run("ip", "address", "replace", f"{subnet[1]}/{subnet.prefixlen}", "dev", bridge)
         host.run("ip", "link", "set", bridge, "up")
-    host.run("nft", "-f", "-", stdin=f"table ip auralab\ndelete table ip auralab\n{_RULES}")
+    set_internet(internet)
     _FORWARDING.write_text("1")
     for rule in _iptables_rules():
         if not host.succeeds("iptables", "-w", "-C", *rule):
             host.run("iptables", "-w", "-I", *rule)
     _start_dhcp()
+
+
+def set_internet(reachable: bool) -> None:
+    """Load the lab's rules: with a way out for the nodes, or without one. Counts what comes in from outside anew."""
+    rules = _RULES.format(
+        bridge=BRIDGE, switch=SWITCH, home=NETWORK, other=OTHER_NETWORK, first=NETWORK[0], last=SWITCH_NETWORK[-1],
+        no_internet="" if reachable else f'iifname "{BRIDGE}" oifname != "{BRIDGE}" drop',
+    )  # fmt: skip
+    host.run("nft", "-f", "-", stdin=f"table ip auralab\ndelete table ip auralab\n{rules}")
+
+
+def downloaded() -> int:
+    """Bytes that the nodes have got from outside the lab since its rules were loaded."""
+    listed = json.loads(host.run("nft", "--json", "list", "counter", *TABLE, "downloaded"))
+    return next(int(entry["counter"]["bytes"]) for entry in listed["nftables"] if "counter" in entry)
 
 
 def remember(memory: dict[str, Any]) -> None:

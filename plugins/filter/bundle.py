@@ -1,0 +1,52 @@
+"""What a node needs that a bundle does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GIB = 1 << 30
+
+
+def bundle_problems(
+    bundle: dict[str, Any], node: str, seen: dict[str, Any], wheelhouse: str, torch: str, room: int
+) -> list[str]:
+    """Sentences about why this node cannot be set up from this bundle; none when it can.
+
+    bundle: what playbooks/files/bundle says of it. seen: the answer of node_state. wheelhouse: the name of the one that
+    the node needs, for `torch`. room: bytes that are free below /opt.
+    """
+    file, system = bundle["file"], bundle["system"]
+    has = f"{seen['distribution']} {seen['distribution_major_version']} ({seen['machine']})"
+    made_for = f"{system['distribution']} {system['version']} ({system['machine']})"
+    if has != made_for:
+        return [
+            f"{node} runs {has}, and {file} is for {made_for}: write another one (make bundle) for {has}."
+        ]
+    problems = []
+    lacking = sorted(set(seen["missing"]) - {*bundle["packages"], *bundle["unknown"]})
+    if lacking:
+        problems.append(
+            f"{node} needs the packages {', '.join(lacking)}, which {file} does not have: "
+            "write it again from these playbooks (make bundle)."
+        )
+    there = bundle["wheelhouses"].get(wheelhouse)
+    if there is None:
+        problems.append(
+            f"{node} needs the wheels of {torch} as these playbooks lock them ({wheelhouse}), and {file} was written "
+            f"for {bundle['torch']} ({', '.join(bundle['wheelhouses'])}): write it again for these nodes (make bundle)."
+        )
+        return problems
+    # The archive while it is copied, what is in it, and apt's own lists; the wheels, and what they become.
+    needed = 3 * bundle["packages_bytes"] if seen["missing"] else 0
+    if seen["files"]["/opt/aura/wheelhouse.complete"]["kind"] == "absent":
+        needed += there["bytes"] + there["installed"]
+    if room < needed:
+        problems.append(
+            f"{node} has {room / GIB:.1f} GiB left below /opt, and needs {needed / GIB:.1f} GiB: make room there."
+        )
+    return problems
+
+
+class FilterModule:
+    def filters(self) -> dict[str, object]:
+        return {"bundle_problems": bundle_problems}

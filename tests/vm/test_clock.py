@@ -1,0 +1,65 @@
+"""A clock that is minutes off is right when time_sync has ended, without internet, and again whenever it is not."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from clusters import VirtualCluster
+from machines import Machine
+
+pytestmark = [pytest.mark.more, pytest.mark.timeout(5400)]
+
+PLAYBOOK = """
+- name: One clock
+  hosts: cluster
+  gather_facts: false
+  any_errors_fatal: true
+  roles:
+    - time_sync
+"""
+NEAR = 10  # seconds: two questions to two emulated machines do not arrive at the same time
+
+
+def ahead(machine: Machine) -> float:
+    """Seconds by which a machine's clock is ahead of this computer's."""
+    asked = time.time()
+    said = float(machine.exec("date +%s.%N"))
+    return said - (asked + time.time()) / 2
+
+
+def test_a_clock_that_is_minutes_off_is_set(vm: Callable[..., Machine], tmp_path: Path) -> None:
+    server, client = vm("server"), vm("server", number=1)
+    cluster = VirtualCluster([server, client], tmp_path)
+    # Nobody answers: the server's own clock is the time.
+    own: dict[str, object] = {"time_sync_adjust_clock": True, "time_sync_pools": ["ntp.invalid"]}
+    cluster.write(**{m.name: own | {"lan_address": m.address} for m in (server, client)})
+    playbook = tmp_path / "clock.yml"
+    playbook.write_text(PLAYBOOK)
+    for machine in (server, client):
+        machine.wait_ssh()
+        machine.exec("systemctl disable --now systemd-timesyncd")
+    cluster.bootstrap()
+
+    client.exec("date --set '-7 minutes'")
+    assert ahead(client) < -400
+    told = " ".join(cluster.ansible(str(playbook)).split())
+    found = re.search(rf"{client.name}: (\S+) s from the clock of {server.address}", told)
+    assert found, told
+    assert abs(float(found[1])) <= 0.1
+    assert abs(ahead(client) - ahead(server)) < NEAR
+    assert server.exec("chronyc -n -c tracking").startswith("7F7F0101"), "the server follows somebody"
+
+    client.wait_inside(f"chronyc -n -c tracking | grep -q ',{server.address},'")
+    again = cluster.ansible(str(playbook))
+    assert all("changed=0" in line for line in again.splitlines() if "changed=" in line), again
+
+    # Long after its start chrony sets no clock at once any more.
+    client.exec("date --set '+3 minutes'")
+    client.wait_inside("chronyc -n -c tracking | awk -F, '{ exit !($5 < -100 || $5 > 100) }'")
+    mended = cluster.ansible(str(playbook))
+    assert re.search(rf"^{client.name} .*changed=[1-9]", mended, re.MULTILINE), mended
+    assert abs(ahead(client) - ahead(server)) < NEAR
