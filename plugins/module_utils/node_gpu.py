@@ -78,7 +78,7 @@ def pci_devices() -> tuple[list[dict[str, object]], int]:
                 "pci": os.path.basename(place),
                 "device_id": f"10de:{number}",
                 "boot_vga": read(f"{place}/boot_vga") == "1",
-                "bound": os.path.basename(os.path.realpath(driver)) if os.path.exists(driver) else "",
+                "bound": os.path.basename(os.path.realpath(driver)) if os.path.islink(driver) else "",
             })  # fmt: skip
     return cards, switches
 
@@ -158,9 +158,8 @@ def asks_passphrase(crypttab: str) -> bool:
     return False
 
 
-def machine(switches: int) -> dict[str, object]:
+def machine(cards: list[dict[str, object]], switches: int) -> dict[str, object]:
     """What the decision about the driver needs to know beside the cards."""
-    modules = read("/proc/modules").split("\n")
     return {
         "kernel": platform.release(),
         "kernels": sorted(os.path.basename(path) for path in glob.glob("/lib/modules/*")),
@@ -170,7 +169,7 @@ def machine(switches: int) -> dict[str, object]:
             "/".join(path.split("/")[5:7]) for path in glob.glob("/var/lib/dkms/nvidia/*/*/*/module")
         ),
         "run_file": os.path.exists("/usr/bin/nvidia-uninstall"),
-        "nouveau": any(line.startswith("nouveau ") for line in modules),
+        "nouveau": any(card["bound"] == "nouveau" for card in cards),
         "secure_boot": secure_boot(),
         "passphrase": asks_passphrase(read("/etc/crypttab")),
         "live": bool(re.search(r"\bboot=(casper|live)\b|/casper/|/live/vmlinuz", read("/proc/cmdline"))),
@@ -204,5 +203,5 @@ def gpu(wanted: bool) -> dict[str, object]:
         "driver": driver or (str(smi[0]["driver"]) if smi else ""),
         "smi": smi,
         "elsewhere": elsewhere,
-        "machine": machine(switches) if cards and not elsewhere else {},
+        "machine": machine(cards, switches) if cards and not elsewhere else {},
     }
