@@ -26,7 +26,7 @@ NODE ?=
 PACKAGES ?=
 # make roles ROLE=firewall tests one role only.
 ROLE ?=
-# make lock-torch BUILD=cu126 locks this build of torch.
+# make lock-torch BUILD=cu126 locks this build of torch; make bundle BUILD='cpu cu130' takes these along.
 BUILD ?=
 
 CONTROLLER_PACKAGES := python3 python3-venv ca-certificates openssh-client rsync
@@ -121,7 +121,7 @@ restore-keys: ## take them out of it again (FILE=…); keys that differ are neve
 .PHONY: bundle
 bundle: FILE := $(HOME)/aura-bundle.tar
 bundle: $(CONTROLLER) ## write all that nodes without internet need into one file (FILE=…; ~/aura-bundle.tar)
-	@ANSIBLE_DISPLAY_OK_HOSTS=no ansible-playbook playbooks/bundle.yml -e '{"bundle": "$(FILE)", "bundle_node": "$(NODE)", "bundle_more": "$(PACKAGES)"}'
+	@ANSIBLE_DISPLAY_OK_HOSTS=no ansible-playbook playbooks/bundle.yml -e '{"bundle": "$(FILE)", "bundle_node": "$(NODE)", "bundle_more": "$(PACKAGES)", "bundle_build": "$(BUILD)"}'
 
 .PHONY: setup
 setup: $(CONTROLLER) $(TRAINER) $(DEV) check-packages ## install everything now, so that nothing has to be installed later

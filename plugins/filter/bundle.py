@@ -8,12 +8,12 @@ GIB = 1 << 30
 
 
 def bundle_problems(
-    bundle: dict[str, Any], node: str, seen: dict[str, Any], wheelhouse: str, torch: str, room: int
+    bundle: dict[str, Any], node: str, seen: dict[str, Any], wheelhouse: str, build: str, room: int
 ) -> list[str]:
     """Sentences about why this node cannot be set up from this bundle; none when it can.
 
     bundle: what playbooks/files/bundle says of it. seen: the answer of node_state. wheelhouse: the name of the one that
-    the node needs, for `torch`. room: bytes that are free below /opt.
+    the node needs, with this `build` of torch. room: bytes that are free below /opt.
     """
     file, system = bundle["file"], bundle["system"]
     has = f"{seen['distribution']} {seen['distribution_major_version']} ({seen['machine']})"
@@ -32,8 +32,9 @@ def bundle_problems(
     there = bundle["wheelhouses"].get(wheelhouse)
     if there is None:
         problems.append(
-            f"{node} needs the wheels of {torch} as these playbooks lock them ({wheelhouse}), and {file} was written "
-            f"for {bundle['torch']} ({', '.join(bundle['wheelhouses'])}): write it again for these nodes (make bundle)."
+            f"{node} needs the wheels for torch's build {build} as these playbooks lock them ({wheelhouse}), and {file} "
+            f"was written for {bundle['torch']} ({', '.join(bundle['wheelhouses'])}): write it again "
+            f"(make bundle BUILD={build})."
         )
         return problems
     # The archive while it is copied, what is in it, and apt's own lists; the wheels, and what they become.

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 from types import ModuleType
 
 import pytest
@@ -49,11 +50,16 @@ def test_an_answer_serves_who_asks_for_no_more() -> None:
     assert not action.within(firewall, base)
 
 
-def test_what_a_unit_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Ansible puts it there on the node.
+@pytest.fixture
+def node_state(monkeypatch: pytest.MonkeyPatch) -> Any:
+    # Ansible puts them there on the node.
     for name in ("node_network", "node_gpu", "node_packages"):
         monkeypatch.setitem(sys.modules, f"ansible.module_utils.{name}", plugin(f"module_utils/{name}"))
-    unit = plugin("modules/node_state").unit
+    return plugin("modules/node_state")
+
+
+def test_what_a_unit_says_of_itself(node_state: Any) -> None:
+    unit = node_state.unit
     off = unit(
         "LoadState=loaded\nActiveState=inactive\nUnitFileState=disabled\nNeedDaemonReload=no\n", now=100.0
     )
@@ -80,10 +86,9 @@ MOUNTS = r"""
 
 
 def test_what_is_mounted_is_known_without_touching_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    node_state: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ansible.module_utils.node_network", plugin("module_utils/node_network"))
-    mounts = plugin("modules/node_state").mounts
+    mounts = node_state.mounts
     monkeypatch.setattr("os.walk", lambda path: pytest.fail(f"{path} was touched"))
     share = mounts(["/srv/aura"], MOUNTS)["/srv/aura"]
     assert (share["mounted"], share["source"], share["type"]) == (True, "192.168.50.20:/srv/aura", "nfs4")
@@ -93,8 +98,6 @@ def test_what_is_mounted_is_known_without_touching_it(
     assert (covered["mounted"], covered["type"]) == (True, "exfat")
     monkeypatch.undo()
 
-    monkeypatch.setitem(sys.modules, "ansible.module_utils.node_network", plugin("module_utils/node_network"))
-    mounts = plugin("modules/node_state").mounts
     (tmp_path / "empty/inner").mkdir(parents=True)
     (tmp_path / "link").mkdir()
     (tmp_path / "link/to").symlink_to("/tmp")
