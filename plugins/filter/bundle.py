@@ -32,8 +32,8 @@ def bundle_problems(
     there = bundle["wheelhouses"].get(wheelhouse)
     if there is None:
         problems.append(
-            f"{node} needs the wheels for torch's build {build} as these playbooks lock them ({wheelhouse}), and {file} "
-            f"was written for {bundle['torch']} ({', '.join(bundle['wheelhouses'])}): write it again "
+            f"{node} needs the wheels for torch's build {build} as these playbooks lock them ({wheelhouse}), "
+            f"and {file} was written for {bundle['torch']} ({', '.join(bundle['wheelhouses'])}): write it again "
             f"(make bundle BUILD={build})."
         )
         return problems

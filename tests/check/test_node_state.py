@@ -3,8 +3,8 @@
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
 from types import ModuleType
+from typing import Any
 
 import pytest
 import tree
