@@ -39,7 +39,7 @@ def bundle_problems(
         return problems
     # The archive while it is copied, what is in it, and apt's own lists; the wheels, and what they become.
     needed = 3 * bundle["packages_bytes"] if seen["missing"] else 0
-    if seen["files"]["/opt/aura/wheelhouse.complete"]["kind"] == "absent":
+    if seen["files"].get("/opt/aura/wheelhouse.complete", {}).get("kind", "absent") == "absent":
         needed += there["bytes"] + there["installed"]
     if room < needed:
         problems.append(
