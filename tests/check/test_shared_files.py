@@ -130,7 +130,11 @@ def client(mount: dict[str, Any] | None = None, ours: bool = False, **variables:
 
 
 OTHER = {"mounted": True, "source": "192.168.50.9:/old", "type": "nfs4", "empty": False}
-SMB = {"nfs_client_source": "//nas/aura", "nfs_client_smb_user": "aura", "nfs_client_smb_password": "secret"}
+SMB: dict[str, Any] = {
+    "nfs_client_source": "//nas/aura",
+    "nfs_client_smb_user": "aura",
+    "nfs_client_smb_password": "secret",
+}
 
 
 @pytest.mark.parametrize(
