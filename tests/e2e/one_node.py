@@ -57,7 +57,7 @@ def lab(*words: str) -> str:
 
 def ansible(inventory: Path, playbook: str, *options: str) -> str:
     done = subprocess.run(
-        ["ansible-playbook", "-i", str(inventory), playbook, *options], cwd=ROOT, text=True, timeout=600,
+        ["ansible-playbook", "-i", str(inventory), playbook, *options], cwd=ROOT, text=True, timeout=1500,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{playbook}:\n{done.stdout[-6000:]}"

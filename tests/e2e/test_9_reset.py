@@ -10,7 +10,7 @@ import pytest
 from lab_cluster import LAB
 from one_node import FIRST, NAME, ansible, bootstrap, inventory_of_one, lab, new_node
 
-pytestmark = [pytest.mark.more, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.more, pytest.mark.timeout(5400)]
 
 # What a node is, as far as the roles change it. Packages stay, and what they bring.
 STATE = r"""
