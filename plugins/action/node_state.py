@@ -42,7 +42,7 @@ class ActionModule(ActionBase):
         look = merged([*(seen_of(self._look(role)) for role in roles), self._task.args.get("look", {})])
         kept = variables.get("ansible_facts", {}).get("node_looks")
         if not several and kept and within(look, kept["look"]):
-            return {**kept["seen"], "changed": False}
+            return {**answer_for(look, kept["seen"]), "changed": False}
         self._become_root(variables)
         seen = self._execute_module(module_name="node_state", module_args=look, task_vars=variables)
         if several and not seen.get("failed"):
@@ -120,6 +120,11 @@ def trusted(value: Any) -> Any:
 def seen_of(look: Look) -> Look:
     """What node_state is asked for."""
     return {key: value for key, value in look.items() if key != "makes"}
+
+
+def answer_for(look: Look, seen: dict[str, Any]) -> dict[str, Any]:
+    """What was seen for several, for one of them: a package that another one lacks is not its own."""
+    return {**seen, "missing": [name for name in seen["missing"] if name in look.get("packages", [])]}
 
 
 def merged(looks: list[Look]) -> Look:

@@ -48,6 +48,8 @@ def test_an_answer_serves_who_asks_for_no_more() -> None:
     assert not action.within({"packages": ["chrony"]}, together)
     assert not action.within({"network": True}, together)
     assert not action.within(firewall, base)
+    assert action.answer_for(firewall, {"missing": ["g++", "acl"]})["missing"] == ["acl"]
+    assert action.answer_for({"network": True}, {"missing": ["g++"]})["missing"] == []
 
 
 @pytest.fixture
