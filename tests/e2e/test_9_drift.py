@@ -28,6 +28,7 @@ CHANGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.more
 def test_every_kind_of_change_by_hand_is_found(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "drift.json"
     option = ("-e", f"drift_json={file}")
@@ -57,6 +58,7 @@ def test_every_kind_of_change_by_hand_is_found(cluster: Cluster, tmp_path: Path)
     cluster.ansible("playbooks/drift.yml", *option)
 
 
+@pytest.mark.more
 def test_a_node_that_is_off_hides_no_other(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "drift.json"
     cluster.lab("power-off", "node4")
