@@ -258,8 +258,10 @@ def mounts(paths: list[str], table: str) -> dict[str, dict[str, object]]:
     found = {}
     for path in paths:
         holders = [line for line in lines if path == line[0] or path.startswith(f"{line[0].rstrip('/')}/")]
-        # The longest name is the nearest; of several on one place the last one covers the others.
-        where, source, kind, options = max(reversed(holders), key=lambda line: len(line[0]))
+        # The longest name is the nearest; of several on one place the last one covers the others. What is no absolute
+        # path lies nowhere: the role that asked will say so.
+        nowhere: tuple[str, str, str, list[str]] = ("", "", "", [])
+        where, source, kind, options = max(reversed(holders), key=lambda line: len(line[0]), default=nowhere)
         found[path] = {
             "mounted": where == path, "source": source, "type": kind, "options": sorted(set(options)),
             "empty": where != path and not (os.path.isdir(path) and os.listdir(path)),

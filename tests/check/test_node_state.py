@@ -118,3 +118,4 @@ def test_what_is_mounted_is_known_without_touching_it(
     assert not found[paths["file"]]["mounted"]
     assert found[paths["file"]]["type"] == "ext4"
     assert not mounts(["/srv/aura2"], MOUNTS)["/srv/aura2"]["mounted"]
+    assert not mounts(["ssd"], MOUNTS)["ssd"]["mounted"]
