@@ -35,7 +35,7 @@ def make_settings(number: int, patience: float = 2.0) -> list[Settings]:
     peers = {f"node{i}": f"127.0.0.{i + 2}" for i in range(number)}
     rendezvous, ephemeral = free_port(), free_port()
     return [
-        Settings(name, peers, rendezvous, ephemeral, patience, measure_seconds=0.15, expected_mbit=1)
+        Settings(name, peers, rendezvous, ephemeral, patience, measure_seconds=0.4, expected_mbit=1)
         for name in peers
     ]
 
@@ -61,7 +61,7 @@ def test_five_healthy_nodes_as_commands() -> None:
     peers = ",".join(f"node{i}=127.0.0.{i + 2}" for i in range(5))
     options = [f"--peers={peers}", f"--rendezvous-port={rendezvous}", f"--ephemeral-port={ephemeral}"]
     processes = []
-    options += ["--expected-mbit=1", "--measure-seconds=0.15"]
+    options += ["--expected-mbit=1", "--measure-seconds=0.4"]
     for i in range(5):
         command = [sys.executable, "-S", "-m", "aura.probe", f"--node=node{i}", *options]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TRAINING))

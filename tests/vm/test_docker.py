@@ -27,7 +27,8 @@ def says(address: str, port: int) -> str:
     try:
         with socket.create_connection((address, port), timeout=8) as connection:
             connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            return connection.recv(4096).decode(errors="replace")
+            with connection.makefile(encoding="utf-8") as page:
+                return page.read()
     except OSError:
         return ""
 
