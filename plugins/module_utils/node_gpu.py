@@ -11,6 +11,8 @@ import platform
 import re
 import subprocess
 
+from ansible.module_utils.node_network import read
+
 PCI = "/sys/bus/pci/devices"
 NVIDIA = "0x10de"
 # Where Windows puts the program that knows its driver.
@@ -40,14 +42,6 @@ PACKAGES = (
     ),
     *("xserver-xorg-video-nvidia*", "xserver-xorg-core", "gdm3", "sddm", "lightdm", "casper"),
 )
-
-
-def read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def said(*command: str, strict: bool = True) -> str:

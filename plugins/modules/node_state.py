@@ -119,24 +119,12 @@ import re
 import shutil
 import socket
 import stat
-import subprocess
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_gpu import gpu
 from ansible.module_utils.node_network import cards, netplan_files
-from ansible.module_utils.node_packages import missing, waiting
-
-
-def said(*command: str) -> str:
-    """What a command prints; nothing when it is not there or fails with nothing said."""
-    try:
-        return subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
-            timeout=60, check=False, env={**os.environ, "LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-        ).stdout  # fmt: skip
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return ""
+from ansible.module_utils.node_packages import missing, said, waiting
 
 
 def read(path: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -105,11 +104,7 @@ def test_what_is_none_is_refused(tmp_path: Path) -> None:
 
 def problems(**changes: Any) -> list[str]:
     """What is wrong with a node for which all is well but these."""
-    spec = importlib.util.spec_from_file_location("bundle_filter", tree.ROOT / "plugins/filter/bundle.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = tree.plugin("filter/bundle")
     made = {
         "file": "b.tar", "system": {"distribution": "Debian", "version": "12", "machine": "x86_64"},
         "packages": ["chrony"], "unknown": ["systemd-resolved"], "torch": "cu130", "packages_bytes": 1 << 30,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -49,16 +47,6 @@ ENVELOPE = """
   ansible.builtin.file: {path: "{{ folder }}/{{ item }}", state: directory, mode: "0755"}
   loop: [inner, outer]
 """
-
-
-def plugin(path: str) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(
-        path.replace("/", "_"), tree.ROOT / f"plugins/{path}.py"
-    )
-    assert specification and specification.loader
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
 
 
 @dataclass
@@ -167,7 +155,7 @@ Conf linux-image-generic (5.15.0.203.201 Ubuntu:22.04/jammy-updates [amd64])
 
 
 def test_what_moves_together_waits() -> None:
-    found = plugin("module_utils/node_packages").upgrades(SIMULATION)
+    found = tree.plugin("module_utils/node_packages").upgrades(SIMULATION)
     together = [one for one in found if one["together"]]
     assert [(one["package"], one["installed"], one["security"]) for one in together] == [
         ("linux-image-5.15.0-203-generic", "", True),
@@ -204,4 +192,4 @@ MODULE = upgrade("linux-modules-nvidia-580-server-open-5.15.0-203-generic")
 def test_no_kernel_comes_without_its_driver(
     upgrades: list[dict[str, object]], installed: list[str], bare: list[str]
 ) -> None:
-    assert plugin("filter/upgrades").kernels_without_driver(upgrades, installed) == bare
+    assert tree.plugin("filter/upgrades").kernels_without_driver(upgrades, installed) == bare

@@ -6,26 +6,12 @@ what nvidia-smi writes), with what NVIDIA's list "CUDA GPUs" says of a card's co
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import tree
 
-
-def plugin() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "graphics_cards", Path(tree.ROOT, "plugins/filter/graphics_cards.py")
-    )
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-CARDS = plugin()
+CARDS = tree.plugin("filter/graphics_cards")
 CAPABILITY = {
     "GTX 780": "3.5", "GTX 970": "5.2", "GT 1030": "6.1", "GTX 1080": "6.1", "TITAN V": "7.0", "GTX 1650": "7.5",
     "RTX 3060": "8.6", "RTX 3090": "8.6", "RTX 4090": "8.9", "H100": "9.0", "B200": "10.0", "RTX 5090": "12.0",

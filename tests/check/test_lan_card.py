@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import tree
 import yaml
 
-
-def plugin(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(tree.ROOT, "plugins/filter", f"{name}.py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-CARDS, NETPLAN = plugin("lan_card"), plugin("netplan")
+CARDS, NETPLAN = tree.plugin("filter/lan_card"), tree.plugin("filter/netplan")
 WANTED = "192.168.50.20"
 
 

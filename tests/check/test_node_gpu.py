@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import tree
 
-
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("node_gpu", tree.ROOT / "plugins/module_utils/node_gpu.py")
-    assert spec and spec.loader
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-GPU = module()
+GPU = tree.plugin("module_utils/node_gpu")
 
 
 def device(bus: Path, slot: str, **files: str) -> None:

@@ -1,23 +1,10 @@
 """How what a node is gets compared with what is wanted, and which answer serves which question."""
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import tree
-
-
-def plugin(path: str) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(
-        path.replace("/", "_"), tree.ROOT / f"plugins/{path}.py"
-    )
-    assert specification and specification.loader
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -34,11 +21,11 @@ def plugin(path: str) -> ModuleType:
 def test_only_what_is_wanted_is_compared(
     seen: dict[str, dict[str, str]], wanted: dict[str, dict[str, str]], differ: list[str]
 ) -> None:
-    assert plugin("filter/differing").differing(seen, wanted) == differ
+    assert tree.plugin("filter/differing").differing(seen, wanted) == differ
 
 
 def test_an_answer_serves_who_asks_for_no_more() -> None:
-    action = plugin("action/node_state")
+    action = tree.plugin("action/node_state")
     base = {"packages": ["acl"], "files": ["/etc/aura"]}
     firewall = {"packages": ["nftables", "acl"], "firewall": True}
     together = action.merged([base, firewall])
@@ -53,11 +40,8 @@ def test_an_answer_serves_who_asks_for_no_more() -> None:
 
 
 @pytest.fixture
-def node_state(monkeypatch: pytest.MonkeyPatch) -> Any:
-    # Ansible puts them there on the node.
-    for name in ("node_network", "node_gpu", "node_packages"):
-        monkeypatch.setitem(sys.modules, f"ansible.module_utils.{name}", plugin(f"module_utils/{name}"))
-    return plugin("modules/node_state")
+def node_state() -> Any:
+    return tree.plugin("modules/node_state")
 
 
 def test_what_a_unit_says_of_itself(node_state: Any) -> None:

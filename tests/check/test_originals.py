@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -13,11 +12,7 @@ import tree
 
 @pytest.fixture
 def originals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    path = tree.ROOT / "plugins/module_utils/node_originals.py"
-    specification = importlib.util.spec_from_file_location("node_originals", path)
-    assert specification and specification.loader
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    module = tree.plugin("module_utils/node_originals")
     monkeypatch.setattr(module, "BACKUPS", str(tmp_path / "backups"))
     monkeypatch.setattr(module, "MADE_IN", (f"{tmp_path}/",))
     monkeypatch.setattr(module, "NEVER_WHOLE", str(tmp_path / "precious"))

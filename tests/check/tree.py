@@ -1,9 +1,11 @@
 """Which files belong to the project."""
 
+import importlib.util
 import os
 import subprocess
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_OURS = {
@@ -16,6 +18,17 @@ NOT_OURS = {
     "__pycache__",
     "state",
 }
+
+
+def plugin(path: str) -> ModuleType:
+    """A file below plugins/ as a module of its own, new at each call; path: "filter/lan_card", say."""
+    specification = importlib.util.spec_from_file_location(
+        path.replace("/", "_"), ROOT / f"plugins/{path}.py"
+    )
+    assert specification and specification.loader
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 @cache
