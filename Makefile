@@ -35,6 +35,8 @@ CHECK_PACKAGES := shellcheck
 # molecule looks for ansible-config, and ansible-lint for ansible, on the PATH.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Compiled modules are kept, whatever the shell says: the tests start Python and Ansible thousands of times.
+unexport PYTHONDONTWRITEBYTECODE
 # uv shall trust whom this machine trusts, as pip and apt do.
 export UV_SYSTEM_CERTS := 1
 
