@@ -327,7 +327,7 @@ ON_SSD = f"AssertPathIsMountPoint=/mnt/ssd\n{OURS}"
         ),
         (data("/var/lib/aura", {"mounted": True}, {}, unit=OURS), "and data_directory does not say so"),
         (  # booted without its disk: nothing is made in its place
-            data("/mnt/ssd/aura", {}, {"where": "/"}, unit=ON_SSD),
+            data("/mnt/ssd/aura", {"used": True}, {"where": "/"}, unit=ON_SSD),
             "lay in the file system at /mnt/ssd, and now lies in the one at /. Is its disk off?",
         ),
     ],
