@@ -12,6 +12,7 @@ import glob
 import json
 import os
 import pwd
+import re
 import shutil
 import stat
 import subprocess
@@ -27,6 +28,8 @@ OURS = b"Written by Ansible (role"
 # What makes a file that was put back count.
 AFTER = {"/etc/hostname": ["hostname", "-F", "/etc/hostname"]}
 UNITS = "/etc/systemd/system/"
+# Where it is ours, runs and corpora lie on another disk.
+DATA_UNIT = "var-lib-aura.mount"
 Entry = dict  # of str
 
 
@@ -190,9 +193,10 @@ def plan(roles: list[str], leave: list[str]) -> list[Entry]:
 
 
 def put_back(roles: list[str], leave: list[str]) -> Entry:
-    """Do it; what was done, where the files that went lie now, and what complained."""
+    """Do it; what was done, where the files that went lie now, what complained, and where runs lie if elsewhere."""
     manifest = read_manifest()
     paths = of(manifest, roles, leave)
+    data = data_elsewhere(paths)
     went = f"{BACKUPS}/reset-{time.strftime('%Y-%m-%dT%H%M%S')}"
     complaints = stop(paths)
     done = []
@@ -213,8 +217,22 @@ def put_back(roles: list[str], leave: list[str]) -> Entry:
     for unit in [unit for unit, role in manifest["units"].items() if role in taken_back]:
         if said("systemctl", "show", "--property=LoadState", "--value", unit).strip() == "loaded" and moved:
             complaints += run(["systemctl", "try-restart", unit])
-    forget(manifest, paths, taken_back)
-    return {"done": done, "went": went if os.path.isdir(went) else "", "complaints": complaints}
+    forget(manifest, paths, taken_back, keep_users=bool(data))
+    return {
+        "done": done,
+        "went": went if os.path.isdir(went) else "",
+        "complaints": complaints,
+        "data": data,
+    }
+
+
+def data_elsewhere(paths: dict[str, Entry]) -> str:
+    """The directory that our unit mounts as /var/lib/aura; '' where there is no such unit, or it is not ours."""
+    unit = f"{UNITS}{DATA_UNIT}"
+    if unit not in paths or look(unit)["was"] != "absent" or not os.path.isfile(unit):
+        return ""
+    what = re.search(r"^What=(.+)$", read(unit).decode(errors="replace"), re.MULTILINE)
+    return what[1] if what else ""
 
 
 def stop(paths: dict[str, Entry]) -> list[str]:
@@ -270,14 +288,14 @@ def restore(path: str, entry: Entry) -> None:
     os.chmod(path, entry["mode"])
 
 
-def forget(manifest: Entry, paths: dict[str, Entry], roles: set[str]) -> None:
-    """The manifest without what was put back. A user goes when nothing of theirs is left."""
+def forget(manifest: Entry, paths: dict[str, Entry], roles: set[str], keep_users: bool) -> None:
+    """The manifest without what was put back. A user goes when nothing of theirs is left, on another disk neither."""
     for path in paths:
         del manifest["paths"][path]
     manifest["units"] = {unit: role for unit, role in manifest["units"].items() if role not in roles}
     for user in [user for user, role in manifest["users"].items() if role in roles]:
         home = next((entry.pw_dir for entry in pwd.getpwall() if entry.pw_name == user), "")
-        if home and not os.path.exists(home):
+        if home and not keep_users and not os.path.exists(home):
             run(["userdel", user])
         del manifest["users"][user]
     if manifest["paths"]:

@@ -58,9 +58,10 @@ taken:
   returned: always
 mounts:
   description: >-
-    By path: mounted (whether something is mounted right there), source, type and options (a list) of the file system in
-    which it lies, empty (whether there is nothing in it), used (whether a file or a link is anywhere below it). What
-    is mounted is never touched, and then both are false.
+    By path: mounted (whether something is mounted right there), where (its mount point), source, type and options (a
+    list) of the file system in which it lies, owner (empty where there is nothing), empty (whether there is nothing in
+    it), used (whether a file or a link is anywhere below it). What is mounted is not looked into, and then both are
+    false; of what is mounted over the network the owner is not asked for either.
   type: dict
   returned: always
 session:
@@ -235,8 +236,11 @@ def taken(numbers: list[int]) -> list[dict[str, object]]:
     return found
 
 
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs")
+
+
 def mounts(paths: list[str], table: str) -> dict[str, dict[str, object]]:
-    """table: /proc/self/mountinfo. What is mounted is never touched: its server may be off."""
+    """table: /proc/self/mountinfo. What a server gives is never touched: it may be off."""
     lines = []
     for line in table.splitlines():
         own, _, rest = line.partition(" - ")
@@ -251,11 +255,20 @@ def mounts(paths: list[str], table: str) -> dict[str, dict[str, object]]:
         nowhere: tuple[str, str, str, list[str]] = ("", "", "", [])
         where, source, kind, options = max(reversed(holders), key=lambda line: len(line[0]), default=nowhere)
         found[path] = {
-            "mounted": where == path, "source": source, "type": kind, "options": sorted(set(options)),
+            "mounted": where == path, "where": where, "source": source, "type": kind,
+            "options": sorted(set(options)), "owner": "" if where == path and kind in NETWORK else owner(path),
             "empty": where != path and not (os.path.isdir(path) and os.listdir(path)),
             "used": where != path and used(path),
         }  # fmt: skip
     return found
+
+
+def owner(path: str) -> str:
+    """Whose it is; of a link: whose that is where it leads."""
+    try:
+        return user_name(os.stat(path).st_uid)
+    except OSError:
+        return ""
 
 
 def used(path: str) -> bool:

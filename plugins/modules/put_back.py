@@ -29,6 +29,10 @@ done: {description: "What was done, or would be: path, role and what.", type: li
 files: {description: The same for the role safe_change., type: list, elements: dict, returned: with O(as_change)}
 packages: {description: Packages that came with the roles and stay., type: list, elements: str, returned: always}
 went: {description: Where the files that went lie now., type: str, returned: always}
+data:
+  description: Where runs and corpora lie, if C(/var/lib/aura) was a mount of another directory; else empty.
+  type: str
+  returned: always
 complaints: {description: Commands that failed., type: list, elements: str, returned: always}
 """
 
@@ -42,7 +46,7 @@ def main() -> None:
         argument_spec={**names, "as_change": {"type": "bool", "default": False}}, supports_check_mode=True
     )
     roles, leave = module.params["roles"], module.params["leave"]
-    known = {"packages": sorted(read_manifest()["packages"]), "went": "", "complaints": []}
+    known = {"packages": sorted(read_manifest()["packages"]), "went": "", "data": "", "complaints": []}
     if module.params["as_change"]:
         module.exit_json(changed=False, **known, done=plan(roles, leave), files=as_change(roles))
     if module.check_mode:

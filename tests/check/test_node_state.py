@@ -79,9 +79,9 @@ def test_what_is_mounted_is_known_without_touching_it(
     share = mounts(["/srv/aura"], MOUNTS)["/srv/aura"]
     assert (share["mounted"], share["source"], share["type"]) == (True, "192.168.50.20:/srv/aura", "nfs4")
     assert {"nosuid", "nodev", "softerr", "vers=4.2"} <= set(share["options"])
-    assert (share["empty"], share["used"]) == (False, False)
+    assert (share["empty"], share["used"], share["owner"]) == (False, False, "")
     covered = mounts(["/mnt/with space"], MOUNTS)["/mnt/with space"]
-    assert (covered["mounted"], covered["type"]) == (True, "exfat")
+    assert (covered["mounted"], covered["type"], covered["where"]) == (True, "exfat", "/mnt/with space")
     monkeypatch.undo()
 
     (tmp_path / "empty/inner").mkdir(parents=True)
@@ -101,5 +101,8 @@ def test_what_is_mounted_is_known_without_touching_it(
     assert [found[path]["empty"] for path in paths.values()] == [False, False, False, True]
     assert not found[paths["file"]]["mounted"]
     assert found[paths["file"]]["type"] == "ext4"
+    assert found[paths["file"]]["where"] == "/"
+    assert found[paths["file"]]["owner"] == tmp_path.owner()
+    assert found[paths["absent"]]["owner"] == ""
     assert not mounts(["/srv/aura2"], MOUNTS)["/srv/aura2"]["mounted"]
     assert not mounts(["ssd"], MOUNTS)["ssd"]["mounted"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import tree
@@ -118,3 +118,36 @@ def test_one_roles_part_goes_and_the_others_stay(originals: ModuleType, tmp_path
     assert not one.exists()
     assert two.exists()
     assert list(json.loads((tmp_path / "backups/manifest.json").read_text())["paths"]) == [str(two)]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "on another disk"])
+def test_the_user_of_runs_on_another_disk_stays(
+    originals: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """Unmounted, their home looks as if nothing were left of them."""
+    units, home = tmp_path / "units", tmp_path / "precious"
+    unit = units / "var-lib-aura.mount"
+    ran: list[str] = []
+
+    def run(command: list[str]) -> list[str]:
+        ran.append(command[0])
+        return []
+
+    monkeypatch.setattr(originals, "UNITS", f"{units}/")
+    monkeypatch.setattr(originals, "run", run)
+    kept(originals, unit, home)
+    manifest = originals.read_manifest()
+    originals.write_manifest({**manifest, "users": {"aura": "some"}})
+    aura = SimpleNamespace(pw_name="aura", pw_dir=str(home))
+    monkeypatch.setattr(originals.pwd, "getpwall", lambda: [aura])
+    home.mkdir()
+    if elsewhere:
+        units.mkdir()
+        unit.write_text(
+            "# Written by Ansible (role base)\n[Mount]\nWhat=/mnt/ssd/aura\nWhere=/var/lib/aura\n"
+        )
+
+    result = originals.put_back([], [])
+    assert not home.exists()
+    assert ("userdel" in ran) is not elsewhere
+    assert result["data"] == ("/mnt/ssd/aura" if elsewhere else "")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +13,61 @@ import tree
 import yaml
 
 STEPS = {"preflight", "install", "configure", "run"}
+# The others' way to change something: without it they could not. Its README says so.
+WITHOUT_SWITCH = {"safe_change"}
+# What is done as a whole: a driver with its restart, an address, a time daemon in place of another one, a release.
+ONE_PIECE = {"nvidia_driver", "static_network", "time_sync", "trainer"}
+# What a module does, as a step: the one that a task with it must have, and must not have.
+MODULES = {
+    "apt": ("install", {"configure", "run"}),
+    "systemd_service": ("run", set()),
+    "template": ("configure", {"run"}),
+    "copy": ("configure", {"run"}),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A task, and the steps that reach it: its own tags, and those of the includes on the way to it."""
+
+    where: str
+    task: dict[str, Any]
+    own: frozenset[str]
+    reached: frozenset[str]
+
+
+def listed(tags: Any) -> frozenset[str]:
+    return frozenset([tags] if isinstance(tags, str) else tags or [])
+
+
+def steps_of(
+    path: Path, inherited: frozenset[str] = frozenset(), reached: frozenset[str] = frozenset(STEPS)
+) -> Iterator[Step]:
+    """Every task below a file of tasks, with what `apply` hands down.
+
+    The tags of include_tasks are its own: what it includes has only those of `apply`, and of what stands around it.
+    """
+    for task in yaml.safe_load(path.read_text()):
+        where = f"{tree.relative(path)}: {task.get('name', 'a block')}"
+        tags = listed(task.get("tags")) | inherited
+        if "block" in task:
+            raise AssertionError(f"{where}: teach tests/check/test_steps.py about blocks")
+        include = task.get("ansible.builtin.include_tasks")
+        static = task.get("ansible.builtin.import_tasks")
+        yield Step(where, task, tags, reached)
+        if static:
+            yield from steps_of(path.parent / static, tags, reached)
+        elif include:
+            file = include["file"] if isinstance(include, dict) else include
+            handed = (
+                listed(include.get("apply", {}).get("tags")) if isinstance(include, dict) else listed(None)
+            )
+            # One of several, by an expression: all that it names.
+            for name in [f"{name}.yml" for name in re.findall(r"'(\w+)'", file)] or [file]:
+                yield from steps_of(path.parent / name, inherited | handed, reached & tags)
+        elif "ansible.builtin.include_role" in task:
+            handed = listed(task["ansible.builtin.include_role"].get("apply", {}).get("tags"))
+            yield Step(f"{where} (what it includes)", {}, inherited | handed, reached & tags)
 
 
 def roles_of_site() -> list[dict[str, Any]]:
@@ -33,8 +92,9 @@ def test_it_has_its_name_as_a_tag(entry: dict[str, Any]) -> None:
 
 def test_it_has_a_switch(entry: dict[str, Any]) -> None:
     role = entry["role"]
-    if role == "safe_change":
-        return  # the others' way to change something: without it they could not
+    if role in WITHOUT_SWITCH:
+        assert "has no switch" in (tree.ROOT / f"roles/{role}/README.md").read_text()
+        return
     specs = yaml.safe_load((tree.ROOT / f"roles/{role}/meta/argument_specs.yml").read_text())
     assert f"{role}_enabled" in specs["argument_specs"]["main"]["options"]
     tasks = (tree.ROOT / f"roles/{role}/tasks/main.yml").read_text()
@@ -53,3 +113,50 @@ def test_its_tasks_belong_to_steps(entry: dict[str, Any]) -> None:
         assert ("preflight" in steps) != changes, (
             f"{where}: what changes something is no preflight; what looks is"
         )
+
+
+def test_every_step_reaches_what_belongs_to_it(entry: dict[str, Any]) -> None:
+    """Also behind an include: a task without a step is run by none of them, and none says so."""
+    for step in steps_of(tree.ROOT / f"roles/{entry['role']}/tasks/main.yml"):
+        own = step.own & STEPS
+        assert own, f"{step.where}: no --tags of a step reaches it"
+        assert own <= step.reached, f"{step.where}: --tags {', '.join(own - step.reached)} stops before it"
+
+
+def test_packages_settings_and_services_are_steps(entry: dict[str, Any]) -> None:
+    """docs/operations.md, "One role, one step": who says --tags configure starts nothing and installs nothing."""
+    if entry["role"] in ONE_PIECE:
+        return
+    for step in steps_of(tree.ROOT / f"roles/{entry['role']}/tasks/main.yml"):
+        for module, (wanted, unwanted) in MODULES.items():
+            if f"ansible.builtin.{module}" in step.task and step.own != {"install"}:
+                assert wanted in step.own, f"{step.where}: needs the tag {wanted}"
+                assert not step.own & unwanted, f"{step.where}: is no {step.own & unwanted}"
+
+
+def test_nothing_waits_for_shared_files() -> None:
+    """A NAS that is off ends the run at the roles about it: all others come before them."""
+    names = [entry["role"] for entry in roles_of_site()]
+    assert names[-3:] == ["nfs_server", "nfs_client", "run_copies"]
+
+
+ROLE_FILES = [path for role in tree.roles() for path in (role / "tasks").glob("*.yml")]
+
+
+def test_what_ends_by_itself_is_waited_for() -> None:
+    """`state: started` is content with a oneshot service that is still starting, or that has been and gone."""
+    once = {
+        path.name.removesuffix(".j2")
+        for path in [
+            *tree.ROOT.glob("roles/*/templates/*.service.j2"),
+            *tree.ROOT.glob("roles/*/files/*.service"),
+        ]
+        if "Type=oneshot" in path.read_text() and "RemainAfterExit=yes" not in path.read_text()
+    }
+    assert "aura-shared-directory.service" in once
+    for path in ROLE_FILES:
+        for task in yaml.safe_load(path.read_text()):
+            service = task.get("ansible.builtin.systemd_service", {})
+            assert service.get("name") not in once or "state" not in service, (
+                f"{tree.relative(path)}: {task['name']}: systemctl start waits for it, this module does not"
+            )

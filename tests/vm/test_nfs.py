@@ -208,6 +208,16 @@ def test_what_lies_there_is_never_hidden(shared: Shared) -> None:
     assert shared.mounted()
 
 
+def test_a_mount_that_the_server_refuses_says_why(shared: Shared) -> None:
+    """The commonest of all: a wrong path. What mount said of it is in the playbook's last words."""
+    source = f"{shared.cluster.final(shared.server)}:/srv/nowhere"
+    shared.settings(shared_source=source, shared_directory="/srv/refused")
+    said = " ".join(shared.cluster.share(expect=1).split())
+    sentence = rf"{shared.client.name}: {source} is not mounted at /srv/refused\. "
+    assert re.search(rf"{sentence}[^{{}}]*mount\.nfs4: mounting {source} failed", said), said[-3000:]
+    assert "Unable to start service" not in said
+
+
 def test_checkpoints_are_copied_and_survive_a_server_that_goes(shared: Shared) -> None:
     server, client = shared.server, shared.client
     put_trainer(client)
@@ -287,6 +297,8 @@ def test_a_nas_with_smb_takes_the_servers_place(shared: Shared) -> None:
     shared.settings(**settings)
     refused = " ".join(shared.cluster.share(expect=1).split())
     assert f"{source} is SMB and wants to know who we are" in refused
+    shared.settings(**settings, shared_smb_password="wrong")  # noqa: S106
+    assert "mount error(13): Permission denied" in " ".join(shared.cluster.share(expect=1).split())
     shared.settings(**settings, shared_smb_password="correct horse, battery")  # noqa: S106
     said = shared.cluster.share("--diff", "-vvv")
     assert "correct horse" not in said
