@@ -162,7 +162,7 @@ def node_lines(node: Json) -> list[str]:
     if node["state"] == "differs" and node["not_looked_at"]:
         lines.append(f"not looked at because of that: {', '.join(node['not_looked_at'])}")
     for one in node["waiting"]:
-        why = " (security)" if one["security"] else ""
+        why = f"{' (security)' if one['security'] else ''}{' (held)' if one['held'] else ''}"
         lines.append(f"waits: {one['package']} {one['installed'] or '(new)'} → {one['candidate']}{why}")
     if node["reboot_required"]:
         lines.append("waits: a reboot, for what is installed already")
@@ -178,7 +178,7 @@ def remedies(report: Json) -> list[str]:
         if "hand" in ways
         else []
     )
-    if any(node["waiting"] for node in nodes):
+    if any(not one["held"] for node in nodes for one in node["waiting"]):
         lines.append("→ What waits is no difference: ansible-playbook playbooks/upgrade.yml")
     elif any(node["reboot_required"] for node in nodes):
         lines.append("→ What waits is no difference: ansible-playbook playbooks/reboot.yml")

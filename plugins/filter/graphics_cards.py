@@ -27,6 +27,8 @@ AUTO = ("cu130", "cu126")  # the first one that fits
 FREE, ALL, NONE = "free", "all", "none"  # what training_cards may say beside UUIDs
 # The role nvidia_driver leaves a driver of this branch or a later one alone; Blackwell's has to be newer.
 KEPT_BRANCH, KEPT_FOR_BLACKWELL, BLACKWELL = (535,), (580,), (10, 0)
+# The lowest PCI device number of a Maxwell card (as in nvidia_driver's table): no build has code for what is below.
+MAXWELL_FROM = 0x1340
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -56,16 +58,30 @@ def told(smi: list[Card], words: list[str]) -> tuple[list[Card], str]:
     return found, ""
 
 
+def too_old(card: Card) -> bool:
+    """Whether torch cannot use this card of the bus with any driver: a Kepler, or older."""
+    return int(card["device_id"].rpartition(":")[2], 16) < MAXWELL_FROM
+
+
 def unseen(gpu: Gpu) -> str:
-    """The sentence about cards on the bus that the driver does not know; empty when it knows all."""
+    """The sentence about cards on the bus that the driver does not know; empty when it knows all that could train.
+
+    A card that is too old is nobody's loss beside one that works (a GT 710 for the monitor): drivers for the other do
+    not know it. Alone it is, since its owner may count on it.
+    """
     known = {card["pci"] for card in gpu["smi"]}
-    lost = [card for card in gpu["cards"] if card["pci"] not in known]
+    lost = [card for card in gpu["cards"] if card["pci"] not in known and not (known and too_old(card))]
     if not lost:
         return ""
     which = ", ".join(f"{card['device_id']} at {card['pci']}" for card in lost)
     number = "one NVIDIA card" if len(gpu["cards"]) == 1 else f"{len(gpu['cards'])} NVIDIA cards"
     if gpu["smi"]:
         return f"it has {number}, but nvidia-smi does not see {which}"
+    if all(map(too_old, lost)):
+        return (
+            f"it has {number} ({which}), too old for torch (Kepler, or before it); training_cards: none in its line of "
+            "hosts.yml says that it trains on its processor"
+        )
     driver = f"driver {gpu['driver']} does not answer" if gpu["driver"] else "no NVIDIA driver is loaded"
     return f"it has {number} ({which}), but {driver}"
 

@@ -12,6 +12,7 @@ import re
 import subprocess
 
 from ansible.module_utils.node_network import read
+from ansible.module_utils.node_start import in_container, start
 
 PCI = "/sys/bus/pci/devices"
 NVIDIA = "0x10de"
@@ -138,20 +139,6 @@ def secure_boot() -> bool:
     return False
 
 
-def asks_passphrase(crypttab: str) -> bool:
-    """Whether a disk is opened by a person at boot: no key file, and nothing else that opens it."""
-    for line in crypttab.splitlines():
-        words = line.split("#")[0].split()
-        if len(words) < 2:
-            continue
-        key = words[2] if len(words) > 2 else "none"
-        options = words[3] if len(words) > 3 else ""
-        by_itself = re.search(r"(^|,)(noauto|tpm2-device=|fido2-device=|keyscript=|swap|plain)", options)
-        if key in ("none", "-") and not by_itself:
-            return True
-    return False
-
-
 def machine(cards: list[dict[str, object]], switches: int) -> dict[str, object]:
     """What the decision about the driver needs to know beside the cards."""
     return {
@@ -165,8 +152,7 @@ def machine(cards: list[dict[str, object]], switches: int) -> dict[str, object]:
         "run_file": os.path.exists("/usr/bin/nvidia-uninstall"),
         "nouveau": any(card["bound"] == "nouveau" for card in cards),
         "secure_boot": secure_boot(),
-        "passphrase": asks_passphrase(read("/etc/crypttab")),
-        "live": bool(re.search(r"\bboot=(casper|live)\b|/casper/|/live/vmlinuz", read("/proc/cmdline"))),
+        **start(),
         "switches": switches,
     }
 
@@ -179,7 +165,7 @@ def gpu(wanted: bool) -> dict[str, object]:
     if not wanted:
         return found
     wsl = "microsoft" in platform.release().lower()
-    container = any(map(os.path.exists, ("/run/systemd/container", "/.dockerenv", "/run/.containerenv")))
+    container = in_container()
     cards, switches = pci_devices()
     # A container sees the cards of its host. They are its own when it was given their devices.
     if container and not glob.glob("/dev/nvidia[0-9]*"):

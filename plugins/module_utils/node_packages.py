@@ -38,8 +38,20 @@ def missing(packages: list[str]) -> list[str]:
 
 
 def waiting() -> list[dict[str, object]]:
-    """What apt would upgrade now, if it has fresh lists; see upgrades."""
-    return upgrades(said("apt-get", "--simulate", "--with-new-pkgs", "--ignore-hold", "upgrade"))
+    """What apt would upgrade now, if it has fresh lists: see upgrades, and `held`: whether a hold prevents it."""
+    apt_get = ("apt-get", "--simulate", "--with-new-pkgs")
+    return with_held(said(*apt_get, "upgrade"), said(*apt_get, "--ignore-hold", "upgrade"))
+
+
+def with_held(simulation: str, without_holds: str) -> list[dict[str, object]]:
+    """The upgrades that apt makes, and after them those that it would make as well if nothing were held.
+
+    simulation: of the upgrade as playbooks/upgrade.yml makes it. without_holds: the same with --ignore-hold.
+    """
+    moves = upgrades(simulation)
+    names = {one["package"] for one in moves}
+    kept = [one for one in upgrades(without_holds) if one["package"] not in names]
+    return [{**one, "held": False} for one in moves] + [{**one, "held": True} for one in kept]
 
 
 def upgrades(simulation: str) -> list[dict[str, object]]:

@@ -89,11 +89,13 @@ gpu:
 upgrades:
   description: >-
     Packages that apt would upgrade: package, installed (empty when it is new), candidate, security, together (whether
-    playbooks/upgrade.yml alone moves it). From the package lists that the node has.
+    playbooks/upgrade.yml alone moves it), held (whether a hold keeps it where it is: its own, or that of a package that
+    it needs). From the package lists that the node has.
   type: list
   elements: dict
   returned: always
 reboot_required: {description: Whether something installed waits for the next boot., type: bool, returned: always}
+start: {description: What a restart meets; see module_utils/node_start.py., type: dict, returned: always}
 clock:
   description: >-
     C(source): the address whose time chrony follows, empty while it follows nobody else's. C(offset): the seconds by
@@ -126,6 +128,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_gpu import gpu
 from ansible.module_utils.node_network import cards, netplan_files
 from ansible.module_utils.node_packages import missing, said, waiting
+from ansible.module_utils.node_start import start
 
 
 def read(path: str) -> str:
@@ -377,6 +380,7 @@ def main() -> None:
         session=session(),
         upgrades=waiting() if asked["upgrades"] else [],
         reboot_required=os.path.exists("/run/reboot-required"),
+        start=start(),
         hostname=socket.gethostname(),
         boot_id=read("/proc/sys/kernel/random/boot_id").strip(),
         python=platform.python_version(),

@@ -114,7 +114,8 @@ def problems(**changes: Any) -> list[str]:
         "distribution": "Debian", "distribution_major_version": "12", "machine": "x86_64",
         "missing": ["chrony", "systemd-resolved"], "files": {"/opt/aura/wheelhouse.complete": {"kind": "absent"}},
     }  # fmt: skip
-    given = {"wheelhouse": "wheelhouse-abc", "build": "cpu", "room": 8 << 30}
+    given = {"wheelhouse": "wheelhouse-abc", "build": "cpu", "room": 8 << 30, "driver": []}
+    made |= {key: value for key, value in changes.items() if key in made}
     seen |= {key: value for key, value in changes.items() if key in seen}
     given |= {key: value for key, value in changes.items() if key in given}
     found: list[str] = module.bundle_problems(made, "node3", seen, **given)
@@ -141,3 +142,29 @@ def test_a_node_that_it_fits_has_no_problem() -> None:
 def test_what_does_not_fit_is_said(change: dict[str, Any], sentence: str) -> None:
     (found,) = problems(**change)
     assert sentence in found
+
+
+# What nvidia_driver decides for an RTX 3060 without a driver: the kernel's own packages belong to it.
+DRIVER = [
+    "linux-modules-nvidia-580-server-open-generic", "linux-headers-generic", "linux-image-generic",
+    "nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server",
+]  # fmt: skip
+
+
+def test_a_node_whose_driver_is_not_in_it_is_refused_with_all_that_belongs_to_it() -> None:
+    names = " ".join(DRIVER)
+    (found,) = problems(driver=DRIVER, packages=["chrony", *DRIVER[:2]])
+    assert f"does not have {', '.join(DRIVER[2:])}: write it again" in found
+    assert f"(make bundle PACKAGES='{names}')" in found
+    assert problems(driver=DRIVER, packages=["chrony", *DRIVER]) == []
+    (found,) = problems(
+        driver=DRIVER, packages=["chrony", *DRIVER[:4]], unknown=["systemd-resolved", DRIVER[4]]
+    )
+    assert f"does not have {DRIVER[4]}: apt did not know them" in found
+    assert "restricted and multiverse" in found
+
+
+def test_it_is_refused_before_any_node_is_changed() -> None:
+    site = (tree.ROOT / "playbooks/site.yml").read_text()
+    assert site.index("wanted.yml") < site.index("tasks/fit_bundle.yml") < site.index("roles:\n    - {role:")
+    assert "nvidia_driver_wanted" in (tree.ROOT / "playbooks/tasks/fit_bundle.yml").read_text()

@@ -1,4 +1,4 @@
-"""drift.yml's report and exit codes, on playbooks that change files here; and what waits for an upgrade."""
+"""drift.yml's report and exit codes, on playbooks that change files here."""
 
 from __future__ import annotations
 
@@ -142,54 +142,11 @@ def test_a_check_that_cannot_begin_is_no_difference(two: Two) -> None:
     assert {node["state"] for node in report["nodes"].values()} == {"unknown"}
 
 
-SIMULATION = """\
-Reading package lists...
-Inst base-files [12ubuntu4.6] (12ubuntu4.7 Ubuntu:22.04/jammy-updates [amd64])
-Inst linux-image-5.15.0-203-generic (5.15.0-203.213 Ubuntu:22.04/jammy-security [amd64])
-Inst linux-image-generic [5.15.0.200.198] (5.15.0.203.201 Ubuntu:22.04/jammy-security [amd64]) []
-Inst linux-libc-dev [5.15.0-200.210] (5.15.0-203.213 Ubuntu:22.04/jammy-security [amd64])
-Inst libnvidia-compute-580-server [580.95-0ubuntu0.22.04.1] (580.105-0ubuntu0.22.04.1 Ubuntu:22.04 [amd64])
-Inst containerd [1.7.12-0ubuntu1] (1.7.28-0ubuntu1 Ubuntu:22.04/jammy-updates [amd64])
-Conf linux-image-generic (5.15.0.203.201 Ubuntu:22.04/jammy-updates [amd64])
-"""
-
-
-def test_what_moves_together_waits() -> None:
-    found = tree.plugin("module_utils/node_packages").upgrades(SIMULATION)
-    together = [one for one in found if one["together"]]
-    assert [(one["package"], one["installed"], one["security"]) for one in together] == [
-        ("linux-image-5.15.0-203-generic", "", True),
-        ("linux-image-generic", "5.15.0.200.198", True),
-        ("libnvidia-compute-580-server", "580.95-0ubuntu0.22.04.1", False),
-        ("containerd", "1.7.12-0ubuntu1", False),
-    ]
-    assert [one["package"] for one in found if not one["together"]] == ["base-files", "linux-libc-dev"]
-
-
-def upgrade(package: str, installed: str = "") -> dict[str, object]:
-    return {"package": package, "installed": installed, "candidate": "2", "security": True, "together": True}
-
-
-PREBUILT = [
-    "linux-modules-nvidia-580-server-open-5.15.0-200-generic",
-    "linux-modules-nvidia-580-server-open-generic",
-]
-KERNEL = [upgrade("linux-image-5.15.0-203-generic"), upgrade("linux-image-generic", "5.15.0.200.198")]
-MODULE = upgrade("linux-modules-nvidia-580-server-open-5.15.0-203-generic")
-
-
-@pytest.mark.parametrize(
-    ("upgrades", "installed", "bare"),
-    [
-        pytest.param(KERNEL, PREBUILT, ["5.15.0-203-generic"], id="the archive has no module for it yet"),
-        pytest.param([*KERNEL, MODULE], PREBUILT, [], id="its module comes with it"),
-        pytest.param(KERNEL, [*PREBUILT, str(MODULE["package"])], [], id="its module is there already"),
-        pytest.param(KERNEL, [*PREBUILT, "nvidia-dkms-580-server"], [], id="modules are built as needed"),
-        pytest.param(KERNEL, [], [], id="no driver"),
-        pytest.param([upgrade("libnvidia-compute-580-server", "1")], PREBUILT, [], id="no kernel"),
-    ],
-)
-def test_no_kernel_comes_without_its_driver(
-    upgrades: list[dict[str, object]], installed: list[str], bare: list[str]
-) -> None:
-    assert tree.plugin("filter/upgrades").kernels_without_driver(upgrades, installed) == bare
+def test_what_is_held_waits_and_upgrade_yml_does_not_move_it() -> None:
+    drift = tree.plugin("action/drift")
+    one = {"package": "containerd", "installed": "1", "candidate": "2", "security": True, "together": True}
+    node = {"state": "same", "differences": [], "not_looked_at": [], "reboot_required": False}
+    held, free = (node | {"waiting": [one | {"held": flag}]} for flag in (True, False))
+    assert drift.node_lines(held) == ["waits: containerd 1 → 2 (security) (held)"]
+    assert drift.remedies({"nodes": {"one": held}}) == []
+    assert "upgrade.yml" in drift.remedies({"nodes": {"one": held, "two": free}})[0]

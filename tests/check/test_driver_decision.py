@@ -177,7 +177,9 @@ ROWS = {
         "rtx3060", "ubuntu_580_nouveau", "restart", "none is loaded", settings=OWN
     ),
     "Debian": Row("rtx3060", "server", "refused", "runs Debian; only Ubuntu's", distribution="Debian"),
-    "Kepler and older": Row("gtx560ti", "server", "refused", r"10de:1200\) is a Kepler or older, which torch cannot"),
+    "Kepler and older": Row(
+        "gtx560ti", "server", "refused", r"10de:1200\) is a Kepler or older.*enabled: false and training_cards: none"
+    ),
     "Pascal beside Blackwell": Row(
         "gtx1060_and_rtx5090", "server", "refused", "no driver knows all of its cards: Pascal and Blackwell need"
     ),
@@ -235,6 +237,17 @@ def test_what_is_decided(row: Row) -> None:
         assert re.search(row.says, answer["problem"] or answer["why"], re.DOTALL), answer
     if row.action != "refused":
         assert answer["packages"] == row.packages.split()
+
+
+def test_without_internet_a_person_is_told_to_take_the_bundles_packages() -> None:
+    node, bundle = seen("rtx3060", "desktop_with_nouveau"), {"apt_config": "/opt/aura/packages/apt.conf"}
+    answer = DECISION.driver_decision(node, "Ubuntu", branch="580-server", **bundle)
+    command = (
+        f"sudo env APT_CONFIG=/opt/aura/packages/apt.conf apt-get install {' '.join(answer['packages'])}"
+    )
+    assert answer["command"] == command
+    assert f"type on it: {command} && sudo reboot." in answer["problem"]
+    assert "apt-get update" not in answer["problem"]
 
 
 def test_every_decision_is_in_the_table_of_the_readme() -> None:

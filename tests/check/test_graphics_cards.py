@@ -6,6 +6,7 @@ what nvidia-smi writes), with what NVIDIA's list "CUDA GPUs" says of a card's co
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ import tree
 
 CARDS = tree.plugin("filter/graphics_cards")
 CAPABILITY = {
-    "GTX 780": "3.5", "GTX 970": "5.2", "GT 1030": "6.1", "GTX 1080": "6.1", "TITAN V": "7.0", "GTX 1650": "7.5",
-    "RTX 3060": "8.6", "RTX 3090": "8.6", "RTX 4090": "8.9", "H100": "9.0", "B200": "10.0", "RTX 5090": "12.0",
+    "GT 710": "3.5", "GTX 780": "3.5", "GTX 970": "5.2", "GT 1030": "6.1", "GTX 1080": "6.1", "TITAN V": "7.0",
+    "GTX 1650": "7.5", "RTX 3060": "8.6", "RTX 3090": "8.6", "RTX 4090": "8.9", "H100": "9.0", "B200": "10.0",
+    "RTX 5090": "12.0",
 }  # fmt: skip
+# Of cards that are too old for torch (PCI ID database): GK208B, GK110.
+DEVICE = {"GT 710": "10de:128b", "GTX 780": "10de:1004"}
 OLD, LTS, GUIDES, NEW = "470.256.02", "525.60.11", "535.183.01", "580.95.05"
 
 
@@ -24,8 +28,12 @@ def node(
 ) -> dict[str, Any]:
     """A node with these cards; `display`: which of them drive one, `seen`: how many nvidia-smi sees."""
     bus = [
-        {"pci": f"0000:{number:02x}:00.0", "device_id": f"10de:{number:04x}", "boot_vga": number in display}
-        for number in range(len(names))
+        {
+            "pci": f"0000:{number:02x}:00.0",
+            "boot_vga": number in display,
+            "device_id": DEVICE.get(name, f"10de:25{number:02x}"),
+        }
+        for number, name in enumerate(names)
     ]
     smi = [
         {
@@ -196,7 +204,7 @@ def test_the_cards_that_train(
         pytest.param(
             node("RTX 3060", driver="", seen=0),
             "free",
-            "it has one NVIDIA card (10de:0000 at 0000:00:00.0), but no NVIDIA driver is loaded",
+            "it has one NVIDIA card (10de:2500 at 0000:00:00.0), but no NVIDIA driver is loaded",
             id="no driver",
         ),
         pytest.param(
@@ -205,7 +213,7 @@ def test_the_cards_that_train(
         pytest.param(
             node("RTX 3060", "RTX 3090", seen=1),
             "free",
-            "does not see 10de:0001 at 0000:01:00.0",
+            "does not see 10de:2501 at 0000:01:00.0",
             id="one fell off",
         ),
         pytest.param(
@@ -239,3 +247,22 @@ def test_whoever_says_so_trains_without_the_card_that_has_no_driver() -> None:
 def test_a_card_beside_those_that_are_named_may_be_without_a_driver() -> None:
     found = CARDS.training_cards(node("RTX 3090", "GTX 780", seen=1), "GPU-0000")
     assert ([card["name"] for card in found["cards"]], found["problem"]) == (["RTX 3090"], "")
+
+
+@pytest.mark.parametrize("wanted", ["free", "all"])
+def test_a_card_that_is_too_old_for_torch_stops_nobody_beside_one_that_works(wanted: str) -> None:
+    """An RTX 3060 and a GT 710 for the monitor, which driver 580 does not know."""
+    found = CARDS.training_cards(node("RTX 3060", "GT 710", seen=1), wanted)
+    assert ([card["name"] for card in found["cards"]], found["problem"]) == (["RTX 3060"], "")
+
+
+def test_without_the_old_card_the_processor_trains() -> None:
+    old = node("GT 710", driver="", seen=0)
+    assert CARDS.training_cards(old, "none") == {"cards": [], "left_out": [], "problem": ""}
+    assert CARDS.torch_build(old, wanted="none") == {"build": "cpu", "problem": ""}
+
+
+def test_what_is_too_old_is_what_the_driver_role_calls_kepler() -> None:
+    role = tree.ROOT / "roles/nvidia_driver/filter_plugins/driver_decision.py"
+    first = re.search(r'\((0x\w+), "Maxwell"\)', role.read_text())
+    assert first and int(first[1], 16) == CARDS.MAXWELL_FROM

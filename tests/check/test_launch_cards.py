@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,10 @@ def card(number: int, name: str, capability: str, display: bool = False) -> dict
     }  # fmt: skip
 
 
-def node(build: str, *smi: dict[str, Any], silent: int = 0, **settings: Any) -> dict[str, Any]:
-    """A node with the trainer 3f2a in this build; `silent`: so many more cards that no driver knows."""
-    slots = [known["pci"] for known in smi] + [f"0000:0{5 + number}:00.0" for number in range(silent)]
-    cards = [{"pci": slot, "device_id": "10de:2504"} for slot in slots]
+def node(build: str, *smi: dict[str, Any], silent: str = "", **settings: Any) -> dict[str, Any]:
+    """A node with the trainer 3f2a in this build; `silent`: the number of one more card that no driver knows."""
+    cards = [{"pci": known["pci"], "device_id": "10de:2504"} for known in smi]
+    cards += [{"pci": "0000:05:00.0", "device_id": f"10de:{silent}"}] if silent else []
     recorded = {
         "gpu": {"cards": cards, "driver": "580.95.05" if smi else "", "smi": list(smi), "elsewhere": ""},
         "files": {"/opt/aura/current": {"target": f"releases/3f2a-{build}-91bc"}},
@@ -106,7 +107,7 @@ class Launch:
 
 def test_every_card_gets_a_rank_and_the_displays_is_left_out(tmp_path: Path) -> None:
     nodes = {
-        "node0": node("cu130", RTX3060),
+        "node0": node("cu130", RTX3060, silent="128b"),  # a GT 710 beside it, for the monitor
         "node1": node("cu130", GTX1650, RTX3090),
         "node2": node("cu126", GTX1650, RTX3090, trainer_cards="all"),
         "node3": node("cpu"),
@@ -126,11 +127,11 @@ def test_every_card_gets_a_rank_and_the_displays_is_left_out(tmp_path: Path) -> 
 def test_cards_that_cannot_train_stop_the_launch(tmp_path: Path) -> None:
     nodes = {
         "node0": node("cu130", RTX3060),
-        "node1": node("cpu", silent=1),
+        "node1": node("cpu", silent="2504"),
         "node2": node("cpu", RTX3090),
         "node3": node("cu126", card(1, "RTX 5090", "12.0")),
         "node4": node("cu130", RTX3090, trainer_cards=["GPU-9"]),
-        "node5": node("cu130", RTX3090, silent=1),
+        "node5": node("cu130", RTX3090, silent="2504"),
     }
     launch = Launch(tmp_path, nodes)
     assert launch.code != 0
@@ -143,10 +144,14 @@ def test_cards_that_cannot_train_stop_the_launch(tmp_path: Path) -> None:
     }.items():
         assert f"{name} cannot train as it is: {words}" in launch.said
     assert "Without this node: --limit 'cluster:!node1'. On its processor: -e cpu=true" in launch.said
+    assert "Without this node: --limit 'cluster:!node5'. With RTX 3090 only: -e cpu=true" in launch.said
+    for name in ("node2", "node3", "node4"):  # it would change nothing there
+        assert f"--limit 'cluster:!{name}'. " in launch.said
+        assert not re.search(rf"cluster:!{name}'\. (With|On) ", launch.said)
 
 
 def test_who_says_so_trains_on_the_processor_there(tmp_path: Path) -> None:
-    nodes = {"node0": node("cu130", RTX3060), "node1": node("cpu", silent=1)}
+    nodes = {"node0": node("cu130", RTX3060), "node1": node("cpu", silent="2504")}
     for settings in nodes.values():
         settings["trainer_cpu"] = True
     launch = Launch(tmp_path, nodes)

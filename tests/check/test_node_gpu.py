@@ -76,24 +76,6 @@ def test_what_nvidia_smi_says_of_the_cards() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("crypttab", "asks"),
-    [
-        ("", False),
-        ("# <target> <source> <key file> <options>\n", False),
-        ("dm_crypt-0 UUID=0a1b none luks\n", True),
-        ("dm_crypt-0 UUID=0a1b\n", True),
-        ("sda3_crypt UUID=0a1b none luks,discard,initramfs\n", True),
-        ("data UUID=0a1b /etc/keys/data luks\n", False),
-        ("data UUID=0a1b none luks,noauto\n", False),
-        ("root UUID=0a1b none luks,tpm2-device=auto\n", False),
-        ("swap /dev/sda2 /dev/urandom swap,cipher=aes-xts-plain64\n", False),
-    ],
-)
-def test_a_disk_that_waits_for_a_person(crypttab: str, asks: bool) -> None:
-    assert GPU.asks_passphrase(crypttab) is asks
-
-
 def test_nobody_asks_and_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GPU, "pci_devices", lambda: pytest.fail("the PCI bus was read"))
     assert GPU.gpu(False) == {"cards": [], "driver": "", "smi": [], "elsewhere": "", "machine": {}}

@@ -216,28 +216,6 @@ def forbidden(driver: Found, machine: Seen, kernel: str) -> str:
     return ""
 
 
-def by_hand(packages: list[str]) -> str:
-    install = f"sudo apt-get update && sudo apt-get install {' '.join(packages)} && " if packages else ""
-    return f"type on it: {install}sudo reboot"
-
-
-def needs_a_person(seen: Seen, packages: list[str], reboot: bool, restarts: bool) -> str:
-    """Why the restart that may be needed is not ours to make: empty when it is."""
-    if seen["machine"]["passphrase"] and reboot:
-        return (
-            "one of its disks asks for a passphrase when it starts, so it would not come back by itself. Sit down at "
-            f"it and {by_hand(packages)}. Then run this again."
-        )
-    if restarts and not reboot:
-        loaded = f"driver {seen['driver']} is loaded" if seen["driver"] else "no driver is loaded"
-        what = "nouveau has its card" if seen["machine"]["nouveau"] else loaded
-        return (
-            f"{what}, and only a restart changes that, which is not allowed. Allow it (nvidia_driver_reboot: true in "
-            f"settings.yml), or {by_hand(packages)}. Then run this again."
-        )
-    return ""
-
-
 def power_problem(cards: list[Seen], limit: int) -> str:
     """Why the power limit [W] cannot be set: empty when it can."""
     for card in cards:
@@ -258,13 +236,40 @@ def has_modules(machine: Seen, driver: Found) -> bool:
 @dataclass(frozen=True)
 class Settings:
     """branch: what is installed where nothing fits. reboot: the node may be restarted. own: it is the controller
-    itself, which only a person restarts. power_limit: [W], 0 for none.
+    itself, which only a person restarts. power_limit: [W], 0 for none. apt_config: the file by which apt takes packages
+    from a bundle, empty with internet.
     """
 
     branch: str
     reboot: bool = False
     own: bool = False
     power_limit: int = 0
+    apt_config: str = ""
+
+
+def install_command(packages: list[str], settings: Settings) -> str:
+    """What a person types to install them; from a bundle, since there is no internet then, as site.yml does it."""
+    if settings.apt_config:
+        return f"sudo env APT_CONFIG={settings.apt_config} apt-get install {' '.join(packages)}"
+    return f"sudo apt-get update && sudo apt-get install {' '.join(packages)}"
+
+
+def needs_a_person(seen: Seen, packages: list[str], settings: Settings, restarts: bool) -> str:
+    """Why the restart that may be needed is not ours to make: empty when it is."""
+    by_hand = f"{install_command(packages, settings)} && sudo reboot" if packages else "sudo reboot"
+    if seen["machine"]["passphrase"] and settings.reboot:
+        return (
+            "one of its disks asks for a passphrase when it starts, so it would not come back by itself. Sit down at "
+            f"it and type on it: {by_hand}. Then run this again."
+        )
+    if restarts and not settings.reboot:
+        loaded = f"driver {seen['driver']} is loaded" if seen["driver"] else "no driver is loaded"
+        what = "nouveau has its card" if seen["machine"]["nouveau"] else loaded
+        return (
+            f"{what}, and only a restart changes that, which is not allowed. Allow it (nvidia_driver_reboot: true in "
+            f"settings.yml), or type on it: {by_hand}. Then run this again."
+        )
+    return ""
 
 
 def cards_problem(seen: Seen, generations: list[str], settings: Settings) -> str:
@@ -272,8 +277,9 @@ def cards_problem(seen: Seen, generations: list[str], settings: Settings) -> str
     if not generations:
         numbers = ", ".join(card["device_id"] for card in seen["cards"])
         return (
-            f"its NVIDIA card ({numbers}) is a Kepler or older, which torch cannot use. Take it out, or say "
-            "nvidia_driver_enabled: false for this node in hosts.yml: it trains on its processor then."
+            f"its NVIDIA card ({numbers}) is a Kepler or older, which torch cannot use. Take it out, or say both "
+            "nvidia_driver_enabled: false and training_cards: none for this node in hosts.yml: it trains on its "
+            "processor then."
         )
     if not wanted_kind(generations):
         return (
@@ -312,26 +318,27 @@ def decided(seen: Seen, distribution: str, settings: Settings, generations: list
     if why:
         packages = wanted_packages(settings.branch, wanted_kind(generations), kernel, machine)
         restarts = machine["nouveau"] or bool(seen["driver"])
-        person = "" if settings.own else needs_a_person(seen, packages, settings.reboot, restarts)
-        return {"action": "install", "why": why, "packages": packages, "problem": person}
+        person = "" if settings.own else needs_a_person(seen, packages, settings, restarts)
+        command = install_command(packages, settings)
+        return {"action": "install", "why": why, "packages": packages, "command": command, "problem": person}
     loaded = f"{seen['driver']} is loaded" if seen["driver"] else "none is loaded"
     silent = ", but nvidia-smi gives no answer" if seen["driver"] == driver.version else ""
     why = f"driver {driver.version} is installed, and {loaded}{silent}"
     if not seen["driver"] and not machine["nouveau"] and has_modules(machine, driver):
         return {"action": "load", "why": why, "driver": driver.version}
-    person = "" if settings.own else needs_a_person(seen, [], settings.reboot, restarts=True)
+    person = "" if settings.own else needs_a_person(seen, [], settings, restarts=True)
     return {"action": "restart", "why": why, "driver": driver.version, "problem": person}
 
 
 def driver_decision(seen: Seen, distribution: str, **settings: Any) -> dict[str, Any]:
     """What is to be done about the driver of a node.
 
-    seen: node_state's `gpu`. settings: see Settings. The answer has action: `none`, `install` (of packages), `load`
-    (the modules are there) or `restart`; why: in words; driver: the version of the one that is installed and fits;
-    problem: a sentence when a person is needed first, and then nothing may be done.
+    seen: node_state's `gpu`. settings: see Settings. The answer has action: `none`, `install` (of packages; command:
+    what a person would type for it), `load` (the modules are there) or `restart`; why: in words; driver: the version of
+    the one that is installed and fits; problem: a sentence when a person is needed first, and then nothing may be done.
     """
     told = Settings(**settings)
-    answer = {"action": "none", "why": "", "problem": "", "packages": [], "driver": ""}
+    answer = {"action": "none", "why": "", "problem": "", "packages": [], "command": "", "driver": ""}
     if seen["elsewhere"] or not seen["cards"]:
         return answer
     # An old card beside one that can train is nobody's business.

@@ -1,0 +1,153 @@
+"""What upgrade.yml and reboot.yml go by: what apt would move, what it has moved, and who comes back by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tree
+
+PACKAGES = tree.plugin("module_utils/node_packages")
+UPGRADES = tree.plugin("filter/upgrades")
+
+SIMULATION = """\
+Reading package lists...
+Inst base-files [12ubuntu4.6] (12ubuntu4.7 Ubuntu:22.04/jammy-updates [amd64])
+Inst linux-image-5.15.0-203-generic (5.15.0-203.213 Ubuntu:22.04/jammy-security [amd64])
+Inst linux-image-generic [5.15.0.200.198] (5.15.0.203.201 Ubuntu:22.04/jammy-security [amd64]) []
+Inst linux-libc-dev [5.15.0-200.210] (5.15.0-203.213 Ubuntu:22.04/jammy-security [amd64])
+Inst libnvidia-compute-580-server [580.95-0ubuntu0.22.04.1] (580.105-0ubuntu0.22.04.1 Ubuntu:22.04 [amd64])
+Inst containerd [1.7.12-0ubuntu1] (1.7.28-0ubuntu1 Ubuntu:22.04/jammy-updates [amd64])
+Conf linux-image-generic (5.15.0.203.201 Ubuntu:22.04/jammy-updates [amd64])
+"""
+
+
+def test_what_moves_together_waits() -> None:
+    found = PACKAGES.upgrades(SIMULATION)
+    together = [one for one in found if one["together"]]
+    assert [(one["package"], one["installed"], one["security"]) for one in together] == [
+        ("linux-image-5.15.0-203-generic", "", True),
+        ("linux-image-generic", "5.15.0.200.198", True),
+        ("libnvidia-compute-580-server", "580.95-0ubuntu0.22.04.1", False),
+        ("containerd", "1.7.12-0ubuntu1", False),
+    ]
+    assert [one["package"] for one in found if not one["together"]] == ["base-files", "linux-libc-dev"]
+
+
+# Somebody has said apt-mark hold linux-modules-nvidia-580-server-open-generic: without --ignore-hold it is kept back.
+HELD = """\
+The following packages have been kept back:
+  linux-modules-nvidia-580-server-open-generic
+Inst linux-image-5.15.0-203-generic (5.15.0-203.213 Ubuntu:22.04/jammy-security [amd64])
+Inst linux-image-generic [5.15.0.200.198] (5.15.0.203.201 Ubuntu:22.04/jammy-security [amd64]) []
+"""
+WITHOUT_HOLDS = f"""{HELD}\
+Inst linux-modules-nvidia-580-server-open-5.15.0-203-generic (5.15.0-203.213 Ubuntu:22.04/jammy-updates [amd64])
+Inst linux-modules-nvidia-580-server-open-generic [5.15.0-200.210] (5.15.0-203.213 Ubuntu:22.04/jammy-updates [amd64])
+"""
+
+
+def test_what_a_hold_prevents_is_listed_and_does_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PACKAGES, "said", lambda *words: WITHOUT_HOLDS if "--ignore-hold" in words else HELD)
+    found = PACKAGES.waiting()
+    assert {one["package"]: one["held"] for one in found} == {
+        "linux-image-5.15.0-203-generic": False,
+        "linux-image-generic": False,
+        "linux-modules-nvidia-580-server-open-5.15.0-203-generic": True,
+        "linux-modules-nvidia-580-server-open-generic": True,
+    }
+    assert UPGRADES.kernels_without_driver(found, PREBUILT) == ["5.15.0-203-generic"]
+
+
+def upgrade(package: str, installed: str = "", held: bool = False) -> dict[str, object]:
+    return {
+        "package": package, "installed": installed, "candidate": "2", "security": True, "together": True, "held": held,
+    }  # fmt: skip
+
+
+PREBUILT = [
+    "linux-modules-nvidia-580-server-open-5.15.0-200-generic",
+    "linux-modules-nvidia-580-server-open-generic",
+]
+KERNEL = [upgrade("linux-image-5.15.0-203-generic"), upgrade("linux-image-generic", "5.15.0.200.198")]
+MODULE = upgrade("linux-modules-nvidia-580-server-open-5.15.0-203-generic")
+
+
+@pytest.mark.parametrize(
+    ("upgrades", "installed", "bare"),
+    [
+        pytest.param(KERNEL, PREBUILT, ["5.15.0-203-generic"], id="the archive has no module for it yet"),
+        pytest.param([*KERNEL, MODULE], PREBUILT, [], id="its module comes with it"),
+        pytest.param(KERNEL, [*PREBUILT, str(MODULE["package"])], [], id="its module is there already"),
+        pytest.param(KERNEL, [*PREBUILT, "nvidia-dkms-580-server"], [], id="modules are built as needed"),
+        pytest.param(KERNEL, [], [], id="no driver"),
+        pytest.param([upgrade("libnvidia-compute-580-server", "1")], PREBUILT, [], id="no kernel"),
+        pytest.param(
+            [*KERNEL, MODULE | {"held": True}], PREBUILT, ["5.15.0-203-generic"], id="its module is held"
+        ),
+        pytest.param([one | {"held": True} for one in KERNEL], PREBUILT, [], id="the kernel is held"),
+    ],
+)
+def test_no_kernel_comes_without_its_driver(
+    upgrades: list[dict[str, object]], installed: list[str], bare: list[str]
+) -> None:
+    assert UPGRADES.kernels_without_driver(upgrades, installed) == bare
+
+
+def test_only_what_has_moved_asks_for_a_reboot() -> None:
+    held = upgrade("linux-image-generic", "1", held=True)
+    kept_back = upgrade("nvidia-utils-580-server", "1")
+    before = [held, kept_back, upgrade("containerd", "1")]
+    assert UPGRADES.moved(before, [held, kept_back]) == ["containerd"]
+    assert UPGRADES.moved([held], []) == []
+    assert UPGRADES.moved(KERNEL, []) == ["linux-image-5.15.0-203-generic", "linux-image-generic"]
+
+
+def node(**changes: Any) -> dict[str, Any]:
+    return {
+        "session": {"client": "192.168.50.9", "here": "192.168.50.22"},
+        "start": {"passphrase": False, "live": False}, "upgrades": [], "reboot_required": False, **changes,
+    }  # fmt: skip
+
+
+PASSPHRASE = {"start": {"passphrase": True, "live": False}}
+OWN = {"session": {"client": "192.168.50.22", "here": "192.168.50.22"}}
+
+
+@pytest.mark.parametrize(
+    ("seen", "whole", "words"),
+    [
+        pytest.param(node(), False, "", id="comes back"),
+        pytest.param(
+            node(**PASSPHRASE), False, "One of the disks of node3 asks for a passphrase", id="passphrase"
+        ),
+        pytest.param(
+            node(start={"passphrase": False, "live": True}), False, "node3 runs a live system", id="live"
+        ),
+        pytest.param(node(**PASSPHRASE, **OWN), False, "", id="its person sits at it"),
+        pytest.param(node(**PASSPHRASE), True, "", id="nothing to upgrade"),
+        pytest.param(
+            node(**PASSPHRASE, upgrades=[upgrade("libc6", "1", held=True)]), True, "", id="all is held"
+        ),
+        pytest.param(
+            node(**PASSPHRASE, upgrades=[upgrade("libc6", "1")]), True, "upgrade && sudo reboot", id="upgrade"
+        ),
+        pytest.param(
+            node(**PASSPHRASE, reboot_required=True), True, "asks for a passphrase", id="a reboot waits"
+        ),
+    ],
+)
+def test_who_does_not_come_back_by_itself_is_not_rebooted(
+    seen: dict[str, Any], whole: bool, words: str
+) -> None:
+    said = UPGRADES.no_return(seen, "node3", whole)
+    assert words in said
+    assert bool(words) == bool(said)
+    assert not said or "--limit 'cluster:!node3'" in said
+
+
+@pytest.mark.parametrize("playbook", ["reboot", "upgrade"])
+def test_it_is_refused_before_the_first_node_goes(playbook: str) -> None:
+    first = (tree.ROOT / f"playbooks/{playbook}.yml").read_text().index
+    assert first("tasks/whose_turn.yml") < first("serial: 1")
+    assert "no_return" in (tree.ROOT / "playbooks/tasks/whose_turn.yml").read_text()
