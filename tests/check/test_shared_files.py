@@ -3,9 +3,7 @@
 from typing import Any
 
 import pytest
-import tree
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
+from expressions import says
 
 ABSENT = {"kind": "absent", "sha256": "", "mode": "", "owner": "", "group": "", "target": "", "mtime": 0.0}
 UNIT = {
@@ -25,18 +23,6 @@ FREE = {
     "empty": True,
     "used": False,
 }
-
-
-def says(role: str, name: str, **variables: Any) -> Any:
-    """The value of a variable of the role, with its defaults and what a look has seen."""
-    loader = DataLoader()
-    known: dict[str, Any] = {"inventory_hostname": "node1"}
-    for part in ("defaults", "vars"):
-        known |= loader.load_from_file(
-            str(tree.ROOT / f"roles/{role}/{part}/main.yml"), trusted_as_template=True, cache="none"
-        )
-    templar = Templar(loader=loader, variables=known | variables)
-    return templar.template(trust_as_template(f"{{{{ {name} }}}}"))
 
 
 # --- the server ------------------------------------------------------------------------------------

@@ -53,3 +53,42 @@ def test_its_tasks_belong_to_steps(entry: dict[str, Any]) -> None:
         assert ("preflight" in steps) != changes, (
             f"{where}: what changes something is no preflight; what looks is"
         )
+
+
+def steps_of(value: Any) -> set[str]:
+    return ({value} if isinstance(value, str) else set(value)) & STEPS
+
+
+def risky_steps(role: str, file: str, above: set[str]) -> list[tuple[str, set[str]]]:
+    """Every task that can cut the connection, with the steps that reach it. above: those of whoever includes it."""
+    found = []
+    for task in yaml.safe_load((tree.ROOT / f"roles/{role}/tasks/{file}").read_text()):
+        steps = above | steps_of(task.get("tags", []))
+        for key, value in task.items():
+            name = (
+                value if isinstance(value, str) else value.get("file", "") if isinstance(value, dict) else ""
+            )
+            if (
+                key.endswith(("include_tasks", "import_tasks"))
+                and (tree.ROOT / f"roles/{role}/tasks/{name}").is_file()
+            ):
+                applied = (
+                    steps_of(value.get("apply", {}).get("tags", [])) if isinstance(value, dict) else set()
+                )
+                # What is included dynamically has its own tags only, and those that are applied.
+                inherited = steps if key.endswith("import_tasks") else above | applied
+                found += risky_steps(role, name, inherited)
+            elif key.endswith("include_role") and value.get("tasks_from", "").startswith("change"):
+                found.append((task["name"], steps))
+    return found
+
+
+def test_only_configure_can_cut_the_connection(entry: dict[str, Any]) -> None:
+    """Who asks for programs (--tags install) gets no new address, rules or sshd with them."""
+    for name, steps in risky_steps(entry["role"], "main.yml", set()):
+        assert steps == {"configure"}, f"roles/{entry['role']}: {name!r} belongs to {sorted(steps)}"
+
+
+def test_what_can_cut_the_connection_is_found() -> None:
+    risky = {entry["role"] for entry in roles_of_site() if risky_steps(entry["role"], "main.yml", set())}
+    assert risky == {"static_network", "firewall", "sshd"}
