@@ -11,7 +11,8 @@ description:
     takes an address (RFC 5227), so that no table in the LAN is spoilt. Whoever has the address answers that, also a
     machine that does not answer a ping.
   - With O(state=lent) the card gets the address beside its others, unless somebody else has it. The kernel takes it
-    away again when the time is over, whatever has become of the machine that asked.
+    away again when the time is over, whatever has become of the machine that asked. An address that the card has for
+    longer, by the router's lease say, is left alone.
 options:
   card: {description: The network card's name., type: str, required: true}
   address: {description: An IPv4 address., type: str, required: true}
@@ -78,10 +79,12 @@ def of_ifupdown(card: str) -> bool:
 
 
 def lend(module: AnsibleModule, card: str, address: str, prefix: int, seconds: int) -> bool:
-    """Whether the card did not have the address before."""
+    """Whether the card has got the address, or has it for longer now. Never for shorter: the router's lease stays."""
     said = module.run_command(["ip", "-json", "-4", "address", "show", "dev", card], check_rc=True)[1]
     entries = [entry for link in json.loads(said) for entry in link.get("addr_info", [])]
-    if any(entry["local"] == address and not entry.get("dynamic") for entry in entries):
+    # For ever is 4294967295 s.
+    lives = [entry["valid_life_time"] for entry in entries if entry.get("local") == address]
+    if any(life >= seconds for life in lives):
         return False
     life = ["valid_lft", str(seconds), "preferred_lft", str(seconds)]
     module.run_command(["ip", "address", "replace", f"{address}/{prefix}", "dev", card, *life], check_rc=True)

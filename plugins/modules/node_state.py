@@ -12,7 +12,7 @@ description:
 options:
   packages: {description: Names of apt packages., type: list, elements: str, default: []}
   files: {description: "Files, links and directories, by their absolute paths.", type: list, elements: str, default: []}
-  texts: {description: Text files whose content is wanted too., type: list, elements: str, default: []}
+  texts: {description: "Text files to read; C(~NAME/) is a user's home.", type: list, elements: str, default: []}
   units: {description: "systemd units, by their full names.", type: list, elements: str, default: []}
   users: {description: Names of users., type: list, elements: str, default: []}
   groups: {description: Names of groups., type: list, elements: str, default: []}
@@ -137,6 +137,10 @@ def read(path: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+def texts(paths: list[str]) -> dict[str, str]:
+    return {path: read(os.path.expanduser(path)) for path in paths}
 
 
 def file_state(path: str) -> dict[str, object]:
@@ -371,7 +375,7 @@ def main() -> None:
         missing=missing(asked["packages"]),
         apt_lists=bool(glob.glob("/var/lib/apt/lists/*_Packages*")),
         files={path: file_state(path) for path in asked["files"]},
-        texts={path: read(path) for path in asked["texts"]},
+        texts=texts(asked["texts"]),
         units=units(asked["units"], now),
         users=users(asked["users"]),
         groups=groups(asked["groups"]),

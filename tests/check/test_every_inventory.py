@@ -83,3 +83,13 @@ def test_a_play_sees_what_ansible_inventory_says(inventory: Path) -> None:
             "ansible", "-i", inventory, host, "-m", "ansible.builtin.debug", "-a", f"msg='{expression}'"
         )
         assert wanted in " ".join(said.split())
+
+
+def test_the_firewall_guards_the_port_that_tensorboard_has(inventory: Path) -> None:
+    """It has no password: peers must not reach it because somebody has moved it."""
+    (inventory / "group_vars").mkdir()
+    (inventory / "group_vars/all.yml").write_text(yaml.safe_dump({"tensorboard_port": 6007}))
+    names = ("tensorboard_port", "firewall_tensorboard_port", "inventory_check_ports.tensorboard_port")
+    asked = " ".join(f"{{{{ {name} }}}}" for name in names)
+    said = ansible("ansible", "-i", inventory, "a", "-m", "ansible.builtin.debug", "-a", f"msg='{asked}'")
+    assert "6007 6007 6007" in said

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import tree
 import yaml
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
+from expressions import filled_in, says
 
 ABSENT = {"kind": "absent", "sha256": "", "mode": "", "owner": "", "group": "", "target": "", "mtime": 0.0}
 UNIT = {
@@ -32,21 +31,6 @@ HOME = "lies in somebody's home. Homes are closed to others"
 SYSTEM = "which belongs to the system"
 THEIRS = {"owner": "ubuntu", "empty": False}
 OURS_THERE = {"owner": "aura", "empty": False}
-
-
-def says(role: str, name: str, **variables: Any) -> Any:
-    """The value of a variable of the role, with its defaults and what a look has seen."""
-    loader = DataLoader()
-    known: dict[str, Any] = {"inventory_hostname": "node1"}
-    for part in ("defaults", "vars"):
-        known |= loader.load_from_file(
-            str(tree.ROOT / f"roles/{role}/{part}/main.yml"), trusted_as_template=True, cache="none"
-        )
-    return filled_in(f"{{{{ {name} }}}}", known | variables)
-
-
-def filled_in(text: str, variables: dict[str, Any]) -> Any:
-    return Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text))
 
 
 # --- the server ------------------------------------------------------------------------------------

@@ -43,31 +43,38 @@ def listed(tags: Any) -> frozenset[str]:
 def steps_of(
     path: Path, inherited: frozenset[str] = frozenset(), reached: frozenset[str] = frozenset(STEPS)
 ) -> Iterator[Step]:
-    """Every task below a file of tasks, with what `apply` hands down.
+    """Every task below a file of tasks, with what `apply` hands down."""
+    yield from steps_among(yaml.safe_load(path.read_text()), path, inherited, reached)
 
-    The tags of include_tasks are its own: what it includes has only those of `apply`, and of what stands around it.
-    """
-    for task in yaml.safe_load(path.read_text()):
+
+def steps_among(
+    tasks: list[dict[str, Any]], path: Path, inherited: frozenset[str], reached: frozenset[str]
+) -> Iterator[Step]:
+    """The tags of include_tasks are its own: what it includes has only those of `apply`, and of what is around it."""
+    for task in tasks:
         where = f"{tree.relative(path)}: {task.get('name', 'a block')}"
         tags = listed(task.get("tags")) | inherited
-        if "block" in task:
-            raise AssertionError(f"{where}: teach tests/check/test_steps.py about blocks")
         include = task.get("ansible.builtin.include_tasks")
         static = task.get("ansible.builtin.import_tasks")
         yield Step(where, task, tags, reached)
-        if static:
+        if "block" in task:
+            parts = [inner for part in ("block", "rescue", "always") for inner in task.get(part, [])]
+            yield from steps_among(parts, path, tags, reached)
+        elif static:
             yield from steps_of(path.parent / static, tags, reached)
         elif include:
-            file = include["file"] if isinstance(include, dict) else include
-            handed = (
-                listed(include.get("apply", {}).get("tags")) if isinstance(include, dict) else listed(None)
-            )
+            words = {"file": include} if isinstance(include, str) else include
+            handed = listed(words.get("apply", {}).get("tags"))
             # One of several, by an expression: all that it names.
-            for name in [f"{name}.yml" for name in re.findall(r"'(\w+)'", file)] or [file]:
+            for name in [f"{name}.yml" for name in re.findall(r"'(\w+)'", words["file"])] or [words["file"]]:
                 yield from steps_of(path.parent / name, inherited | handed, reached & tags)
         elif "ansible.builtin.include_role" in task:
             handed = listed(task["ansible.builtin.include_role"].get("apply", {}).get("tags"))
             yield Step(f"{where} (what it includes)", {}, inherited | handed, reached & tags)
+
+
+def steps_in(role: str) -> Iterator[Step]:
+    return steps_of(tree.ROOT / f"roles/{role}/tasks/main.yml")
 
 
 def roles_of_site() -> list[dict[str, Any]]:
@@ -101,51 +108,18 @@ def test_it_has_a_switch(entry: dict[str, Any]) -> None:
     assert f"when: {role}_enabled" in tasks, f"roles/{role}/tasks/main.yml does not heed {role}_enabled"
 
 
-def tags_of(task: dict[str, Any]) -> set[str]:
-    tags = task.get("tags", [])
-    return {tags} if isinstance(tags, str) else set(tags)
-
-
-def included(
-    role: str, name: str = "main.yml", applied: frozenset[str] = frozenset()
-) -> list[dict[str, Any]]:
-    """The tasks of this file and of those that it includes, each with the tags by which it is really chosen."""
-    found = []
-    waiting = [
-        (task, applied) for task in yaml.safe_load((tree.ROOT / f"roles/{role}/tasks/{name}").read_text())
-    ]
-    while waiting:
-        task, inherited = waiting.pop(0)
-        tags = inherited | tags_of(task)
-        waiting += [(inner, tags) for inner in task.get("block", [])]
-        include = task.get("ansible.builtin.include_tasks", "")
-        words = {"file": include} if isinstance(include, str) else include
-        # Who is included has the tags that are applied, and not those of the task that includes.
-        names = [words["file"]] if "{{" not in words["file"] else []
-        for inner in filter(None, names):
-            found += included(role, inner, inherited | tags_of(words.get("apply", {})))
-        found.append({**task, "tags": tags})
-    return found
-
-
-def test_every_task_has_a_step(entry: dict[str, Any]) -> None:
-    """What has none is left out whenever a step is named."""
-    for task in included(entry["role"]):
-        assert task["tags"], f"roles/{entry['role']}: {task['name']}: needs tags"
-
-
 def test_what_restarts_belongs_to_run_alone(entry: dict[str, Any]) -> None:
     """Who says --tags install wants packages, and no PC that starts again."""
-    for task in included(entry["role"]):
-        service = task.get("ansible.builtin.systemd_service", {})
-        if "ansible.builtin.reboot" in task or "restarted" in str(service.get("state")):
-            assert task["tags"] == {"run"}, f"roles/{entry['role']}: {task['name']}: {task['tags']}"
+    for step in steps_in(entry["role"]):
+        service = step.task.get("ansible.builtin.systemd_service", {})
+        if "ansible.builtin.reboot" in step.task or "restarted" in str(service.get("state")):
+            assert step.own == {"run"}, f"{step.where}: {sorted(step.own)}"
 
 
 def test_its_tasks_belong_to_steps(entry: dict[str, Any]) -> None:
     """Who says --tags preflight sees every look and every refusal, and no change."""
     for task in yaml.safe_load((tree.ROOT / f"roles/{entry['role']}/tasks/main.yml").read_text()):
-        steps = tags_of(task)
+        steps = listed(task.get("tags"))
         where = f"roles/{entry['role']}/tasks/main.yml: {task['name']}"
         assert steps, f"{where}: needs tags, some of {', '.join(sorted(STEPS))}"
         assert steps <= STEPS, f"{where}: {steps - STEPS}"
@@ -157,7 +131,7 @@ def test_its_tasks_belong_to_steps(entry: dict[str, Any]) -> None:
 
 def test_every_step_reaches_what_belongs_to_it(entry: dict[str, Any]) -> None:
     """Also behind an include: a task without a step is run by none of them, and none says so."""
-    for step in steps_of(tree.ROOT / f"roles/{entry['role']}/tasks/main.yml"):
+    for step in steps_in(entry["role"]):
         own = step.own & STEPS
         assert own, f"{step.where}: no --tags of a step reaches it"
         assert own <= step.reached, f"{step.where}: --tags {', '.join(own - step.reached)} stops before it"
@@ -167,7 +141,7 @@ def test_packages_settings_and_services_are_steps(entry: dict[str, Any]) -> None
     """docs/operations.md, "One role, one step": who says --tags configure starts nothing and installs nothing."""
     if entry["role"] in ONE_PIECE:
         return
-    for step in steps_of(tree.ROOT / f"roles/{entry['role']}/tasks/main.yml"):
+    for step in steps_in(entry["role"]):
         for module, (wanted, unwanted) in MODULES.items():
             if f"ansible.builtin.{module}" in step.task and step.own != {"install"}:
                 assert wanted in step.own, f"{step.where}: needs the tag {wanted}"
@@ -200,3 +174,20 @@ def test_what_ends_by_itself_is_waited_for() -> None:
             assert service.get("name") not in once or "state" not in service, (
                 f"{tree.relative(path)}: {task['name']}: systemctl start waits for it, this module does not"
             )
+
+
+def risky(role: str) -> list[Step]:
+    """Every task that can cut the connection."""
+    included = [(step, step.task.get("ansible.builtin.include_role", {})) for step in steps_in(role)]
+    return [step for step, words in included if words.get("tasks_from", "").startswith("change")]
+
+
+def test_only_configure_can_cut_the_connection(entry: dict[str, Any]) -> None:
+    """Who asks for programs (--tags install) gets no new address, rules or sshd with them."""
+    for step in risky(entry["role"]):
+        assert step.own == {"configure"}, f"{step.where}: {sorted(step.own)}"
+
+
+def test_what_can_cut_the_connection_is_found() -> None:
+    found = {entry["role"] for entry in roles_of_site() if risky(entry["role"])}
+    assert found == {"static_network", "firewall", "sshd"}

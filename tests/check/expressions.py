@@ -1,0 +1,32 @@
+"""What a role makes of what it sees: its expressions alone, without a node."""
+
+from typing import Any
+
+import tree
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import init_plugin_loader
+from ansible.template import Templar, trust_as_template
+
+# Lookups are found by their full names only after this.
+init_plugin_loader()
+
+
+def says(role: str, name: str, **variables: Any) -> Any:
+    """The value of a variable of the role, with its defaults and what a look has seen."""
+    loader = DataLoader()
+    known: dict[str, Any] = {
+        "inventory_hostname": "node1",
+        "ansible_check_mode": False,
+        # Where lookups find the role's templates and files.
+        "ansible_search_path": [str(tree.ROOT / "roles" / role)],
+    }
+    for part in ("defaults", "vars"):
+        known |= loader.load_from_file(
+            str(tree.ROOT / f"roles/{role}/{part}/main.yml"), trusted_as_template=True, cache="none"
+        )
+    return filled_in(f"{{{{ {name} }}}}", known | variables)
+
+
+def filled_in(text: str, variables: dict[str, Any]) -> Any:
+    """What a template makes of these variables."""
+    return Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text))

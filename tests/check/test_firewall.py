@@ -1,0 +1,127 @@
+"""The firewall's rules with a real kernel between two network namespaces, and what the role refuses."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from expressions import says
+
+SEEN = {
+    "cards": [{"name": "lan0", "addresses": ["10.9.0.1/24", "fe80::1/64"]}],
+    "session": {"client": "10.8.0.9", "here": "10.9.0.1", "port": 22},
+    "ufw": False, "firewalld": False, "table": "", "missing": [], "files": {}, "texts": {}, "units": {},
+}  # fmt: skip
+SETTINGS = {
+    "firewall_address": "10.9.0.1",
+    "firewall_peers": ["10.9.0.1", "10.9.0.2"],
+    "firewall_admin_networks": ["10.8.0.0/24"],
+}
+
+
+def firewall(name: str, **variables: Any) -> Any:
+    return says("firewall", name, **{"__firewall_seen": SEEN, **SETTINGS, **variables})
+
+
+def test_a_node_that_does_not_have_its_address_yet_may_be_looked_at() -> None:
+    """--tags preflight and --check on a bare node. The controller may come from elsewhere later."""
+    assert firewall("__firewall_problem") == ""
+    bare = {**SEEN, "cards": [{"name": "lan0", "addresses": ["192.168.1.57/24"]}]}
+    assert firewall("__firewall_problem", __firewall_seen=bare) == ""
+    assert firewall("__firewall_has_address", __firewall_seen=bare) is False
+    elsewhere = {"session": {"client": "192.168.1.9", "here": "192.168.1.57", "port": 22}}
+    assert firewall("__firewall_problem", __firewall_seen={**bare, **elsewhere}) == ""
+    assert "the firewall would lock you out" in firewall(
+        "__firewall_problem", __firewall_seen={**SEEN, **elsewhere}
+    )
+
+
+# Two machines with three cables: lan0 (10.9.0.0/24), home0 (10.7.0.0/24), virbr0 (10.6.0.0/24).
+# $1: the other one's process, $2: the rules.
+CABLES = """
+set -e
+other() { nsenter --target "$1" --net "${@:2}"; }
+ip link set lo up
+for card in lan0:10.9.0 home0:10.7.0 virbr0:10.6.0; do
+    name=${card%:*} network=${card#*:}
+    ip link add $name type veth peer name p$name
+    ip link set p$name netns $1
+    ip address add $network.1/24 dev $name
+    ip link set $name up
+    other $1 ip address add $network.2/24 dev p$name
+    other $1 ip link set p$name up
+done
+other $1 ip link set lo up
+# The peer's address comes in by the wrong card.
+other $1 ip route add 10.7.0.1 dev phome0 src 10.9.0.2
+sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.home0.rp_filter=0 2>/dev/null || true
+nft -f "$2"
+for port in 53 12355; do
+    python3 -c '
+import socket, sys
+server = socket.create_server(("", int(sys.argv[1])))
+while True:
+    server.accept()[0].close()' $port &
+    listeners="$listeners $!"
+done
+trap 'kill $listeners' EXIT
+knock() {
+    "${@:5}" timeout 5 python3 -c '
+import socket, sys
+socket.create_connection((sys.argv[1], int(sys.argv[3])), 1, source_address=(sys.argv[2], 0))' $2 $3 $4 2>/dev/null &&
+        echo "$1: in" || echo "$1: out"
+}
+for port in 53 12355; do
+    for second in 1 2 3 4 5 6 7 8 9 10; do
+        [ "$(knock self 10.9.0.1 10.9.0.1 $port)" = "self: in" ] && break
+        sleep 0.5
+    done
+done
+knock self 10.9.0.1 10.9.0.1 12355
+knock peer 10.9.0.1 10.9.0.2 12355 other $1
+knock stranger 10.7.0.1 10.7.0.2 12355 other $1
+knock forged 10.7.0.1 10.9.0.2 12355 other $1
+knock virtual 10.6.0.1 10.6.0.2 12355 other $1
+knock names 10.6.0.1 10.6.0.2 53 other $1
+knock others-names 10.7.0.1 10.7.0.2 53 other $1
+# What a new graphics card does at the next boot.
+ip link set lan0 down
+ip link set lan0 name enp9s0
+ip link set enp9s0 up
+knock renamed 10.9.0.1 10.9.0.2 12355 other $1
+"""
+
+
+def namespaces_work() -> bool:
+    tools = all(map(shutil.which, ("nft", "ip", "nsenter", "unshare")))
+    return tools and subprocess.run(["unshare", "--net", "true"], check=False).returncode == 0
+
+
+@pytest.mark.skipif(not namespaces_work(), reason="needs nft, and the right to make network namespaces")
+def test_a_peer_comes_by_the_card_that_leads_to_it_whatever_its_name(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.nft"
+    rules.write_text(firewall("__firewall_rules_text"))
+    script = tmp_path / "cables"
+    script.write_text(CABLES)
+    other = subprocess.Popen(["unshare", "--net", "sleep", "120"])
+    try:
+        for _ in range(100):  # until it has its own network
+            if Path(f"/proc/{other.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink():
+                break
+            time.sleep(0.05)
+        done = subprocess.run(
+            ["unshare", "--net", "bash", script, str(other.pid), rules],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        other.kill()
+        other.wait()
+    got_in = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert got_in == {
+        "self": "in", "peer": "in", "renamed": "in", "stranger": "out", "forged": "out",
+        "virtual": "out", "names": "in", "others-names": "out",
+    }, done.stderr  # fmt: skip

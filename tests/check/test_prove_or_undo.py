@@ -1,0 +1,101 @@
+"""What the controller waits for, and where, when a change is not proved: the role's own tasks, with a node that answers
+as it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tree
+import yaml
+from expressions import says
+
+ROLE = tree.ROOT / "roles/safe_change"
+# Answers to the program's words; keeps where it was asked, and how long it might have waited.
+STAND_IN = """
+import json
+from ansible.plugins.action import ActionBase
+
+class ActionModule(ActionBase):
+    def run(self, tmp=None, task_vars=None):
+        word = self._task.args["commands"][-1][1]
+        asked = {"word": word, "at": task_vars["ansible_host"], "seconds": int(self._task.args["seconds"])}
+        with open(task_vars["log"], "a") as file:
+            print(json.dumps(asked), file=file)
+        said = task_vars["answers"].get(word)
+        return {"changed": False, "failed": said is None, "reached": said is not None, "said": said or ""}
+"""
+
+
+def prove(folder: Path, answers: dict[str, str], **variables: Any) -> tuple[str, list[dict[str, Any]]]:
+    """What was said, and what the node was asked. answers: by the program's word; who is not there does not answer."""
+    (folder / "action").mkdir()
+    (folder / "action/new_connection.py").write_text(STAND_IN)
+    play = {
+        "hosts": "node1", "gather_facts": False, "vars_files": [str(ROLE / "vars/main.yml")],
+        "tasks": [{"ansible.builtin.import_tasks": str(ROLE / "tasks/prove_or_undo.yml")}],
+    }  # fmt: skip
+    (folder / "play.yml").write_text(yaml.safe_dump([play]))
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
+    known = defaults | {
+        "ansible_connection": "local", "ansible_host": "192.168.50.131", "answers": answers, "log": str(folder / "log"),
+        "safe_change_of": "network", "safe_change_seconds": 90, "safe_change_address": "192.168.50.21",
+        "__safe_change_begun": {"id": "1"},
+    }  # fmt: skip
+    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": {"node1": known | variables}}}))
+    done = subprocess.run(
+        ["ansible-playbook", "-i", str(folder / "hosts.json"), str(folder / "play.yml")], cwd=tree.ROOT,
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
+        check=False, env=os.environ | {"ANSIBLE_ACTION_PLUGINS": str(folder / "action"), "NO_COLOR": "1"},
+    )  # fmt: skip
+    assert done.returncode != 0, done.stdout
+    asked = [json.loads(line) for line in (folder / "log").read_text().splitlines()]
+    return " ".join(done.stdout.split()), asked
+
+
+def test_a_node_that_was_never_reached_is_waited_for_at_the_old_address(tmp_path: Path) -> None:
+    said, asked = prove(tmp_path, {})
+    assert asked == [
+        {"word": "reached", "at": "192.168.50.21", "seconds": 90},
+        {"word": "ended", "at": "192.168.50.131", "seconds": 120},
+    ]
+    assert "takes the old ones back by itself, 90 s after they were changed" in said
+
+
+def test_a_node_that_was_reached_and_lost_is_given_its_time(tmp_path: Path) -> None:
+    """It waits 2 · 90 + 30 s for the proof (the program's `reached`); nobody goes to the power switch before that."""
+    said, asked = prove(tmp_path, {"reached": "{}"})
+    assert asked[-1] == {"word": "ended", "at": "192.168.50.131", "seconds": 240}
+    assert "takes the old ones back by itself, 210 s after it was reached with the new ones" in said
+
+
+def test_a_node_found_at_an_address_that_was_only_lent_is_waited_for_elsewhere(tmp_path: Path) -> None:
+    _, asked = prove(
+        tmp_path, {"reached": "{}"}, ansible_host="192.168.50.21", safe_change_address_before="192.168.1.57"
+    )
+    assert [one["at"] for one in asked if one["word"] == "ended"] == ["192.168.1.57"]
+
+
+@pytest.mark.parametrize(
+    ("found_at", "addresses", "first", "before"),
+    [
+        ("192.168.1.57", ["192.168.1.57/24"], "192.168.1.57", ""),
+        # An interrupted run has lent the new address, and there the node was found. The undo takes it away.
+        ("192.168.50.21", ["192.168.1.57/24", "192.168.50.21/24"], "192.168.1.57", "192.168.1.57"),
+        # The router's lease of the address itself: it comes back with the old settings.
+        ("192.168.50.21", ["192.168.50.21/24"], "192.168.1.57", ""),
+        ("192.168.50.21", ["192.168.50.21/24"], "", ""),
+    ],
+)
+def test_where_the_node_is_when_its_network_was_taken_back(
+    found_at: str, addresses: list[str], first: str, before: str
+) -> None:
+    found = says(
+        "static_network", "__static_network_before", ansible_host=found_at, static_network_first_address=first,
+        static_network_address="192.168.50.21", __static_network_card={"addresses": addresses},
+    )  # fmt: skip
+    assert found == before
