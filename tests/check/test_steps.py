@@ -63,7 +63,7 @@ def steps_among(
         elif static:
             yield from steps_of(path.parent / static, tags, reached)
         elif include:
-            words = {"file": include} if isinstance(include, str) else include
+            words: dict[str, Any] = {"file": include} if isinstance(include, str) else include
             handed = listed(words.get("apply", {}).get("tags"))
             # One of several, by an expression: all that it names.
             for name in [f"{name}.yml" for name in re.findall(r"'(\w+)'", words["file"])] or [words["file"]]:
