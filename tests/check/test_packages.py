@@ -81,7 +81,7 @@ def lists(folder: Path, nodes: dict[str, dict[str, Any]], *words: str) -> dict[s
 
 
 def test_each_nodes_driver_and_compiler_are_downloaded_for_all(tmp_path: Path) -> None:
-    nodes = {
+    nodes: dict[str, dict[str, Any]] = {
         "none": {"seen": look(NO_CARD, NEW)},
         "ampere": {"seen": look(AMPERE, NEW)},
         "cpu": {"seen": look(AMPERE, NEW), "torch_backend": "cpu", "nvidia_driver_enabled": False},

@@ -59,7 +59,7 @@ def included(
         tags = inherited | tags_of(task)
         waiting += [(inner, tags) for inner in task.get("block", [])]
         include = task.get("ansible.builtin.include_tasks", "")
-        words = {"file": include} if isinstance(include, str) else include
+        words: dict[str, Any] = {"file": include} if isinstance(include, str) else include
         # Who is included has the tags that are applied, and not those of the task that includes.
         names = [words["file"]] if "{{" not in words["file"] else []
         for inner in filter(None, names):
