@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 
 PACKAGES = tree.plugin("module_utils/node_packages")
 UPGRADES = tree.plugin("filter/upgrades")
@@ -146,8 +153,71 @@ def test_who_does_not_come_back_by_itself_is_not_rebooted(
     assert not said or "--limit 'cluster:!node3'" in said
 
 
+STAND_IN = """
+from ansible.plugins.action import ActionBase
+
+class ActionModule(ActionBase):
+    def run(self, tmp=None, task_vars=None):
+        assert self._task.args["look"] in ({"upgrades": True}, {"users": []})
+        return {"changed": False, **task_vars["recorded"]}
+"""
+
+
 @pytest.mark.parametrize("playbook", ["reboot", "upgrade"])
-def test_it_is_refused_before_the_first_node_goes(playbook: str) -> None:
-    first = (tree.ROOT / f"playbooks/{playbook}.yml").read_text().index
-    assert first("tasks/whose_turn.yml") < first("serial: 1")
-    assert "no_return" in (tree.ROOT / "playbooks/tasks/whose_turn.yml").read_text()
+def test_it_is_refused_before_the_first_node_goes(playbook: str, tmp_path: Path) -> None:
+    """The playbook's own tasks, in their order, up to the first that would touch a node."""
+    plays = yaml.safe_load((tree.ROOT / f"playbooks/{playbook}.yml").read_text())
+    before = next(play for play in plays if any("whose_turn" in str(task) for task in play.get("tasks", [])))
+    turn = next(task for task in before["tasks"] if "whose_turn" in str(task))
+    assert plays.index(before) < next(number for number, play in enumerate(plays) if "serial" in play)
+    turn["ansible.builtin.import_tasks"] = str(tree.ROOT / "playbooks/tasks/whose_turn.yml")
+    say = {
+        "ansible.builtin.debug": {"msg": "{{ inventory_hostname }} is one of {{ group_names | join(' ') }}."}
+    }
+    (tmp_path / "action").mkdir()
+    (tmp_path / "action/node_state.py").write_text(STAND_IN)
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([before | {"tasks": [turn, say]}]))
+    waits = {"upgrades": [upgrade("libc6", "1")]}
+    nodes = {"node0": node(**OWN, **waits), "node1": node(**waits), "node2": node(**PASSPHRASE, **waits)}
+    hosts = {name: {"recorded": recorded, "ansible_connection": "local"} for name, recorded in nodes.items()}
+    (tmp_path / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts}}))
+
+    def run(*words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            ["ansible-playbook", "-i", str(tmp_path / "hosts.json"), str(tmp_path / "play.yml"), *words], cwd=tree.ROOT,
+            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240,
+            check=False, env=os.environ | {"ANSIBLE_ACTION_PLUGINS": str(tmp_path / "action"), "NO_COLOR": "1"},
+        )  # fmt: skip
+        return done.returncode, " ".join(done.stdout.split())
+
+    code, said = run()
+    assert code != 0
+    assert "One of the disks of node2 asks for a passphrase" in said
+    assert "No node has been touched." in said
+    assert "is one of" not in said
+    code, said = run("--limit", "cluster:!node2")
+    assert code == 0, said
+    assert "node0 is one of cluster turn_own." in said
+    assert "node1 is one of cluster turn_others." in said
+
+
+@pytest.mark.parametrize(
+    ("left", "required", "check", "reboots"),
+    [
+        pytest.param([], False, False, True, id="the kernel has moved"),
+        pytest.param(KERNEL, False, False, False, id="the kernel was kept back"),
+        pytest.param(KERNEL, True, False, True, id="another package asks for it"),
+        pytest.param(KERNEL, False, True, True, id="a check moves nothing, and says what it would do"),
+    ],
+)
+def test_a_node_reboots_for_what_has_moved(
+    left: list[dict[str, object]], required: bool, check: bool, reboots: bool
+) -> None:
+    tasks = yaml.safe_load((tree.ROOT / "playbooks/tasks/upgrade.yml").read_text())
+    expression = next(task for task in tasks if task["name"] == "It reboots")["vars"]["upgrade_reboots"]
+    known = {
+        "turn_seen": {"upgrades": [*KERNEL, upgrade("nvidia-utils-580-server", "1", held=True)]},
+        "upgrade_seen": {"upgrades": left, "reboot_required": required},
+        "ansible_check_mode": check,
+    }
+    assert Templar(loader=DataLoader(), variables=known).template(trust_as_template(expression)) is reboots
