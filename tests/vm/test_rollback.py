@@ -75,6 +75,21 @@ def sshd_without_keys(_: Machine) -> dict[str, Any]:
     }
 
 
+def wrong_address_of_network_manager(machine: Machine) -> dict[str, Any]:
+    """As roles/static_network does it where NetworkManager has the card."""
+    file = netplan(machine, "203.0.113.9/24", "203.0.113.1")
+    text = json.loads(file["content"])
+    card = text["network"]["ethernets"]["0-aura"].pop("set-name")
+    text["network"]["ethernets"]["0-aura"]["renderer"] = "NetworkManager"
+    load = "netplan generate && nmcli connection reload &&"
+    return {
+        "files": [{**file, "content": json.dumps(text)}],
+        "directories": ["/etc/netplan", "/etc/NetworkManager/system-connections"],
+        "apply": [["sh", "-c", f"{load} exec nmcli --wait 30 connection up netplan-0-aura"]],
+        "undo": [["sh", "-c", f"{load} exec nmcli --wait 30 device connect {card}"]],
+    }
+
+
 def plan(change: dict[str, Any]) -> dict[str, Any]:
     whole = {
         "of": "a test",
@@ -83,7 +98,7 @@ def plan(change: dict[str, Any]) -> dict[str, Any]:
         "check": "",
         "undo": change["apply"],
     } | change
-    if any(file["path"].startswith("/etc/netplan") for file in whole["files"]):
+    if not whole["directories"] and any(file["path"].startswith("/etc/netplan") for file in whole["files"]):
         whole["directories"] = ["/etc/netplan"]
     return whole
 
@@ -118,10 +133,8 @@ def files(machine: Machine) -> str:
     """)
 
 
-@pytest.fixture
-def machine(vm: Callable[..., Machine]) -> Machine:
-    """A PC on which roles/safe_change has been, and that its owner reaches by ssh."""
-    node = vm()
+def prepared(node: Machine) -> Machine:
+    """roles/safe_change has been there, and its owner reaches it by ssh."""
     put(node, PROGRAM, (ROLE / "safe-change").read_bytes(), "0755")
     put(
         node,
@@ -132,6 +145,11 @@ def machine(vm: Callable[..., Machine]) -> Machine:
     node.exec("systemctl daemon-reload; systemctl -q enable aura-safe-change.service; sync")
     node.wait_ssh()
     return node
+
+
+@pytest.fixture
+def machine(vm: Callable[..., Machine]) -> Machine:
+    return prepared(vm())
 
 
 CHANGES = [wrong_address, wrong_gateway, closed_firewall, sshd_without_keys]
@@ -151,23 +169,44 @@ def test_it_comes_back_by_itself(machine: Machine, change: Callable[[Machine], d
     machine.wait_ssh()
 
 
-def test_it_comes_back_after_the_power_went_in_the_middle(machine: Machine) -> None:
-    """All four at once: none of them is there when the machine has booted."""
+def comes_back_after_a_power_cut(machine: Machine, change: dict[str, Any]) -> None:
     before = files(machine)
-    changes = [change(machine) for change in (wrong_address, closed_firewall, sshd_without_keys)]
-    together = {
-        "files": [file for change in changes for file in change["files"]],
-        "apply": [command for change in changes for command in change["apply"]],
-        "seconds": 600,
-    }
-    begin(machine, together)
+    begin(machine, change | {"seconds": 600})
     wait_for("it is applied", lambda: (status(machine)["current"] or {}).get("state") == "applied", 120)
+    assert files(machine) != before
     machine.power_off()
     machine.power_on()
     machine.wait_ssh()
     assert status(machine)["current"] is None
     assert "switched off" in status(machine)["last"]["why"]
     wait_for("everything is as it was", lambda: files(machine) == before, 60)
+
+
+# A gateway is in the same file as an address: one of the two at a time.
+@pytest.mark.parametrize(
+    "network",
+    [wrong_address, pytest.param(wrong_gateway, marks=pytest.mark.more)],
+    ids=lambda change: change.__name__,
+)
+def test_it_comes_back_after_the_power_went_in_the_middle(
+    machine: Machine, network: Callable[[Machine], dict[str, Any]]
+) -> None:
+    """Network, firewall and SSH at once: none of them is there when the machine has booted."""
+    changes = [change(machine) for change in (network, closed_firewall, sshd_without_keys)]
+    together = {
+        "files": [file for change in changes for file in change["files"]],
+        "apply": [command for change in changes for command in change["apply"]],
+    }
+    comes_back_after_a_power_cut(machine, together)
+
+
+def test_a_card_of_network_manager_comes_back_after_the_power_went(vm: Callable[..., Machine]) -> None:
+    machine = vm("desktop")
+    machine.wait_inside("nmcli --terse --fields TYPE,STATE device | grep -q ethernet:connected")
+    prepared(machine)
+    comes_back_after_a_power_cut(machine, wrong_address_of_network_manager(machine))
+    assert "ethernet:connected" in machine.exec("nmcli --terse --fields TYPE,STATE device")
+    assert "netplan-0-aura" not in machine.exec("nmcli --terse --fields NAME connection show")
 
 
 def test_what_was_confirmed_stays_and_leaves_nothing_behind(machine: Machine) -> None:

@@ -52,6 +52,12 @@ def test_three_desktops_become_nodes_and_stay_so(vm: Callable[..., Machine], tmp
     changed.add_card()
     changed.wait_ssh(cluster.final(changed))
     assert changed.addresses() == [cluster.final(changed)]
+    # It finds its peers by the way that leads to them, and they find it: no rule knows the card's name.
+    listen = "import socket; s = socket.create_server(('', 12355)); [s.accept() for _ in range(9)]"
+    changed.exec(f'systemd-run --quiet --unit=rendezvous python3 -c "{listen}"')
+    changed.wait_inside("ss -Htln 'sport = 12355' | grep -q .")
+    knock = f"import socket; socket.create_connection(('{cluster.final(changed)}', 12355), 10)"
+    machines[0].exec(f'python3 -c "{knock}"')
     assert not re.search(
         rf"^{card}:ethernet:connected:netplan-0-aura$", "\n".join(of_network_manager(changed)), re.M
     )
