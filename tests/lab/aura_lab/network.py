@@ -62,7 +62,12 @@ table ip auralab {{
     }}
 }}
 """
-_FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+# What this machine's kernel has to allow at least, while the lab is there.
+_KERNEL = {
+    "ip_forward": (Path("/proc/sys/net/ipv4/ip_forward"), 1),
+    # A node's systemd takes seven or so, and many a kernel allows 128 to all of them together.
+    "inotify_instances": (Path("/proc/sys/fs/inotify/max_user_instances"), 1024),
+}
 _HOSTS = host.OWN / "dhcp-hosts"
 
 
@@ -110,7 +115,9 @@ def up(internet: bool = True) -> None:
             host.run("ip", "address", "replace", f"{subnet[1]}/{subnet.prefixlen}", "dev", bridge)
         host.run("ip", "link", "set", bridge, "up")
     set_internet(internet)
-    _FORWARDING.write_text("1")
+    for path, least in _KERNEL.values():
+        if int(path.read_text()) < least:
+            path.write_text(str(least))
     for rule in _iptables_rules():
         if not host.succeeds("iptables", "-w", "-C", *rule):
             host.run("iptables", "-w", "-I", *rule)
@@ -134,7 +141,8 @@ def downloaded() -> int:
 
 def remember(memory: dict[str, Any]) -> None:
     """Note what this machine was like before the lab; to be saved before `up` changes it."""
-    memory.setdefault("ip_forward", _FORWARDING.read_text().strip())
+    for name, (path, _) in _KERNEL.items():
+        memory.setdefault(name, path.read_text().strip())
 
 
 def down(memory: dict[str, Any]) -> None:
@@ -148,8 +156,9 @@ def down(memory: dict[str, Any]) -> None:
     for rule in _lab_rules():
         while shutil.which("iptables") and host.succeeds("iptables", "-w", "-D", *rule):
             pass
-    if "ip_forward" in memory:
-        _FORWARDING.write_text(memory["ip_forward"])
+    for name, (path, _) in _KERNEL.items():
+        if name in memory:
+            path.write_text(memory[name])
 
 
 def _lab_rules() -> list[list[str]]:
