@@ -7,9 +7,9 @@ import string
 import sys
 
 import pytest
-from aura import console
 from aura.config import resolve
 from aura.errors import ConfigError
+from aura.texts import console
 
 VARIABLES = ("AURA_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
 

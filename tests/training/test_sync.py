@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from aura import sync
-from aura.sync import DataParallel, Ranks, checksum
+from aura.cluster.ranks import Ranks
+from aura.strategy import data_parallel as sync
+from aura.strategy.data_parallel import DataParallel, checksum
 from torch import nn
 
 ALONE = Ranks(0, ["node0"], torch.device("cpu"))

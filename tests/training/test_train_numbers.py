@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura.corpus import Corpus
-from aura.model import GPT
-from aura.sync import DataParallel
+from aura.corpus.corpus import Corpus
+from aura.model.gpt import GPT
+from aura.strategy.data_parallel import DataParallel
 from trainers import Fault, at_step, complete, curve, send_self, start
 
 

@@ -2,8 +2,8 @@
 
 A preset is data: a file in presets/ that gives every field. The same function checks a preset and the overrides of
 the command line, of launch.yml and of `python -m aura.config`, so that a mistake is found before a node is touched.
-Two presets are not a file of their own: `auto` chooses one by the memory of the GPU (aura/auto.py), and `manual` takes
-the size of the model from the command line and the rest from presets/manual.toml. Standard library only.
+Two presets are not a file of their own: `auto` chooses one by the memory of the GPU (aura/plan/auto.py), and `manual`
+takes the size of the model from the command line and the rest from presets/manual.toml. Standard library only.
 """
 
 from __future__ import annotations
