@@ -4,7 +4,8 @@ import pytest
 import torch
 from aura.cluster.ranks import Ranks
 from aura.strategy import data_parallel as sync
-from aura.strategy.data_parallel import DataParallel, checksum
+from aura.strategy.checksum import checksum
+from aura.strategy.data_parallel import DataParallel
 from torch import nn
 
 ALONE = Ranks(0, ["node0"], torch.device("cpu"))

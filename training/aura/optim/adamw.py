@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,6 @@ MOMENT_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int
 
 class Optimizer(Protocol):
     """What the loop and its checkpoints ask of an optimizer."""
-
-    param_groups: list[dict[str, Any]]
 
     def step(self, lr: float) -> None: ...
 
@@ -73,7 +71,6 @@ class AdamW:
                 for name, p in named.items()
             }
         self.steps = {name: torch.zeros((), device=p.device) for name, p in named.items()}
-        self.param_groups: list[dict[str, Any]] = [{"params": list(named.values())}]  # for GradScaler
 
     @torch.no_grad()
     def step(self, lr: float) -> None:

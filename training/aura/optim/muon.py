@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,6 @@ class Muon:
         self.momentum = {name: torch.zeros_like(p.data) for name, p in self.matrices.items()}
         self.weight_decay = weight_decay
         self.others = AdamW(model, beta1, beta2, weight_decay, without=self.matrices)
-        self.param_groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]  # for GradScaler
 
     @torch.no_grad()
     def step(self, lr: float) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -15,8 +15,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from aura.checkpoint import manifest
-from aura.checkpoint import store as checkpoint
+from aura.checkpoint import manifest, store
 from aura.cluster import gang
 from aura.cluster.devices import of_all_ranks
 from aura.cluster.place import Place, check_compiler, choose_device, link_mbit, place_from_environment
@@ -28,13 +27,15 @@ from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataErr
 from aura.model.export import export_checkpoint
 from aura.plan import gpus
 from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit, with_vocabulary
-from aura.plan.plan import plan_for
+from aura.plan.plan import Plan, plan_for
+from aura.run.directory import DONE, FINAL, steps_done
+from aura.run.progress import Progress
+from aura.run.run import Run
+from aura.run.start import trainer_of, with_steps
 from aura.run.status import Status
 from aura.run.stop import StoppedWhileWaiting, StopSignal
-from aura.run.trainer import DONE, Progress, train, with_steps, write_done
 from aura.texts import console
 
-FINAL = "final"  # in the run directory: the model as `aura export` writes it
 SAVE_PATIENCE = 300.0  # seconds that a broken attempt waits for a checkpoint that is being written
 
 
@@ -48,132 +49,188 @@ def run(
     resume_from: Path | None = None,
 ) -> int:
     """Train as the rank that the environment says; the exit code (see aura/errors.py)."""
-    place = place_from_environment()
-    device, backend = choose_device(place, backend)
-    if config.compile:
-        check_compiler(device)
-    speaker = console.Console(place.rank, place.world_size, place.node, str(device))
-    status = Status(
-        run_dir / f"rank-{place.rank}" / "status.json",
-        rank=place.rank,
-        world_size=place.world_size,
-        node=place.node,
-        device=str(device),
-        max_steps=config.steps,
-    )
+    attempt = Attempt(config, run_dir, backend)
+    return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
 
-    def end(state: str, sentence: str, code: int) -> int:
-        speaker.say(sentence)
-        status.set(state=state, message=sentence)
-        return code
 
-    def end_now(sentence: str) -> NoReturn:
-        """Without destructors: those of torch.distributed may wait for ranks that are gone."""
-        end("failed", sentence, EXIT_TEMPORARY)
-        saver.wait(SAVE_PATIENCE)
-        exit_now(EXIT_TEMPORARY)
+class Attempt:
+    def __init__(self, config: TrainConfig, run_dir: Path, backend: str) -> None:
+        """Raises ConfigError where this machine cannot do what is asked for."""
+        self.config, self.run_dir = config, run_dir
+        self.place = place_from_environment()
+        self.device, self.backend = choose_device(self.place, backend)
+        if config.compile:
+            check_compiler(self.device)
+        rank, world_size, node = self.place.rank, self.place.world_size, self.place.node
+        self.speaker = console.Console(rank, world_size, node, str(self.device))
+        self.status = Status(
+            run_dir / f"rank-{rank}" / "status.json",
+            rank=rank,
+            world_size=world_size,
+            node=node,
+            device=str(self.device),
+            max_steps=config.steps,
+        )
+        self.saver = store.Saver(run_dir / "checkpoints", config.keep_checkpoints, config.keep_every)
+        self.stop = StopSignal()
+        self.members: gang.Gang | None = None
 
-    saver = checkpoint.Saver(run_dir / "checkpoints", config.keep_checkpoints, config.keep_every)
-    stop = StopSignal()
-    members: gang.Gang | None = None
-    try:
-        if device.type == "cuda":
-            name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-            gpus.check_number_format(config, capability, name)
-        corpus = read_corpus(corpus_dir)
-        config = with_vocabulary(config, corpus.vocab_size)
-        check_corpus(corpus, config, place.world_size)
+    def run(self, corpus_dir: Path, log_dir: Path, join_timeout: float, resume_from: Path | None) -> int:
+        """The exit code, whatever happens."""
+        try:
+            corpus = self._read(corpus_dir)
+            if resume_from:
+                verify_first(resume_from)
+            elif steps := steps_done(self.run_dir, self.config, corpus):
+                return self._already_done(steps)
+            nodes = self._join(join_timeout)
+            finished = self._train(corpus, log_dir, nodes, resume_from)
+        except StoppedWhileWaiting:
+            return self._end("stopped", console.text("stopped_waiting"), EXIT_OK)
+        except gang.GangBroken as error:
+            return self._end("failed", str(error), EXIT_TEMPORARY)
+        except gang.GangMismatch as error:
+            return self._end("failed", str(error), ConfigError.exit_code)
+        except CollectiveFailed as error:
+            assert self.members
+            self._end_now(self.members.explain(error))
+        except AuraError as error:  # once the gang is there, these are raised by all ranks alike
+            code = self._end("failed", str(error), error.exit_code)
+            leave(self.members)
+            return code
+        except Exception as error:
+            self._end_alone(error)
+        leave(self.members)
+        return self._ended(finished)
+
+    def _read(self, corpus_dir: Path) -> Corpus:
+        """The corpus, which says how many steps and words there are. Raises ConfigError and DataError."""
+        if self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
+            gpus.check_number_format(self.config, torch.cuda.get_device_capability(self.device), name)
+        corpus, world_size = read_corpus(corpus_dir), self.place.world_size
+        config = with_vocabulary(self.config, corpus.vocab_size)
+        check_corpus(corpus, config, world_size)
         windows = len(Windows(corpus, "train", config.seq_len))
-        config = with_steps(config, Progress(), windows, sum(config.shares(place.world_size)))
-        if resume_from:
-            verify_first(resume_from)
-        elif steps := steps_done(run_dir, config, corpus):
-            status.set(step=steps, max_steps=steps)
-            if place.rank == 0 and not (run_dir / FINAL).exists():
-                export_final(run_dir, speaker.say)
-            return end("done", console.text("already_done", path=run_dir, steps=steps), EXIT_OK)
-        if place.world_size > 1:
-            status.set(state="joining", message="waiting for the other ranks")
-            members = gang.join(
-                rank=place.rank,
-                world_size=place.world_size,
-                master_address=place.master_address,
-                master_port=place.master_port,
-                run=run_dir.absolute().name,
-                node=place.node,
-                backend=backend,
-                join_timeout=join_timeout,
-                report=speaker.say,
+        self.config = with_steps(config, Progress(), windows, sum(config.shares(world_size)))
+        return corpus
+
+    def _join(self, timeout: float) -> list[str]:
+        """Wait for the other ranks; the node of every rank. Raises GangBroken, GangMismatch, CollectiveFailed."""
+        place, say = self.place, self.speaker.say
+        if place.world_size == 1:
+            say(console.alone())
+            self.status.set(state="joining", attempt="alone")
+            self.stop.waiting = False
+            return [place.node]
+        self.status.set(state="joining", message="waiting for the other ranks")
+        self.members = members = gang.join(
+            rank=place.rank,
+            world_size=place.world_size,
+            master_address=place.master_address,
+            master_port=place.master_port,
+            run=self.run_dir.absolute().name,
+            node=place.node,
+            backend=self.backend,
+            join_timeout=timeout,
+            report=say,
+        )
+        self.status.set(attempt=members.attempt, message="")
+        members.watch(self._end_now)
+        self.stop.waiting = False
+        # A node without a usable GPU talks gloo only, and so do all with it.
+        if self.backend == "nccl" and (slower := members.without_nccl()):
+            self.backend = "gloo"
+            say(console.backend_agreed(self.backend, ", ".join(map(str, slower))))
+        say(console.distributed(self.backend))
+        self._begin_collectives(members)
+        return [member.node for member in members.members]
+
+    def _begin_collectives(self, members: gang.Gang) -> None:
+        if self.backend == "nccl":
+            # Waiting for an operation raises an error here; otherwise torch's watchdog ends the process by SIGABRT.
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+        with collective():
+            dist.init_process_group(
+                self.backend,
+                store=members.store,
+                rank=self.place.rank,
+                world_size=self.place.world_size,
+                timeout=timedelta(seconds=self.config.collective_timeout),
             )
-            status.set(attempt=members.attempt, message="")
-            members.watch(end_now)
-            stop.waiting = False
-            # A node without a usable GPU talks gloo only, and so do all with it.
-            if backend == "nccl" and (slower := members.without_nccl()):
-                backend = "gloo"
-                speaker.say(console.backend_agreed(backend, ", ".join(map(str, slower))))
-            speaker.say(console.distributed(backend))
-            if backend == "nccl":
-                # Waiting for an operation raises an error here; otherwise torch's watchdog ends the process by SIGABRT.
-                os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-            with collective():
-                timeout = timedelta(seconds=config.collective_timeout)
-                dist.init_process_group(
-                    backend,
-                    store=members.store,
-                    rank=place.rank,
-                    world_size=place.world_size,
-                    timeout=timeout,
-                )
-        else:
-            speaker.say(console.alone())
-            status.set(state="joining", attempt="alone")
-            stop.waiting = False
-        nodes = [member.node for member in members.members] if members else [place.node]
-        ranks = Ranks(place.rank, nodes, device)
+
+    def _train(self, corpus: Corpus, log_dir: Path, nodes: list[str], resume_from: Path | None) -> bool:
+        """True when the run is complete; False when a rank was asked to stop."""
+        ranks = Ranks(self.place.rank, nodes, self.device)
+        this_run = Run(
+            config=self.config,
+            corpus=corpus,
+            directory=self.run_dir,
+            log_dir=log_dir,
+            place=self.place,
+            device=self.device,
+            ranks=ranks,
+            plan=self._plan(ranks, nodes, corpus),
+            speaker=self.speaker,
+            status=self.status,
+            stop=self.stop,
+            saver=self.saver,
+        )
+        return trainer_of(this_run, resume_from).train()
+
+    def _plan(self, ranks: Ranks, nodes: list[str], corpus: Corpus) -> Plan:
         plan = plan_for(
-            *(config, place.world_size, of_all_ranks(ranks, gpu_of(device))),
+            self.config,
+            self.place.world_size,
+            of_all_ranks(ranks, gpu_of(self.device)),
             nodes=len(set(nodes)),
             link_mbit=link_mbit(),
             corpus_tokens=corpus.tokens["train"],
         )
-        if place.rank == 0:
+        if self.place.rank == 0:
             for line in plan.lines():
-                speaker.say(line)
-            status.set(plan=plan.lines())
-        finished = train(
-            *(config, corpus, run_dir, log_dir, place, device, ranks, stop, saver, plan),
-            *(speaker, status, resume_from),
-        )
-    except StoppedWhileWaiting:
-        return end("stopped", console.text("stopped_waiting"), EXIT_OK)
-    except gang.GangBroken as error:
-        return end("failed", str(error), EXIT_TEMPORARY)
-    except gang.GangMismatch as error:
-        return end("failed", str(error), ConfigError.exit_code)
-    except CollectiveFailed as error:
-        assert members
-        end_now(members.explain(error))
-    except AuraError as error:  # once the gang is there, these are raised by all ranks alike
-        code = end("failed", str(error), error.exit_code)
-        leave(members)
+                self.speaker.say(line)
+            self.status.set(plan=plan.lines())
+        return plan
+
+    def _already_done(self, steps: int) -> int:
+        self.status.set(step=steps, max_steps=steps)
+        if self.place.rank == 0 and not (self.run_dir / FINAL).exists():
+            export_final(self.run_dir, self.speaker.say)
+        return self._end("done", console.text("already_done", path=self.run_dir, steps=steps), EXIT_OK)
+
+    def _ended(self, finished: bool) -> int:
+        """In good order."""
+        if finished and self.place.rank == 0:
+            export_final(self.run_dir, self.speaker.say)
+        if finished:
+            compared = self.place.world_size > 1
+            return self._end("done", console.completed(ranks_compared=compared), EXIT_OK)
+        if self.stop.requested:
+            return self._end("stopped", console.stopped(), EXIT_OK)
+        return self._end("stopped", console.text("stopped_with_another"), EXIT_TEMPORARY)
+
+    def _end(self, state: str, sentence: str, code: int) -> int:
+        self.speaker.say(sentence)
+        self.status.set(state=state, message=sentence)
         return code
-    except Exception as error:
+
+    def _end_now(self, sentence: str) -> NoReturn:
+        """Without destructors: those of torch.distributed may wait for ranks that are gone."""
+        self._end("failed", sentence, EXIT_TEMPORARY)
+        self.saver.wait(SAVE_PATIENCE)
+        exit_now(EXIT_TEMPORARY)
+
+    def _end_alone(self, error: Exception) -> NoReturn:
+        """What only this rank has met; the gang notices that it is gone."""
         if is_out_of_memory(error):
-            code = end("failed", out_of_memory(config, place, device), ConfigError.exit_code)
+            sentence = out_of_memory(self.config, self.place, self.device)
+            code = self._end("failed", sentence, ConfigError.exit_code)
         else:
             traceback.print_exc()
-            code = end("failed", f"{type(error).__name__}: {error}", 1)
-        saver.wait(SAVE_PATIENCE)
-        exit_now(code)  # the gang notices
-    leave(members)
-    if finished and place.rank == 0:
-        export_final(run_dir, speaker.say)
-    if finished:
-        return end("done", console.completed(ranks_compared=place.world_size > 1), EXIT_OK)
-    if stop.requested:
-        return end("stopped", console.stopped(), EXIT_OK)
-    return end("stopped", console.text("stopped_with_another"), EXIT_TEMPORARY)
+            code = self._end("failed", f"{type(error).__name__}: {error}", 1)
+        self.saver.wait(SAVE_PATIENCE)
+        exit_now(code)
 
 
 def export_final(run_dir: Path, say: Callable[[str], None]) -> None:
@@ -225,29 +282,8 @@ def out_of_memory(config: TrainConfig, place: Place, device: torch.device) -> st
     flags = " ".join(f"--{name.replace('_', '-')} {str(value).lower()}" for name, value in changes.items())
     now = memory_of(smaller, largest_micro_batch(smaller), on_gpu).total
     # What a run has begun with, it keeps.
-    where = " and another --run-dir" if any(name in checkpoint.FIXED for name in changes) else ""
+    where = " and another --run-dir" if any(name in store.FIXED for name in changes) else ""
     return f"{what} The same step needs {now / needed:.0%} of the memory with {flags}{where}"
-
-
-def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
-    """The steps of this very run, if it has been completed here, else 0. A mark of it that is missing is set."""
-    try:
-        done = json.loads((run_dir / DONE).read_text(encoding="utf-8"))
-        same = done["config_digest"] == config.digest() and done["corpus"] == corpus.fingerprint
-        return int(done["step"]) if same else 0
-    except (OSError, ValueError, KeyError):
-        pass
-    # A rank that ended between its last checkpoint and its done.json must not wait for ranks that are done.
-    last = run_dir / "checkpoints" / f"checkpoint-step-{config.steps}"
-    try:
-        manifest.verify(last)
-    except manifest.Damaged:
-        return 0
-    state = checkpoint.read_state(last)
-    if state["config"] != asdict(config) or state["corpus"] != corpus.fingerprint:
-        return 0
-    write_done(run_dir, config, corpus, state)
-    return config.steps
 
 
 def leave(members: gang.Gang | None) -> None:

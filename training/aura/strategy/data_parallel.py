@@ -1,4 +1,4 @@
-"""How ranks agree: `DataParallel` (strategy `ddp`) adds the gradients of all ranks in every step.
+"""The gradients of all ranks, added up in every step.
 
 It does not use torch's DistributedDataParallel: that rebuilds its buckets after the first iteration, so the first step
 after a resume adds in another order than the same step of a run without interruption, and the two differ in the last
@@ -6,10 +6,6 @@ bit. Here the layout is fixed.
 """
 
 from __future__ import annotations
-
-import hashlib
-from collections.abc import Iterable
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,32 +16,8 @@ from aura.cluster.ranks import Ranks, collective
 BUCKET_BYTES = 25 * 1024 * 1024  # as torch's DDP: large enough for the bandwidth, small enough to overlap
 
 
-class Strategy(Protocol):
-    """What the loop asks of a strategy. It never assumes that parameters agree, it asks `agrees_after`."""
-
-    def start(self) -> None:
-        """Make the parameters of all ranks equal."""
-
-    def zero_gradients(self) -> None: ...
-
-    def reduce_gradients(self) -> None:
-        """Turn the gradients of this rank's summed loss into those of all ranks' summed loss."""
-
-    def gradient_is_finite(self) -> bool:
-        """Of this rank alone, before `reduce_gradients`."""
-
-    def gradient_norm(self) -> float: ...
-
-    def scale_gradients(self, factor: float) -> None: ...
-
-    def agrees_after(self, step: int) -> bool:
-        """Must the parameters of all ranks be bit-equal after this step?"""
-
-
 class DataParallel:
-    """Exact synchronous data parallelism: every rank applies the same gradient in every step.
-
-    All gradients are views into a few flat buffers, in the order of the parameters, so the wire sees few large
+    """All gradients are views into a few flat buffers, in the order of the parameters, so the wire sees few large
     operations, and the order of summation never changes. A rank that is alone needs no buffers (`in_buckets`): its
     gradients stay where the backward pass makes them, which saves adding them to zeros.
     """
@@ -113,9 +85,6 @@ class DataParallel:
     def _gradients(self) -> list[Tensor]:
         return self.buckets or [p.grad for p in self.parameters if p.grad is not None]
 
-    def agrees_after(self, step: int) -> bool:
-        return True
-
 
 def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
     """The parameters in order, in groups of about BUCKET_BYTES; the grouping depends on nothing else."""
@@ -128,17 +97,3 @@ def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
         groups[-1].append(parameter)
         size += parameter.nbytes
     return groups
-
-
-def checksum(tensors: Iterable[Tensor]) -> int:
-    """64 bits from the sums of the raw words (elements) of every tensor.
-
-    Any single changed bit changes it; changes within one tensor that cancel in its sum are not seen.
-    """
-    words = {4: torch.int32, 2: torch.int16}
-    sums = torch.stack(
-        [t.detach().flatten().view(words[t.element_size()]).sum(dtype=torch.int64) for t in tensors]
-    )
-    return int.from_bytes(
-        hashlib.blake2b(sums.cpu().numpy().tobytes(), digest_size=8).digest(), "big", signed=True
-    )
