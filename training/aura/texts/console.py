@@ -1,4 +1,4 @@
-"""What a rank prints: one catalogue of the lines that a person sees when all goes well, in Spanish and English.
+"""What a rank prints: one catalogue of the lines that a person sees when all goes well (es.toml, en.toml).
 
 The Spanish lines that the guides show have exactly the guides' form. Errors are in aura/errors.py's way: English, one
 sentence. Spanish is the default; a locale that says English, or AURA_LANG=en, changes it.
@@ -11,140 +11,24 @@ import os
 import shutil
 import sys
 import time
+import tomllib
+from importlib import resources
 from pathlib import Path
 
 from aura.config import TrainConfig
 from aura.errors import ConfigError
-from aura.texts.plan_texts import PLAN_TEXTS
 
 LANGUAGES = ("es", "en")
 CLEAR = "\r\033[K"  # back to the beginning of the terminal's line, and nothing is left of it
 LIVE_PAUSE = 0.5
 
-# key: (Spanish, English)
-CATALOGUE = {
-    "distributed": (
-        "Modo Distribuido. Backend={backend}. Sincronizando...",
-        "Distributed. Backend={backend}. Synchronising...",
-    ),
-    "alone": (
-        "Un solo proceso: no hay nada que sincronizar.",
-        "A single process: there is nothing to synchronise.",
-    ),
-    "model": (
-        "Config personalizada '{preset}': d_model={d_model}, layers={layers}, heads={heads}, seq_len={seq_len}",
-        "Custom configuration '{preset}': d_model={d_model}, layers={layers}, heads={heads}, seq_len={seq_len}",
-    ),
-    "precision": (
-        "Precisión activa: {name} | Autocast={autocast} | GradScaler={scaler}",
-        "Precision: {name} | Autocast={autocast} | GradScaler={scaler}",
-    ),
-    "size": (
-        "{parameters:,} parámetros; {sequences} secuencias = {tokens:,} tokens por paso, {epoch:,} secuencias por "
-        "época, corpus {fingerprint}",
-        "{parameters:,} parameters; {sequences} sequences = {tokens:,} tokens per step, {epoch:,} sequences per "
-        "epoch, corpus {fingerprint}",
-    ),
-    "long_warmup": (
-        "Nota: el warm-up ({warmup} pasos) no es más corto que el entrenamiento ({steps}).",
-        "Note: the warm-up ({warmup} steps) is not shorter than the run ({steps}).",
-    ),
-    "left_out": (
-        "Step {step}: gradiente no finito con la escala {before:g}; el paso se omite, la escala baja a {now:g}.",
-        "Step {step}: gradient not finite at scale {before:g}; the step is left out, the scale is now {now:g}.",
-    ),
-    "backend_agreed": (
-        "Backend={backend}: {ranks} no puede usar NCCL.",
-        "Backend={backend}: {ranks} cannot use NCCL.",
-    ),
-    "changed": ("Cambios desde el paso {step}: {changes}.", "Changed since step {step}: {changes}."),
-    "continuing": ("Se continúa después del paso {step}.", "Continuing after step {step}."),
-    "validation_at_start": (
-        "Loss de validación al inicio: {loss:.4f} (ln({vocab_size}) = {uniform:.4f})",
-        "Validation loss at start: {loss:.4f} (ln({vocab_size}) = {uniform:.4f})",
-    ),
-    "validation_at_end": (
-        "Loss de validación al final: {end:.4f}; al inicio: {start:.4f}; entropía unigrama del corpus: {unigram:.4f}",
-        "Validation loss at the end: {end:.4f}; at start: {start:.4f}; unigram entropy of the corpus: {unigram:.4f}",
-    ),
-    "step": (
-        "Epoch {epoch} | Step {number} | Loss: {loss:.4f} | Sync={sync}",
-        "Epoch {epoch} | Step {number} | Loss: {loss:.4f} | Sync={sync}",
-    ),
-    "live": (
-        "Step {step}/{steps} | {rate:,.0f} tokens/s | MFU: {mfu} | Falta: {eta}",
-        "Step {step}/{steps} | {rate:,.0f} tokens/s | MFU: {mfu} | ETA: {eta}",
-    ),
-    "epoch": (
-        "Epoch {number}/{epochs} | Loss entrenamiento: {train:.4f} | Loss validación: {validation:.4f} | "
-        "Duración epoch: {seconds:.1f}s",
-        "Epoch {number}/{epochs} | Training loss: {train:.4f} | Validation loss: {validation:.4f} | "
-        "Epoch took: {seconds:.1f}s",
-    ),
-    "saved": (
-        "Guardado {name}: el entrenamiento esperó {stall:.2f} s, escribirlo tomó {seconds:.1f} s",
-        "Saved {name}: training waited for {stall:.2f} s, writing took {seconds:.1f} s",
-    ),
-    "stopped_with_another": (
-        "Guardado y detenido, porque así se pidió a otro rank.",
-        "Saved and stopped, because another rank was asked to.",
-    ),
-    "stopped_waiting": (
-        "Detenido mientras esperaba a los demás ranks; no se perdió nada.",
-        "Stopped while waiting for the other ranks; nothing was lost.",
-    ),
-    "already_done": (
-        "{path} está completo: {steps} pasos con esta configuración.",
-        "{path} is done: {steps} steps of this configuration.",
-    ),
-    "more_problems": (
-        "… y más como estos; se cuentan al final.",
-        "… and more like this; they are counted at the end.",
-    ),
-    "stopped": ("Guardado y detenido.", "Saved and stopped."),
-    "final": ("Modelo final y tokenizer: {path}", "Final model and tokenizer: {path}"),
-    "completed": ("Entrenamiento completado.", "Training completed."),
-    "synchronised": ("Gradientes sincronizados.", "Gradients synchronised."),
-    "days": ("{days} d {hours} h", "{days} d {hours} h"),
-    "hours": ("{hours} h {minutes:02d} min", "{hours} h {minutes:02d} min"),
-    "minutes": ("{minutes} min {seconds:02d} s", "{minutes} min {seconds:02d} s"),
-    "unknown": ("?", "?"),
-    # aura monitor
-    "system": (
-        "[{time}] CPU: {cpu:.1f}% | RAM: {ram:.1f}% ({used} / {total}) | RAM proceso: {process}",
-        "[{time}] CPU: {cpu:.1f}% | RAM: {ram:.1f}% ({used} / {total}) | Process RAM: {process}",
-    ),
-    "gpu": (
-        "  - GPU {index} ({name}) | Utilización: {load} | Memoria: {used} / {total}",
-        "  - GPU {index} ({name}) | Utilization: {load} | Memory: {used} / {total}",
-    ),
-    "gpu_failed": (
-        "  - GPU {index} | no responde: {reason}",
-        "  - GPU {index} | does not answer: {reason}",
-    ),
-    "no_gpus": ("Sin GPU NVIDIA: {reason}.", "No NVIDIA GPU: {reason}."),
-    "no_process": ("ninguno", "none"),
-    # aura launch-local
-    "launching": (
-        "{ranks} procesos, {device}, puerto {port}.",
-        "{ranks} processes, {device}, port {port}.",
-    ),
-    "on_gpus": ("una GPU cada uno", "one GPU each"),
-    "on_cpu": ("sin GPU, hilos de CPU para cada uno: {threads}", "no GPU, CPU threads for each: {threads}"),
-    "rank_failed": (
-        "El rank {rank} terminó con {how}. Los demás tienen {seconds:.0f} s para notarlo.",
-        "Rank {rank} ended with {how}. The others have {seconds:.0f} s to notice.",
-    ),
-    "exit_code": ("código {code}", "exit code {code}"),
-    "passing_on": (
-        "{signal}: los ranks guardan y terminan, en {seconds:.0f} s como máximo.",
-        "{signal}: the ranks save and leave, in {seconds:.0f} s at most.",
-    ),
-    "too_late": (
-        "Todavía en marcha: {ranks}. {signal}.",
-        "Still running: {ranks}. {signal}.",
-    ),
-} | PLAN_TEXTS
+
+def _read(language: str) -> dict[str, str]:
+    file = resources.files("aura.texts").joinpath(f"{language}.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+SENTENCES = {language: _read(language) for language in LANGUAGES}
 
 
 def language() -> str:
@@ -160,7 +44,7 @@ def language() -> str:
 
 
 def text(key: str, **values: object) -> str:
-    return CATALOGUE[key][LANGUAGES.index(language())].format(**values)
+    return SENTENCES[language()][key].format(**values)
 
 
 def put(line: str, end: str = "\n") -> None:
