@@ -165,7 +165,7 @@ lock-torch: $(UV) ## lock the hashes of another build of torch, from its own ind
 
 .PHONY: clean
 clean: lab-down ## remove the lab, .venv and what the tools left behind (downloads and your clusters' keys stay)
-	@rm -rf .venv .ansible .mypy_cache .pytest_cache .ruff_cache dist
+	@rm -rf .venv .ansible .import_linter_cache .mypy_cache .pytest_cache .ruff_cache dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	if [[ -d "$(CACHE)" ]]; then echo "Downloads stay in $(CACHE) ($$(du -sh "$(CACHE)" | cut -f1)); remove them by hand if you like."; fi
 
@@ -216,7 +216,7 @@ $(DEV): requirements/dev.txt $(CONTROLLER)
 	touch $@
 
 # torch's hash depends on where it comes from, so it is not in the lock file; its dependencies are.
-$(TRAINER): requirements/node.txt $(CONTROLLER)
+$(TRAINER): requirements/node.txt training/pyproject.toml $(CONTROLLER)
 	@$(call UV_INSTALL,"Installing what the trainer needs (requirements/node.txt)") --require-hashes -r $<
 	find_links=()
 	for place in $${PIP_FIND_LINKS:-$$("$(UV_VENV)/bin/python" -m pip config get global.find-links 2>/dev/null || true)}; do

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 from aura.config import TrainConfig, resolve
-from aura.flops import flops_per_token
+from aura.plan.flops import flops_per_token
 from loops import HERE, QUIET, Settings, flags, run, write_results
 from rich.console import Console
 from rich.table import Table

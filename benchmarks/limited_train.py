@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from aura import cli
+from aura.commands import cli
 
 PAUSE = 0.1  # seconds between two looks at the status
 FEWEST_STEPS = 3

@@ -43,7 +43,7 @@ class Result:
 
 def spanish_text() -> list[str]:
     """Documents as `aura prepare` cuts them."""
-    from aura.sources import LocalFiles, Problems
+    from aura.corpus.sources import LocalFiles, Problems
 
     script = subprocess.run([ROOT / "tests/lab/spanish-docs"], stdout=subprocess.PIPE, text=True, check=True)
     source = LocalFiles([Path(script.stdout.splitlines()[-1])])
@@ -167,7 +167,7 @@ def main() -> int:
     parser.add_argument("--only", choices=("aura", "recipe"), help="no comparison")
     arguments = parser.parse_args()
 
-    from aura import tokenizer
+    from aura.corpus import tokenizer
 
     documents = spanish_text()
     runners = {"recipe": run_recipe, "aura": run_aura}

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 from aura.config import TrainConfig, parse_assignments, resolve
-from aura.corpus import read_corpus
-from aura.data import Order, Windows
-from aura.model import GPT as OurGPT
+from aura.corpus.corpus import read_corpus
+from aura.corpus.windows import Order, Windows
+from aura.model.gpt import GPT as OurGPT
 from torch import Tensor, nn
 from torch.nn import functional as F
 

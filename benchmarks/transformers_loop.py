@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 from aura.config import TrainConfig, parse_assignments, resolve
-from aura.corpus import read_corpus
-from aura.data import Order, Windows
+from aura.corpus.corpus import read_corpus
+from aura.corpus.windows import Order, Windows
 from reference_loop import learning_rate
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel

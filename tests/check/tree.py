@@ -12,6 +12,7 @@ NOT_OURS = {
     ".git",
     ".venv",
     ".ansible",
+    ".import_linter_cache",
     ".mypy_cache",
     ".pytest_cache",
     ".ruff_cache",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura.corpus import Corpus
-from aura.prepare import prepare
+from aura.corpus.corpus import Corpus
+from aura.corpus.prepare import prepare
 from trainers import Trainer, complete, start
 
 WORDS = "el la los un una casa perro red nodo cable datos modelo aprende lee escribe rápido lento cinco y de en con"

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from aura import gang as gang_module
+from aura.cluster import gang as gang_module
 
 
 def say(sentence: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import reference_loop
 import torch
 from aura.config import from_values
-from aura.corpus import Corpus
+from aura.corpus.corpus import Corpus
 from trainers import complete, start
 
 

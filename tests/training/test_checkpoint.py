@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from aura import checkpoint, manifest
+from aura.checkpoint import manifest
+from aura.checkpoint import store as checkpoint
+from aura.cluster.ranks import Ranks
 from aura.config import resolve
-from aura.corpus import Corpus
+from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
-from aura.optimizer import AdamW
-from aura.sync import Ranks
+from aura.optim.adamw import AdamW
 from torch import nn
 
 ALONE = Ranks(0, ["node0"], torch.device("cpu"))

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aura import cli, config
+from aura import config
+from aura.commands import cli
 from aura.errors import ConfigError
 
 TRAINING = Path(config.__file__).parents[1]
@@ -90,7 +91,10 @@ def test_as_a_program() -> None:
 
 
 def test_the_commands_that_ansible_calls_import_nothing_heavy() -> None:
-    loaded = run("-c", "import sys, aura.cli, aura.config, aura.corpus, aura.plan; print(*sys.modules)")
+    loaded = run(
+        "-c",
+        "import sys, aura.commands.cli, aura.config, aura.corpus.corpus, aura.plan.plan; print(*sys.modules)",
+    )
     assert loaded.returncode == 0, loaded.stderr
     assert not {"torch", "numpy", "rich", "tokenizers"} & set(loaded.stdout.split())
 
@@ -109,7 +113,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("style", ["-", "_"])
 def test_the_flags_of_guide_000(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aura import attempt
+    from aura.run import attempt
 
     calls: list[tuple[Any, ...]] = []
 

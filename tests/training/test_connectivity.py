@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aura.connectivity.blame import blame
-from aura.connectivity.checks import Check
-from aura.connectivity.evidence import read_evidence
-from aura.connectivity.report import CHECKS, TITLES, draw, judge
+from aura.check.connectivity.blame import blame
+from aura.check.connectivity.checks import Check
+from aura.check.connectivity.evidence import read_evidence
+from aura.check.connectivity.report import CHECKS, TITLES, draw, judge
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -543,7 +543,7 @@ def test_exit_code_0_without_the_line_is_not_enough(cluster: Cluster) -> None:
 
 
 def call(text: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-S", "-m", "aura.connectivity", *options]
+    command = [sys.executable, "-S", "-m", "aura.check.connectivity", *options]
     environment = {"LC_ALL": "C", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "training")}
     return subprocess.run(
         command, input=text, capture_output=True, encoding="utf-8", env=environment, timeout=20, check=False

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from aura import allreduce
+from aura.check import allreduce
+from aura.commands.launch_local import free_port
 from aura.errors import ConfigError
-from aura.launch_local import free_port
 
 PACKAGE = Path(allreduce.__file__).parents[1]
 QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}  # before torch is imported, as allreduce.main does it
@@ -29,7 +29,7 @@ COMMON = QUIET | {
 RANKS = """
 import json, os, sys
 import torch.distributed
-from aura.cli import main
+from aura.commands.cli import main
 children = []
 for variables, output, arguments in json.load(sys.stdin):
     child = os.fork()

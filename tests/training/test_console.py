@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import string
 import sys
+from pathlib import Path
 
 import pytest
-from aura import console
 from aura.config import resolve
 from aura.errors import ConfigError
+from aura.texts import console
 
 VARIABLES = ("AURA_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
 
@@ -21,10 +23,26 @@ def set_locale(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_both_languages_have_the_same_values() -> None:
-    for key, texts in console.CATALOGUE.items():
-        spanish, english = (sorted(str(field) for _, *field, _ in string.Formatter().parse(t)) for t in texts)
-        assert spanish == english, key
+def test_both_languages_have_the_same_keys_with_the_same_values() -> None:
+    spanish, english = console.SENTENCES["es"], console.SENTENCES["en"]
+    assert list(spanish) == list(english)
+    for key, sentence in spanish.items():
+        values = (
+            sorted(str(field) for _, *field, _ in string.Formatter().parse(text))
+            for text in (sentence, english[key])
+        )
+        assert next(values) == next(values), key
+
+
+def test_every_sentence_that_the_code_asks_for_is_there() -> None:
+    package = Path(console.__file__).parents[1]
+    asked = {
+        key
+        for path in package.rglob("*.py")
+        for key in re.findall(r"\btext\(\s*\"(\w+)\"", path.read_text(encoding="utf-8"))
+    }
+    assert len(asked) > 60
+    assert asked <= set(console.SENTENCES["es"]), asked - set(console.SENTENCES["es"])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura import checkpoint, copy_runs, manifest
+from aura.checkpoint import copy_runs, manifest
+from aura.checkpoint import store as checkpoint
 from aura.errors import EXIT_OK, EXIT_TEMPORARY
 
 
@@ -225,5 +226,5 @@ def test_a_slow_pace_is_kept() -> None:
 
 
 def test_copying_does_not_load_torch() -> None:
-    script = "import sys, aura.copy_runs; sys.exit('torch' in sys.modules)"
+    script = "import sys, aura.checkpoint.copy_runs; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)

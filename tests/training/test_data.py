@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aura import shards
 from aura.config import resolve
-from aura.corpus import Corpus
-from aura.data import Order, Windows, check_corpus, even_share, permutation, share_of
+from aura.corpus import shards
+from aura.corpus.corpus import Corpus
+from aura.corpus.prepare import prepare
+from aura.corpus.windows import Order, Windows, check_corpus, even_share, permutation, share_of
 from aura.errors import DataError
-from aura.memory import with_vocabulary
-from aura.prepare import prepare
+from aura.plan.memory import with_vocabulary
 
 
 def test_windows_are_the_text_in_order_and_share_one_token(corpus: Corpus) -> None:

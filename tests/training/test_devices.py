@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura import attempt, gpus
+from aura.cluster.place import link_mbit
 from aura.config import resolve
-from aura.corpus import Corpus
+from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
-from aura.pace import Pace
-from aura.place import link_mbit
-from aura.plan import plan_for
+from aura.plan import gpus
+from aura.plan.plan import plan_for
+from aura.run import attempt
+from aura.run.pace import Pace
 from trainers import complete, start
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura import export, manifest, sample
+from aura.checkpoint import manifest
 from aura.config import TrainConfig, resolve
-from aura.corpus import END_OF_TEXT, TOKENIZER, Corpus
+from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, Corpus
 from aura.errors import ConfigError, DataError
-from aura.model import GPT
+from aura.model import export, sample
+from aura.model.gpt import GPT
 from tokenizers import Tokenizer
 from trainers import complete, start
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import gang_worker
 import pytest
-from aura.launch_local import free_port
+from aura.commands.launch_local import free_port
 
 # A server process that has imported torch once forks the ranks: importing it in each costs seconds.
 PROCESSES = multiprocessing.get_context("forkserver")

@@ -9,9 +9,11 @@ from typing import Any, NoReturn
 
 import aura
 import pytest
-from aura import attempt, cli, prepare, sources
+from aura.commands import cli
+from aura.corpus import prepare, sources
+from aura.corpus.work import Settings
 from aura.errors import EXIT_USAGE, ConfigError, Parser
-from aura.work import Settings
+from aura.run import attempt
 
 ROOT = Path(aura.__file__).parents[2]
 PAGE = ROOT / "docs" / "guide-commands.md"

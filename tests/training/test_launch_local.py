@@ -15,8 +15,8 @@ from pathlib import Path
 import aura
 import psutil
 import pytest
-from aura import cli, launch_local
-from aura.corpus import Corpus
+from aura.commands import cli, launch_local
+from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
 from trainers import TINY
 

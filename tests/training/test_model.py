@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from aura.config import TrainConfig, resolve
-from aura.loss import LinearCrossEntropy
-from aura.model import GPT
+from aura.model.gpt import GPT
+from aura.model.loss import LinearCrossEntropy
 from torch.nn import functional
 
 SMALL = {"layers": 2, "heads": 2, "d_model": 32, "seq_len": 16, "vocab_size": 50}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pynvml
 import pytest
-from aura import monitor
+from aura.check import monitor
 from aura.errors import ConfigError
 
 TIME = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\]"

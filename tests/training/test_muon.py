@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura import muon
 from aura.config import resolve
-from aura.corpus import Corpus
+from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
-from aura.flops import update_flops
-from aura.model import GPT
+from aura.model.gpt import GPT
+from aura.optim import muon
+from aura.plan.flops import update_flops
 from trainers import at_step, complete, send_self, start
 
 SETTINGS = "--optimizer muon --lr 2e-2"

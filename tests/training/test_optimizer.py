@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from aura import optimizer
+from aura.optim import adamw as optimizer
 
 
 def test_it_is_adamw_by_the_book() -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aura import cli, gpus, plan
+from aura.commands import cli
 from aura.config import preset_names, resolve
-from aura.corpus import Corpus
+from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
-from aura.flops import flops_per_token, recomputed_flops_per_token
-from aura.memory import memory_of
+from aura.plan import gpus, plan
+from aura.plan.flops import flops_per_token, recomputed_flops_per_token
+from aura.plan.memory import memory_of
 
 A100 = gpus.find("A100 80GB")
 

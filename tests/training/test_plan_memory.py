@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
-from aura.forward import autocast
-from aura.memory import (
+from aura.model.forward import autocast
+from aura.model.gpt import GPT
+from aura.optim.muon import optimizer_of
+from aura.plan.memory import (
     Sizes,
     checkpoint_bytes,
     largest_micro_batch,
@@ -27,9 +30,7 @@ from aura.memory import (
     parameter_bytes,
     settings_that_fit,
 )
-from aura.model import GPT
-from aura.muon import optimizer_of
-from aura.sync import DataParallel, Ranks
+from aura.strategy.data_parallel import DataParallel
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -83,7 +84,7 @@ class Alive(TorchDispatchMode):
 
 
 class Step:
-    """What one optimizer step needs, made as aura/train.py makes it."""
+    """What one optimizer step needs, made as aura/run/trainer.py makes it."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.model = config, GPT(config)

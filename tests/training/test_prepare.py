@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aura import corpus as corpora
-from aura import prepare as module
-from aura import running_text, shards
-from aura.corpus import Corpus, verify
+from aura.corpus import corpus as corpora
+from aura.corpus import prepare as module
+from aura.corpus import running_text, shards
+from aura.corpus.corpus import Corpus, verify
+from aura.corpus.prepare import prepare
 from aura.errors import ConfigError, DataError
-from aura.prepare import prepare
 from tokenizers import Tokenizer
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aura import prepare as module
-from aura import progress, shards, work
-from aura.corpus import verify
+from aura.corpus import prepare as module
+from aura.corpus import progress, shards, work
+from aura.corpus.corpus import verify
+from aura.corpus.prepare import build
+from aura.corpus.shards import Workplace
+from aura.corpus.sources import HubDataset, LocalFiles
+from aura.corpus.work import Settings
 from aura.errors import ConfigError, DataError
-from aura.prepare import build
-from aura.shards import Workplace
-from aura.sources import HubDataset, LocalFiles
-from aura.work import Settings
 
 
 @pytest.fixture
@@ -119,7 +119,9 @@ def test_the_number_of_workers_changes_nothing(lines: Path, tmp_path: Path) -> N
 
 PREPARE = """
 import sys
-from aura import cli, shards, work
+from aura.commands import cli
+from aura.corpus import shards
+from aura.corpus import work
 work.BATCH_CHARS, shards.COMMIT_SECONDS = 1000, 0
 if __name__ == "__main__":
     sys.exit(cli.main(["prepare", *sys.argv[1:]]))

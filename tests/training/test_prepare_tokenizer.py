@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-from aura import encode, tokenizer
-from aura.corpus import Corpus
-from aura.data import Windows
-from aura.encode import Encoder
+from aura.corpus import encode, tokenizer
+from aura.corpus.corpus import Corpus
+from aura.corpus.encode import Encoder
+from aura.corpus.prepare import build
+from aura.corpus.sources import LocalFiles
+from aura.corpus.tokenizer import Prepared
+from aura.corpus.windows import Windows
+from aura.corpus.work import Settings
 from aura.errors import ConfigError
-from aura.prepare import build
-from aura.sources import LocalFiles
-from aura.tokenizer import Prepared
-from aura.work import Settings
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 

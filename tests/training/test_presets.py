@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from aura import auto, cli, config, gpus
+from aura import config
+from aura.commands import cli
 from aura.config import resolve
-from aura.corpus import Corpus
+from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
-from aura.memory import memory_of, parameter_count, rows
-from aura.model import GPT
+from aura.model.gpt import GPT
+from aura.plan import auto, gpus
+from aura.plan.memory import memory_of, parameter_count, rows
 
 COUNTS = {
     "gpt2-nano": 675_328,
@@ -119,7 +121,7 @@ def test_one_setting_under_two_names_is_refused() -> None:
 
 @pytest.mark.parametrize("style", ["-", "_"])
 def test_the_flags_of_guide_004(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aura import attempt
+    from aura.run import attempt
 
     made: list[Any] = []
     monkeypatch.setattr(attempt, "run", lambda *arguments, **_: made.append(arguments[0]) or 0)
@@ -228,7 +230,7 @@ def test_a_run_of_auto_goes_on_with_what_it_has_begun_with(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same command, in the same directory, though another program has taken the memory meanwhile."""
-    from aura import attempt
+    from aura.run import attempt
 
     def run(made: config.TrainConfig, corpus_dir: Path, run_dir: Path, *_: Any, **__: Any) -> int:
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -11,14 +11,14 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from aura.launch_local import free_port
-from aura.probe import __main__ as program
-from aura.probe import limits
-from aura.probe.caller import connect, open_port, try_all, try_port
-from aura.probe.coordinator import rounds
-from aura.probe.host import Host, listening
-from aura.probe.node import _find_unit
-from aura.probe.wire import Json, Line, Settings
+from aura.check.probe import __main__ as program
+from aura.check.probe import limits
+from aura.check.probe.caller import connect, open_port, try_all, try_port
+from aura.check.probe.coordinator import rounds
+from aura.check.probe.host import Host, listening
+from aura.check.probe.node import _find_unit
+from aura.check.probe.wire import Json, Line, Settings
+from aura.commands.launch_local import free_port
 
 TRAINING = Path(__file__).parents[2] / "training"
 
@@ -63,7 +63,7 @@ def test_five_healthy_nodes_as_commands() -> None:
     processes = []
     options += ["--expected-mbit=1", "--measure-seconds=0.4"]
     for i in range(5):
-        command = [sys.executable, "-S", "-m", "aura.probe", f"--node=node{i}", *options]
+        command = [sys.executable, "-S", "-m", "aura.check.probe", f"--node=node{i}", *options]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TRAINING))
         time.sleep(0.1)  # nodes never start at the same moment
     documents = {

@@ -11,10 +11,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from aura import __version__, export
+from aura import __version__
 from aura.config import resolve
-from aura.corpus import Corpus
-from aura.runlog import COLUMNS, HEADER, LOG, MODEL_CONFIG, Row, RunLog, write_model_config
+from aura.corpus.corpus import Corpus
+from aura.model import export
+from aura.run.runlog import COLUMNS, HEADER, LOG, MODEL_CONFIG, Row, RunLog, write_model_config
 from trainers import at_step, complete, send_self, start
 
 

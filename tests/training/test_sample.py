@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura import sample
 from aura.config import resolve
-from aura.corpus import Corpus
+from aura.corpus.corpus import Corpus
 from aura.errors import DataError
-from aura.model import GPT
+from aura.model import sample
+from aura.model.gpt import GPT
 from trainers import complete, start
 
 

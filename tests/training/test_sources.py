@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import zstandard
-from aura import prepare as module
-from aura import running_text, sources
+from aura.corpus import prepare as module
+from aura.corpus import running_text, sources
+from aura.corpus.sources import HubDataset, LocalFiles, Problems, Source
 from aura.errors import ConfigError, DataError
-from aura.sources import HubDataset, LocalFiles, Problems, Source
 from pyarrow import parquet
 
 TEXTS = [f"documento {i}: el ñandú\ncorre por el campo" for i in range(40)]

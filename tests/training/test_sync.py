@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from aura import sync
-from aura.sync import DataParallel, Ranks, checksum
+from aura.cluster.ranks import Ranks
+from aura.strategy import data_parallel as sync
+from aura.strategy.checksum import checksum
+from aura.strategy.data_parallel import DataParallel
 from torch import nn
 
 ALONE = Ranks(0, ["node0"], torch.device("cpu"))

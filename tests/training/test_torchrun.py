@@ -10,8 +10,8 @@ from pathlib import Path
 
 import aura
 import pytest
-from aura.corpus import Corpus
-from aura.launch_local import free_port
+from aura.commands.launch_local import free_port
+from aura.corpus.corpus import Corpus
 from trainers import TINY
 
 
@@ -68,8 +68,8 @@ def test_torchrun_on_two_nodes(corpus: Corpus, tmp_path: Path) -> None:
 def test_wrong_variables_are_named(
     variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from aura.cluster.place import place_from_environment
     from aura.errors import ConfigError
-    from aura.place import place_from_environment
 
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -81,8 +81,8 @@ def test_wrong_variables_are_named(
 
 def test_nccl_without_gpu_is_refused() -> None:
     import torch
+    from aura.cluster.place import Place, choose_device
     from aura.errors import ConfigError
-    from aura.place import Place, choose_device
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
@@ -96,7 +96,7 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
-    from aura import place
+    from aura.cluster import place
     from aura.errors import ConfigError
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -112,8 +112,8 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
 
 def test_compile_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
+    from aura.cluster.place import check_compiler
     from aura.errors import ConfigError
-    from aura.place import check_compiler
 
     for name in ("CC", "CXX"):
         monkeypatch.delenv(name, raising=False)

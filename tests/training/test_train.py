@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura import attempt, checkpoint
-from aura.corpus import Corpus
-from aura.data import Windows
-from aura.launch_local import free_port
-from aura.model import GPT
-from aura.prepare import prepare
+from aura.checkpoint import store as checkpoint
+from aura.commands.launch_local import free_port
+from aura.corpus.corpus import Corpus
+from aura.corpus.prepare import prepare
+from aura.corpus.windows import Windows
+from aura.model.gpt import GPT
+from aura.run import attempt
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import TINY, Trainer, at_step, complete, curve, send_self, start
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura import attempt, export
-from aura.corpus import Corpus
-from aura.data import Windows
+from aura.corpus.corpus import Corpus
+from aura.corpus.windows import Windows
+from aura.model import export
+from aura.run import attempt
 from safetensors.torch import load_file
 from trainers import Trainer, at_step, complete, send_self, start
 

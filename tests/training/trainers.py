@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from aura import cli, train
+from aura.commands import cli
+from aura.commands.launch_local import free_port
 from aura.config import TrainConfig
-from aura.corpus import Corpus
-from aura.launch_local import free_port
+from aura.corpus.corpus import Corpus
+from aura.run import trainer as train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 FORK = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-from aura.cli import main
+from aura.commands.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -2,8 +2,8 @@
 
 A preset is data: a file in presets/ that gives every field. The same function checks a preset and the overrides of
 the command line, of launch.yml and of `python -m aura.config`, so that a mistake is found before a node is touched.
-Two presets are not a file of their own: `auto` chooses one by the memory of the GPU (aura/auto.py), and `manual` takes
-the size of the model from the command line and the rest from presets/manual.toml. Standard library only.
+Two presets are not a file of their own: `auto` chooses one by the memory of the GPU (aura/plan/auto.py), and `manual`
+takes the size of the model from the command line and the rest from presets/manual.toml. Standard library only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class TrainConfig:
     d_model: int = _setting("width of the embedding and of every block [elements]", minimum=1)
     seq_len: int = _setting("length of a training sequence [tokens]", minimum=1)
     vocab_size: int = _setting("token ids of the model; the corpus may use fewer", minimum=1)
-    dropout: float = _setting("probability that an activation is dropped", minimum=0, below=1)
+    dropout: float = _setting(
+        "probability that an activation is dropped; above 0, sequences are computed one at a time",
+        minimum=0,
+        below=1,
+    )
     # How it is computed (none of these changes what is learnt, but for rounding)
     vocab_multiple: int = _setting(
         "the embedding gets unused rows up to a multiple of this; GPUs like 64 or 128", minimum=1

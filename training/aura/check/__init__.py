@@ -1,0 +1,1 @@
+"""Can these machines train together, and how loaded are they?"""

@@ -1,0 +1,34 @@
+"""`python -m aura.check.connectivity [EVIDENCE] [--json FILE]`; see the package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from aura.check.connectivity.evidence import read_evidence
+from aura.check.connectivity.report import as_json, draw, judge, worst
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Judges what the nodes found out about their connectivity.")
+    parser.add_argument("evidence", nargs="?", default="-", help="a file; - (default) is standard input")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the machine-readable result")
+    given = parser.parse_args(argv)
+    try:
+        text = sys.stdin.read() if given.evidence == "-" else Path(given.evidence).read_text()
+        evidence = read_evidence(text)
+        checks = judge(evidence)
+        if given.json:
+            given.json.write_text(json.dumps(as_json(evidence, checks), indent=2) + "\n")
+    except (OSError, ValueError, KeyError) as problem:
+        print(f"The evidence could not be read, or the result not written: {problem!r}", file=sys.stderr)
+        return 1
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a C locale would refuse the marks
+    print("\n".join(draw(evidence, checks)))
+    return 2 if worst(checks) == "failed" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

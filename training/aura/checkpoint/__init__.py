@@ -1,0 +1,1 @@
+"""Checkpoints: complete or absent, tensors and JSON only."""

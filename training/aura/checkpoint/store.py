@@ -1,0 +1,296 @@
+"""Checkpoints: complete or absent, checked when read, safetensors and JSON only.
+
+    checkpoints/checkpoint-step-200/    (interrupt-step-N when the run was asked to stop)
+        model.safetensors       parameters under their names in aura/model/gpt.py
+        optimizer.safetensors   <parameter>.exp_avg, .exp_avg_sq and .step of AdamW, .momentum of Muon
+        state.json              step, position in the data, configuration, fingerprint of the corpus, and the
+                                validation loss if it was measured at this very step
+        manifest.json           SHA-256 and size of the three files above
+
+A checkpoint is written to a temporary directory, flushed to the disk and renamed; older ones go only after that.
+Every node keeps its own copy. At the start the ranks agree on the newest that any of them holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from aura.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST,
+    MODEL,
+    NAME,
+    OPTIMIZER,
+    STATE,
+    Damaged,
+    checkpoints,
+    step_of,
+    verify,
+)
+from aura.cluster.ranks import Ranks
+from aura.config import TrainConfig
+from aura.corpus.corpus import Corpus, sha256_of
+from aura.durable import flush
+from aura.errors import ConfigError
+from aura.optim.adamw import Optimizer
+
+DAMAGED, SUPERSEDED = "damaged-", "superseded-"
+TEMPORARY = ".tmp-"
+# A checkpoint of a run with other values of these is another model or another order of the data.
+FIXED = (
+    *("layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),
+    *("parameter_format", "optimizer", "moment_format", "seed", "strategy"),
+)
+
+State = dict[str, Any]
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    path: Path
+    step: int
+    model_sha256: str
+
+
+class Saver:
+    """Saves in the background: training waits only while its numbers are copied into memory.
+
+    One checkpoint is on its way at most. Where the copy would not fit into memory, training waits for the disk.
+    """
+
+    def __init__(self, directory: Path, keep: int, keep_every: int) -> None:
+        self.directory, self.keep, self.keep_every = directory, keep, keep_every
+        self.name = ""
+        self.stall = 0.0  # seconds that training waited for the last save
+        self.seconds = 0.0  # that writing took
+        self.error: Exception | None = None
+        self.thread = threading.Thread()
+
+    def begin(self, name: str, model: nn.Module, optimizer: Optimizer, state: State) -> None:
+        """The one before must have been waited for."""
+        assert not self.thread.is_alive()
+        began = time.perf_counter()
+        self.name, self.error = name, None
+        tensors = parameters_of(model), optimizer.tensors()
+        size = sum(tensor.nbytes for part in tensors for tensor in part.values())
+        fits = size < 0.8 * psutil.virtual_memory().available
+        if fits:
+            tensors = _copies(tensors[0]), _copies(tensors[1])
+        self.thread = threading.Thread(target=self._write, args=(name, *tensors, state))
+        self.thread.start()
+        if not fits:
+            self.thread.join()
+        self.stall = time.perf_counter() - began
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until the checkpoint is on the disk; False when it could not be written (`error` says why) or is not yet."""
+        if self.thread.ident is not None:
+            self.thread.join(seconds)
+        return bool(self.name) and self.error is None and not self.thread.is_alive()
+
+    def _write(
+        self, name: str, parameters: dict[str, Tensor], optimizer: dict[str, Tensor], state: State
+    ) -> None:
+        began = time.perf_counter()
+        try:
+            path = write(self.directory, name, parameters, optimizer, state)
+            rotate(self.directory, self.keep, self.keep_every, path)
+        except Exception as error:  # whatever it is: without this, a save that failed would count as one
+            self.error = error
+        self.seconds = time.perf_counter() - began
+
+
+def write(
+    directory: Path, name: str, parameters: dict[str, Tensor], optimizer: dict[str, Tensor], state: State
+) -> Path:
+    """Write the checkpoint `name`, then return its path. Raises OSError, and then leaves nothing behind."""
+    final, temporary = directory / name, directory / f"{name}{TEMPORARY}{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True)
+        _save_tensors(parameters, temporary / MODEL)
+        _save_tensors(optimizer, temporary / OPTIMIZER)
+        (temporary / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+        files = {
+            file: {"sha256": sha256_of(temporary / file), "bytes": (temporary / file).stat().st_size}
+            for file in (MODEL, OPTIMIZER, STATE)
+        }
+        manifest = {"format": FORMAT, "step": state["step"], "files": files}
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        for file in temporary.iterdir():
+            flush(file)
+        flush(temporary)
+        if final.exists():  # of an attempt that was given up: the same step, computed again
+            final.rename(directory / f"{name}{TEMPORARY}old-{os.getpid()}")
+        temporary.rename(final)
+        flush(directory)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return final
+
+
+def rotate(directory: Path, keep: int, keep_every: int, newest: Path) -> None:
+    """After `newest` is safe on the disk: keep it, the `keep` - 1 before it, those of multiples of `keep_every` and
+    the one with the lowest validation loss; remove everything else."""
+    step = step_of(newest)
+    older = sorted((path for path in checkpoints(directory) if step_of(path) < step), key=step_of)
+    kept = {newest, *older[max(0, len(older) - (keep - 1)) :]}
+    kept |= {path for path in older if keep_every and step_of(path) % keep_every == 0}
+    losses = {path: loss for path in (*older, newest) if (loss := _validation_loss(path)) is not None}
+    if losses:
+        kept.add(min(losses, key=lambda path: losses[path]))
+    for path in directory.iterdir():
+        # What somebody else has put there is not ours to remove.
+        ours = NAME.fullmatch(path.name) or TEMPORARY in path.name or path.name.startswith(DAMAGED)
+        if ours and path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _validation_loss(path: Path) -> float | None:
+    """Of the parameters in this checkpoint; None when it was saved between two validations or cannot be read."""
+    try:
+        loss = read_state(path).get("validation_loss")
+    except (OSError, ValueError):
+        return None
+    return float(loss) if loss is not None else None
+
+
+def newest_valid(directory: Path, report: Report) -> Found | None:
+    """The newest checkpoint whose files are what they were when written; says loudly which ones it refuses."""
+    for path in sorted(checkpoints(directory), key=lambda path: (step_of(path), path.name), reverse=True):
+        try:
+            manifest = verify(path)
+        except Damaged as reason:
+            report(f"REFUSED: {path.name} is damaged ({reason}); trying the one before.")
+            continue
+        return Found(path, manifest["step"], manifest["files"][MODEL]["sha256"])
+    return None
+
+
+def read_state(path: Path) -> State:
+    state: State = json.loads((path / STATE).read_text(encoding="utf-8"))
+    return state
+
+
+def load_parameters(path: Path, model: nn.Module) -> None:
+    """Overwrite the parameters of `model` with those of a checkpoint."""
+    _overwrite(parameters_of(model), load_file(path / MODEL))
+
+
+def agree_and_load(
+    directory: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    ranks: Ranks,
+    check: Callable[[State], None],
+    report: Report,
+) -> State | None:
+    """Put all ranks on the newest valid checkpoint that any of them holds; its state, or None when there is none.
+
+    Ranks that lack it get it from the lowest rank that has it. `check` may refuse the state, before any parameter is
+    touched and alike on all ranks, by raising.
+    """
+    found = newest_valid(directory, report)
+    mine = [found.step, int(found.model_sha256[:15], 16)] if found else [-1, 0]
+    rows = ranks.gather(mine)
+    best = max(step for step, _ in rows)
+    if best < 0:
+        return None
+    source = next(rank for rank, (step, _) in enumerate(rows) if step == best)
+    lacking = [rank for rank, row in enumerate(rows) if row != rows[source]]
+    have = found is not None and ranks.rank not in lacking
+    state_json = (found.path / STATE).read_bytes() if found and have else b""
+    if lacking:
+        state_json = ranks.broadcast_bytes(state_json, source)
+    state: State = json.loads(state_json)
+    check(state)
+    if found and have:
+        load_parameters(found.path, model)
+        _overwrite(optimizer.tensors(), load_file(found.path / OPTIMIZER))
+    if lacking:
+        if ranks.rank in (source, *lacking):
+            report(f"{ranks.name([source])} sends step {best} to {ranks.name(lacking)}.")
+        # All ranks take part in a broadcast, also those that have read the same from their disk.
+        for tensor in (*parameters_of(model).values(), *optimizer.tensors().values()):
+            ranks.broadcast(tensor, source)
+    return state
+
+
+def tidy(directory: Path, step: int) -> None:
+    """Before training goes on after `step`: remove what a killed save left, set aside what is damaged.
+
+    What is newer than the step that the ranks agreed on is damaged, and must not be taken for newer by `rotate`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.glob(f"*{TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in checkpoints(directory):
+        if step_of(path) > step:
+            aside = directory / f"{DAMAGED}{path.name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+
+
+def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_size: int) -> list[str]:
+    """Refuse a checkpoint of another model or other data; the other changes. Raises ConfigError."""
+    before, now = {"optimizer": "adamw", **state["config"]}, asdict(config)  # once there was no other
+    way_out = "use another --run-dir for a new run."
+    for name in FIXED:
+        if before.get(name) != now[name]:
+            raise ConfigError(
+                f"The checkpoint of step {state['step']} has {name}={before.get(name)}, this run asks for "
+                f"{now[name]}: {way_out}"
+            )
+    if state["corpus"] != corpus.fingerprint:
+        raise ConfigError(
+            f"The checkpoint of step {state['step']} was trained on corpus {state['corpus'][:12]}, "
+            f"{corpus.path} is {corpus.fingerprint[:12]}: {way_out}"
+        )
+    changes = [f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
+    if state["world_size"] != world_size:
+        changes.append(f"ranks {state['world_size']} -> {world_size}")
+    return changes
+
+
+def supersede(directory: Path, step: int) -> None:
+    """Set aside what is newer than `step`, for good: the run shall go on from there."""
+    for path in checkpoints(directory):
+        if step_of(path) > step:
+            path.rename(directory / f"{SUPERSEDED}{path.name}-{time.time_ns()}")
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.data for name, parameter in model.named_parameters()}
+
+
+def _overwrite(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
+    for name, target in targets.items():
+        target.copy_(sources[name])
+
+
+def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # it wraps the error of the operating system in text
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else 0
+        raise OSError(number, os.strerror(number) if number else str(error), str(path)) from None

@@ -1,0 +1,79 @@
+"""What one rank knows about the others: sums, comparisons, broadcasts of small things."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class CollectiveFailed(Exception):
+    """An operation that needs all ranks has failed: one of them, or the way to it, is gone."""
+
+
+@contextmanager
+def collective() -> Iterator[None]:
+    """torch.distributed reports a vanished peer as RuntimeError or a subclass, like its own bugs."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise CollectiveFailed(str(error)) from error
+
+
+class Ranks:
+    """This rank among the others. With one rank every method answers at once, without torch.distributed."""
+
+    def __init__(self, rank: int, nodes: list[str], device: torch.device) -> None:
+        """`nodes`: the name of every rank's node."""
+        self.rank, self.nodes, self.world_size = rank, nodes, len(nodes)
+        # NCCL moves only GPU memory; gloo is quicker with the CPU's.
+        uses_nccl = self.world_size > 1 and dist.get_backend() == "nccl"
+        self.device = device if uses_nccl else torch.device("cpu")
+
+    def name(self, ranks: list[int]) -> str:
+        """'rank 1 on node1, rank 3 on node3'"""
+        return ", ".join(f"rank {rank} on {self.nodes[rank]}" for rank in ranks)
+
+    def total(self, values: list[float]) -> list[float]:
+        """The element-wise sum over all ranks, in fp64."""
+        if self.world_size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        with collective():
+            dist.all_reduce(tensor)
+            return tensor.tolist()
+
+    def gather(self, values: list[int]) -> list[list[int]]:
+        """The values of every rank, by rank; 64-bit integers."""
+        if self.world_size == 1:
+            return [values]
+        tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
+        rows = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        with collective():
+            dist.all_gather(rows, tensor)
+            return [row.tolist() for row in rows]
+
+    def odd_ones(self, value: int) -> list[int]:
+        """The ranks whose value differs from that of the majority (of rank 0, when there is none)."""
+        values = [row[0] for row in self.gather([value])]
+        usual = max(values, key=values.count)
+        return [rank for rank, other in enumerate(values) if other != usual]
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """Overwrite `tensor` with that of rank `source`."""
+        if self.world_size > 1:
+            with collective():
+                dist.broadcast(tensor, source)
+        return tensor
+
+    def broadcast_bytes(self, data: bytes, source: int) -> bytes:
+        length = self.broadcast(torch.tensor([len(data)], device=self.device), source)
+        buffer = torch.zeros(int(length.item()), dtype=torch.uint8, device=self.device)
+        if self.rank == source:
+            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        return bytes(self.broadcast(buffer, source).cpu().numpy())

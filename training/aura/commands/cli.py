@@ -1,0 +1,179 @@
+"""The command `aura`: finds the sub-command and hands over. Everything heavy is imported only when it is needed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+
+from aura import __version__
+from aura.config import add_flags, given_settings
+from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
+from aura.plan.auto import resolve_here, take_best_gpu
+from aura.run.runlog import versions
+
+# name: (module, function, description)
+COMMANDS = {
+    "prepare": (
+        "aura.corpus.prepare",
+        "main",
+        "turn text files into a corpus: a tokenizer and files of token ids",
+    ),
+    "train": ("aura.commands.cli", "train", "train a model, alone or as one rank of several"),
+    "plan": (
+        "aura.commands.plan",
+        "main",
+        "predict memory, time, traffic and disk of a training, before any training",
+    ),
+    "sample": ("aura.model.sample", "main", "continue a text with a trained model"),
+    "export": ("aura.model.export", "main", "write a trained model for transformers"),
+    "copy-runs": ("aura.checkpoint.copy_runs", "main", "copy what runs have finished to another disk"),
+    "launch-local": (
+        "aura.commands.launch_local",
+        "main",
+        "start all ranks on this machine: one per GPU, or N on the CPU",
+    ),
+    "monitor": (
+        "aura.check.monitor",
+        "main",
+        "show the load of processor, memory and GPUs every few seconds",
+    ),
+    "check-allreduce": ("aura.check.allreduce", "main", "let all ranks add numbers and check the sum"),
+    "probe": ("aura.check.probe.__main__", "main", "answer or measure connections between nodes"),
+    "fingerprint": ("aura.corpus.corpus", "main", "verify a corpus and print its fingerprint"),
+    "config": ("aura.config", "main", "print a complete training configuration, or what is wrong with it"),
+    "version": ("aura.commands.cli", "version", "print the versions of everything that takes part, as JSON"),
+}
+# The others must outlive whoever reads what they print: a training saves, although `| tee` is gone, and a write to a
+# rank that is gone is an error of that write.
+ANSWERS = ("plan", "sample", "monitor", "fingerprint", "config", "version")
+OF_PREPARE = (  # which the guides give to the trainer
+    *("--prepare", "--dataset-name", "--dataset-max-tokens", "--tokenizer-name-or-path", "--tokenizer"),
+    *("--validation-split", "--validation-fraction"),
+)
+CHECKPOINT = re.compile(r"(checkpoint|interrupt)-step-\d+")
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] == "--version":
+        print(f"aura {__version__}")
+        return 0
+    if not words or words[0] in ("-h", "--help"):
+        _print_help()
+        return 0 if words else EXIT_USAGE
+    command = words[0].replace("_", "-")
+    if command not in COMMANDS:
+        hint = did_you_mean(command, COMMANDS)
+        print(f"aura: there is no command {words[0]!r}.{hint} See aura --help.", file=sys.stderr)
+        return EXIT_USAGE
+    module, function, _ = COMMANDS[command]
+    # `aura plan … | head` ends quietly.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL if command in ANSWERS else signal.SIG_IGN)
+    try:
+        return int(getattr(importlib.import_module(module), function)(words[1:]) or 0)
+    except AuraError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _print_help() -> None:
+    print("usage: aura COMMAND [ARGUMENTS]\n\nTrain one language model on several ordinary PCs together.\n")
+    for name, (_, _, description) in COMMANDS.items():
+        print(f"  {name:16} {description}")
+    print("\n`aura COMMAND --help` explains one command. `aura --version` prints the version.")
+
+
+def train(argv: list[str]) -> int:
+    """Read the command line and check the configuration; torch is imported only after that."""
+    parser = Parser(
+        prog="aura train",
+        description="Train a model. Without RANK and WORLD_SIZE in the environment it is one process; with them (and "
+        "MASTER_ADDR, MASTER_PORT) it is one rank of several, started by systemd, torchrun or by hand. A run directory "
+        "that holds checkpoints is continued. SIGTERM saves and stops.",
+        elsewhere={"aura prepare": OF_PREPARE},
+    )
+    parser.add_argument(
+        "--corpus", "--dataset-path", type=Path, required=True, metavar="DIR", help="made by aura prepare"
+    )
+    parser.add_argument(
+        "--run-dir", "--output-dir", type=Path, metavar="DIR", help="checkpoints and logs (runs/<preset>)"
+    )
+    parser.add_argument(
+        "--resume-from",
+        type=Path,
+        metavar="DIR",
+        help="go on from this checkpoint of the run directory, not from the newest; newer ones are set aside",
+    )
+    parser.add_argument(
+        "--log-dir", type=Path, metavar="DIR", help="TensorBoard (<run directory>/tensorboard)"
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "gloo", "nccl"),
+        default="auto",
+        help="how ranks talk (auto: nccl with GPUs)",
+    )
+    parser.add_argument(
+        "--join-timeout",
+        type=float,
+        default=600,
+        metavar="SECONDS",
+        help="longest wait for the other ranks (600)",
+    )
+    parser.add_argument(
+        "--use-custom-model", action="store_true", help="accepted, as the guides have it; no effect"
+    )
+    add_flags(parser)
+    arguments = parser.parse_args(argv)
+    run_dir = arguments.run_dir or Path("runs", arguments.preset)
+    config = resolve_here(arguments.preset, given_settings(arguments), arguments.corpus, run_dir)
+    _check_paths(arguments.corpus, config.vocab_size, run_dir, arguments.resume_from)
+    take_best_gpu()
+
+    from aura.run.attempt import run
+
+    log_dir = arguments.log_dir or run_dir / "tensorboard"
+    return run(
+        config,
+        arguments.corpus,
+        run_dir,
+        log_dir,
+        arguments.backend,
+        arguments.join_timeout,
+        resume_from=arguments.resume_from,
+    )
+
+
+def _check_paths(corpus: Path, vocab_size: int, run_dir: Path, resume_from: Path | None) -> None:
+    if corpus.is_file():
+        raise ConfigError(
+            f"{corpus} is a file, not a corpus. Prepare it once: aura prepare --dataset-path {corpus} --output DIR "
+            f"--vocab-size {vocab_size}, then train with --corpus DIR."
+        )
+    if resume_from is None:
+        return
+    checkpoints = run_dir / "checkpoints"
+    if resume_from.resolve().parent != checkpoints.resolve():
+        raise ConfigError(
+            f"--resume-from {resume_from} is not in {checkpoints}: a run goes on from its own checkpoints."
+        )
+    if not resume_from.is_dir() or not CHECKPOINT.fullmatch(resume_from.name):
+        names = (path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else ()
+        there = sorted(name for name in names if CHECKPOINT.fullmatch(name))
+        raise ConfigError(
+            f"--resume-from {resume_from} is no checkpoint. There are: {', '.join(there) or 'none'}."
+        )
+
+
+def version(argv: list[str]) -> int:
+    Parser(prog="aura version", description="Print the versions of everything that takes part.").parse_args(
+        argv
+    )
+    print(json.dumps(versions(), indent=2))
+    return 0

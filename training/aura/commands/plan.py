@@ -1,0 +1,142 @@
+"""`aura plan`: the command line of aura/plan/plan.py. Standard library, and rich where it is: a controller can plan."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+
+from aura.config import AUTO, add_flags, canonical, given_settings, parse_assignments, resolve
+from aura.corpus.corpus import check_vocabulary, read_corpus
+from aura.errors import ConfigError, Parser
+from aura.plan import gpus
+from aura.plan.auto import choose
+from aura.plan.gpus import Gpu
+from aura.plan.memory import GIB, with_vocabulary
+from aura.plan.plan import Plan, plan_for
+from aura.texts.console import text
+
+
+def main(argv: list[str]) -> int:
+    arguments = _parser().parse_args(argv)
+    overrides = canonical(given_settings(arguments) | parse_assignments(arguments.set))
+    gpu, found = _device(arguments.gpu, arguments.peak_tflops, arguments.memory_gb)
+    corpus = read_corpus(arguments.corpus) if arguments.corpus else None
+    preset = str(overrides.pop("preset", arguments.preset))
+    if preset == AUTO:
+        choice = choose(found, overrides, corpus)
+        print(choice.reason, file=sys.stderr)
+        preset, overrides = choice.preset, {**choice.settings, **overrides}
+    config = resolve(preset, overrides)
+    if config.epochs and not (arguments.tokens or arguments.hours or corpus):
+        raise ConfigError(
+            f"epochs={config.epochs:g} are passes over a corpus: name it with --corpus, or give --tokens or --hours."
+        )
+    if corpus:
+        config = with_vocabulary(config, corpus.vocab_size)
+        check_vocabulary(corpus, config.vocab_size, config.preset)
+    ranks = arguments.nodes * arguments.ranks_per_node
+    tokens_per_step = sum(config.shares(ranks)) * config.seq_len
+    plan = plan_for(
+        config,
+        ranks,
+        gpu,
+        nodes=arguments.nodes,
+        link_mbit=arguments.link,
+        steps=math.ceil(arguments.tokens / tokens_per_step) if arguments.tokens else None,
+        hours=arguments.hours,
+        mfu=arguments.mfu,
+        corpus_tokens=corpus.tokens["train"] if corpus else None,
+    )
+    if arguments.json:
+        print(json.dumps(plan.as_json(), indent=2))
+    else:
+        _show(plan)
+    return 0
+
+
+def _device(name: str | None, tflops: float | None, memory_gb: float | None) -> tuple[Gpu, list[gpus.Found]]:
+    """The GPU that is planned for, and what `auto` has to choose by. Without a name: what this machine has."""
+    if tflops and memory_gb:
+        gpu = gpus.described(name or "a GPU", tflops, memory_gb * GIB)
+    elif tflops or memory_gb:
+        raise ConfigError("--peak-tflops and --memory-gb belong together: give both.")
+    elif name and name != "cpu":
+        gpu = gpus.find(name)
+    elif not name and (found := gpus.of_this_machine()):
+        best = max(found, key=lambda gpu: gpu.free)
+        return gpus.called(best.name, best.total), found
+    else:
+        return gpus.cpu(), []
+    return gpu, [gpus.Found(gpu.name, int(gpu.memory), int(gpu.memory))]
+
+
+def _show(plan: Plan) -> None:
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:  # a controller
+        print("\n".join(plan.lines()))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in plan.rows():
+        table.add_row(name, value)
+    console = Console(highlight=False)
+    console.print(table)
+    for sentence in plan.assumptions:
+        console.print(text("plan_assumed", sentence=sentence), soft_wrap=True, markup=False)
+    for sentence in plan.notes:
+        console.print(text("plan_note", sentence=sentence), soft_wrap=True, markup=False)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="aura plan",
+        description="Predict what a training needs: memory, time, traffic, disk. Nothing is trained.",
+    )
+    add_flags(parser)
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="SETTING=VALUE", help="replace settings"
+    )
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="of every rank, such as 3060, or cpu (this machine's best)"
+    )
+    parser.add_argument("--peak-tflops", type=number, metavar="X", help="of a GPU that is not in the table")
+    parser.add_argument("--memory-gb", type=number, metavar="GB", help="of a GPU that is not in the table")
+    parser.add_argument(
+        "--mfu", type=fraction, metavar="X", help="part of the peak that is reached, such as 0.4"
+    )
+    parser.add_argument("--nodes", type=count, default=1, metavar="N", help="PCs (1)")
+    parser.add_argument("--ranks-per-node", type=count, default=1, metavar="K", help="GPUs of each (1)")
+    parser.add_argument("--link", type=number, default=1000, metavar="MBIT", help="of each node (1000)")
+    parser.add_argument(
+        "--corpus", type=Path, metavar="DIR", help="its vocabulary, and its length where epochs is above 0"
+    )
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--tokens", type=number, metavar="N", help="length of the run, such as 2.5e9")
+    length.add_argument("--hours", type=number, metavar="H", help="length of the run")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    return parser
+
+
+def number(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} must be more than 0")
+    return value
+
+
+def fraction(text: str) -> float:
+    if (value := number(text)) > 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at most 1")
+    return value
+
+
+def count(text: str) -> int:
+    if (value := number(text)) != int(value):
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number")
+    return int(value)

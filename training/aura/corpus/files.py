@@ -1,0 +1,126 @@
+"""Which files are read, what their names say of them, and their bytes, decompressed."""
+
+from __future__ import annotations
+
+import bz2
+import glob
+import gzip
+import hashlib
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+from aura.corpus.running_text import CHUNK
+from aura.errors import DataError
+
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+KINDS = (".txt", *JSON_LINES, ".parquet")
+ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar")
+
+Advance = Callable[[int], None]  # called with the number of bytes read
+
+
+def find_files(inputs: list[Path]) -> list[Path]:
+    """The files themselves, and every file of a known kind below directories or behind patterns.
+
+    Raises DataError.
+    """
+    files: list[Path] = []
+    for path in inputs:
+        if path.is_file():
+            if _unpacked(path).suffix.lower() in ARCHIVES:
+                raise DataError(f"{path} is an archive: unpack it, and name the directory.")
+            files.append(path)
+        elif path.is_dir():
+            files += _of_known_kinds(sorted(path.rglob("*")), path)
+        elif glob.has_magic(str(path)):
+            names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # absolute, too
+            files += _of_known_kinds([Path(name) for name in names], path)
+        else:
+            raise DataError(f"{path} does not exist.")
+    files = list(dict.fromkeys(files))
+    for file in files:
+        if file.stat().st_size == 0:
+            if len(files) == 1:
+                raise DataError(f"{file} is empty.")
+            print(f"Note: {file} is empty.", flush=True)
+    return files
+
+
+def _of_known_kinds(found: list[Path], where: Path) -> list[Path]:
+    files = [path for path in found if path.is_file()]
+    if not files and not where.is_dir():
+        raise DataError(f"The pattern {where} does not match a file.")
+    known = [file for file in files if kind_of(file)]
+    if not known:
+        raise DataError(f"There is no .txt, .jsonl or .parquet file in {where}.")
+    if others := [file for file in files if not kind_of(file)]:
+        print(f"Note: {len(others)} other files in {where} are not read, {others[0]} is one.", flush=True)
+    return known
+
+
+def _unpacked(path: Path) -> Path:
+    """The name without .gz."""
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+
+
+def kind_of(path: Path) -> str | None:
+    """.txt, .jsonl …, looking through .gz; None for other names."""
+    suffix = _unpacked(path).suffix.lower()
+    return suffix if suffix in KINDS else None
+
+
+def digest_of(files: list[Path], advance: Advance) -> str:
+    """SHA-256 of the content of all files in order, and of how they are read; names do not matter."""
+    digest = hashlib.sha256()
+    for file in files:
+        kind = kind_of(file) if kind_of(file) != ".txt" else None
+        packed = file.suffix.lower() if file.suffix.lower() in COMPRESSED else ""
+        digest.update(f"{file.stat().st_size}:{kind or ''}{packed}".encode())
+        with reading(file), file.open("rb") as stream:
+            while chunk := stream.read(CHUNK):
+                digest.update(chunk)
+                advance(len(chunk))
+    return digest.hexdigest()
+
+
+class CountedFile(io.FileIO):
+    """Tells how much of the file was read, also when something decompresses it."""
+
+    def __init__(self, path: Path, advance: Advance) -> None:
+        super().__init__(path)
+        self.advance = advance
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer) or 0
+        self.advance(count)
+        return count
+
+
+def open_file(path: Path, advance: Advance) -> IO[bytes]:
+    """The content, decompressed."""
+    file, packed = io.BufferedReader(CountedFile(path, advance), CHUNK), path.suffix.lower()
+    if packed == ".gz":
+        return cast(IO[bytes], gzip.open(file))
+    if packed == ".bz2":
+        return cast(IO[bytes], bz2.open(file))
+    if packed == ".xz":
+        return cast(IO[bytes], lzma.open(file))
+    if packed == ".zst":
+        import pyarrow  # unlike the package zstandard, it notices that the end is missing
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file), "zstd"), CHUNK)
+    return file
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path} cannot be read to its end: {error}.") from None

@@ -1,0 +1,223 @@
+"""Token ids on their way to the disk, so that a preparation can be killed at any time and goes on afterwards.
+
+`aura prepare --output X` works in X.partial:
+
+    corpus/        what becomes X by one rename, at the end
+    journal.json   how far it is: the finished shards, how much of the open ones counts, the position in the source
+    lock           held while somebody works here
+
+The journal is replaced every COMMIT_SECONDS and with every finished shard, after everything it speaks of is on the
+disk. Whoever goes on cuts the open shards to the length in the journal: what came after it is written again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+import numpy as np
+
+from aura.corpus.encode import Ids
+from aura.durable import flush
+from aura.errors import ConfigError, DataError
+
+SHARD_TOKENS = 100_000_000  # a file of token ids is closed when it reaches this length
+COMMIT_SECONDS = 30.0
+SPLITS = ("train", "validation")
+
+
+class ShardWriter:
+    """Writes one split as train-00000.bin, train-00001.bin …"""
+
+    def __init__(self, directory: Path, split: str, width: int, state: dict[str, Any] | None = None) -> None:
+        """`width` in bytes per token; `state` is what `state()` gave when the journal was written."""
+        state = state or {"entries": [], "documents": 0, "tokens": 0}
+        self.directory, self.split, self.width = directory, split, width
+        self.entries: list[dict[str, Any]] = state["entries"]
+        self.documents: int = state["documents"]
+        self._open(state["tokens"])
+
+    def _open(self, tokens: int = 0) -> None:
+        self.name = f"{self.split}-{len(self.entries):05d}.bin"
+        path = self.directory / self.name
+        self.file = path.open("r+b" if tokens else "wb")
+        self.digest, self.tokens = hashlib.sha256(), tokens
+        if tokens:
+            self.file.truncate(tokens * self.width)
+            while chunk := self.file.read(1 << 20):
+                self.digest.update(chunk)
+            if self.file.tell() != tokens * self.width:
+                raise DataError(f"{path} is shorter than its journal says: remove {path.parents[1]}.")
+
+    def state(self) -> dict[str, Any]:
+        return {"entries": self.entries, "documents": self.documents, "tokens": self.tokens}
+
+    def add(self, ids: Ids, lengths: np.ndarray[Any, Any]) -> bool:
+        """Documents one after another; a shard ends with the first that fills it. Was one finished?"""
+        finished, begin = False, 0
+        ends = np.cumsum(lengths)
+        while begin < len(lengths):
+            if self.tokens >= SHARD_TOKENS:
+                self._finish()
+                self._open()
+                finished = True
+            start = int(ends[begin - 1]) if begin else 0
+            # Documents up to the one that fills the shard.
+            last = int(np.searchsorted(ends, start + SHARD_TOKENS - self.tokens))
+            stop = min(last + 1, len(lengths))
+            data = ids[start : int(ends[stop - 1])].tobytes()
+            self.file.write(data)
+            self.digest.update(data)
+            self.tokens += len(data) // self.width
+            begin = stop
+        self.documents += len(lengths)
+        return finished
+
+    def total(self) -> int:
+        """Tokens, in all shards."""
+        return self.tokens + sum(entry["tokens"] for entry in self.entries)
+
+    def flush(self) -> None:
+        flush_to_disk(self.file)
+
+    def _finish(self) -> None:
+        flush_to_disk(self.file)
+        self.file.close()
+        size = self.tokens * self.width
+        entry = {"name": self.name, "tokens": self.tokens, "bytes": size, "sha256": self.digest.hexdigest()}
+        self.entries.append(entry)
+
+    def close(self) -> list[dict[str, Any]]:
+        self._finish()
+        return self.entries
+
+
+class Workplace:
+    """The directory <output>.partial; made by `workplace`."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output.absolute()
+        self.path = self.output.with_name(f"{output.name}.partial")
+        self.corpus = self.path / "corpus"
+        self.journal = self.path / "journal.json"
+
+    def read_journal(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """What was done before for the same request; None at the beginning. Raises ConfigError."""
+        if not (self.journal.is_file() and self.corpus.is_dir()):
+            self.start_again()
+            return None
+        journal: dict[str, Any] = json.loads(self.journal.read_text(encoding="utf-8"))
+        begun = journal["request"]
+        if begun == request:
+            return journal
+        if "revision" in begun and request | {"revision": begun["revision"]} == begun:
+            raise ConfigError(
+                f"{self.path} was begun with commit {begun['revision']} of the dataset, and there is a newer one: go "
+                f"on with --dataset-revision {begun['revision']}, or remove it."
+            )
+        raise ConfigError(
+            f"{self.path} holds an unfinished corpus from other text or settings: go on with those, remove it, or "
+            "choose another --output."
+        )
+
+    def start_again(self) -> None:
+        self.journal.unlink(missing_ok=True)
+        shutil.rmtree(self.corpus, ignore_errors=True)
+        self.corpus.mkdir()
+
+    def write_journal(self, journal: dict[str, Any]) -> None:
+        """Raises OSError."""
+        new = self.journal.with_suffix(".new")
+        write(new, json.dumps(journal))
+        new.rename(self.journal)
+        flush(self.corpus)
+        flush(self.path)
+
+    def finish(self) -> None:
+        """The corpus appears in `output`, all at once."""
+        flush(self.corpus)
+        self.corpus.rename(self.output)
+        flush(self.output.parent)
+        shutil.rmtree(self.path)
+
+    def remove_leftovers(self) -> None:
+        """Of a preparation that was killed after `output` had appeared."""
+        if self.path.is_dir() and not self.corpus.exists():
+            shutil.rmtree(self.path)
+
+    def leave(self) -> str:
+        """After a failure: keep what can be continued, else nothing. Returns the sentence about it."""
+        if self.journal.is_file():
+            return f"What was done is kept in {self.path}: the same command goes on from there."
+        shutil.rmtree(self.path, ignore_errors=True)
+        return f"Nothing was left in {self.output.parent}."
+
+
+@contextmanager
+def workplace(output: Path) -> Iterator[Workplace]:
+    """Whatever goes wrong inside, what is left behind is either nothing or a beginning that can be continued.
+
+    Raises DataError.
+    """
+    place = Workplace(output)
+    try:
+        with _locked(place):
+            yield place
+    except OSError as error:
+        left = place.leave()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DataError(
+                f"The disk that holds {place.output.parent} is full. {left} A corpus needs about as much space as "
+                "its text."
+            ) from None
+        raise DataError(f"{error.filename or output}: {error.strerror}. {left}") from None
+
+
+@contextmanager
+def _locked(place: Workplace) -> Iterator[None]:
+    place.path.mkdir(parents=True, exist_ok=True)
+    with (place.path / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"Another `aura prepare` is at work in {place.path}.") from None
+        old_handler = signal.signal(signal.SIGTERM, _exit_in_order)
+        try:
+            yield
+        except DataError as error:
+            left = place.leave()
+            raise DataError(f"{error} {left}" if place.journal.is_file() else str(error)) from None
+        except (KeyboardInterrupt, SystemExit):
+            print(place.leave(), file=sys.stderr, flush=True)
+            raise
+        except ConfigError:
+            place.leave()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, old_handler)
+
+
+def _exit_in_order(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # through the lines above
+
+
+def write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        flush_to_disk(file)
+
+
+def flush_to_disk(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,291 @@
+"""Where documents come from: files on this machine (`LocalFiles`), or a dataset of the Hugging Face hub
+(`HubDataset`, with the library `datasets`; a local directory is a dataset too).
+
+What counts as a document: a line of .jsonl, a row of parquet or of a dataset, a line of text with
+--documents-per-line. Other text files hold running text, see aura/corpus/running_text.py.
+
+Both kinds of source are read in a fixed order, a little at a time, and can go on behind any document: `position`
+is what must be remembered for that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from aura.corpus.files import JSON_LINES, Advance, digest_of, find_files, kind_of, open_file, reading
+from aura.corpus.running_text import CHUNK, no_text, read_documents
+from aura.errors import ConfigError, DataError
+from aura.texts import console
+
+LONGEST_LINE = 1 << 24  # bytes; a longer document does not fit into memory well once it is encoded
+SHOWN = 20  # places that are printed, per kind
+NAMES = {  # what the guides call them
+    "wikipedia": ("wikimedia/wikipedia", "20231101.es"),
+    "c4": ("allenai/c4", "es"),
+}
+
+
+@dataclass
+class Problems:
+    """What could not be used: counted, and the first places of each kind printed.
+
+    More than `limit` broken places end the preparation; documents without text are only counted.
+    """
+
+    limit: int
+    say: Callable[[str], None]
+    counts: dict[str, int] = field(default_factory=lambda: {"broken": 0, "empty": 0})
+    quiet: bool = False  # while reading what was counted before
+
+    def broken(self, sentence: str) -> None:
+        """Raises DataError."""
+        if self.quiet:
+            return
+        self.counts["broken"] += 1
+        if self.counts["broken"] > self.limit:
+            way_out = (
+                f" That is one more than --max-errors {self.limit} allows."
+                if self.limit
+                else " Correct it, or leave such places out with --max-errors N."
+            )
+            raise DataError(sentence + way_out)
+        self._show("broken", f"Left out: {sentence}")
+
+    def empty(self, place: str) -> None:
+        if not self.quiet:
+            self.counts["empty"] += 1
+            self._show("empty", f"Left out: {place} has no text.")
+
+    def _show(self, kind: str, sentence: str) -> None:
+        if self.counts[kind] <= SHOWN:
+            self.say(sentence)
+        elif self.counts[kind] == SHOWN + 1:
+            self.say(console.text("more_problems"))
+
+
+class Source(Protocol):
+    name: str  # for sentences
+    size: int | None  # bytes, where they are known
+
+    @property
+    def position(self) -> Any:
+        """Behind the document that was given last; JSON."""
+
+    def identity(self, advance: Advance) -> dict[str, Any]:
+        """What meta.json remembers: equal identities, equal documents."""
+
+    def documents(self, position: Any, problems: Problems, advance: Advance) -> Iterator[str]:
+        """The documents behind `position` (None: all of them). Raises DataError."""
+
+
+class LocalFiles:
+    """Files, directories and patterns, in the order given; within a directory by path."""
+
+    def __init__(self, inputs: list[Path], column: str = "text", documents_per_line: bool = False) -> None:
+        self.files = find_files(inputs)
+        self.name = ", ".join(map(str, self.files[:3])) + (", …" if len(self.files) > 3 else "")
+        self.size: int | None = sum(file.stat().st_size for file in self.files)
+        self.column, self.per_line = column, documents_per_line
+        self.position: Any = None  # [file, documents of it]
+
+    def identity(self, advance: Advance) -> dict[str, Any]:
+        known: dict[str, Any] = {"sha256": digest_of(self.files, advance), "bytes": self.size}
+        if self.per_line:
+            known["documents_per_line"] = True
+        if self.column != "text":
+            known["column"] = self.column
+        return known
+
+    def documents(self, position: Any, problems: Problems, advance: Advance) -> Iterator[str]:
+        first, done = position or (0, 0)
+        for file in self.files[:first]:
+            advance(file.stat().st_size)
+        for number in range(first, len(self.files)):
+            skip = done if number == first else 0
+            problems.quiet = skip > 0  # running text is decoded again
+            for index, text in enumerate(self._records(self.files[number], skip, problems, advance), start=1):
+                problems.quiet = index < skip
+                if text is not None and index > skip:
+                    self.position = [number, index]
+                    yield text
+
+    def _records(self, path: Path, skip: int, problems: Problems, advance: Advance) -> Iterator[str | None]:
+        """One entry for each document, None for what cannot be used. The first `skip` are not looked at."""
+        kind = kind_of(path)
+        if kind == ".parquet":
+            yield from read_parquet(path, self.column, skip, problems, advance)
+            return
+        with reading(path), open_file(path, advance) as stream:
+            if kind in JSON_LINES:
+                yield from read_lines(path, stream, skip, problems, self.column)
+            elif self.per_line:
+                yield from read_lines(path, stream, skip, problems, None)
+            else:
+                yield from read_documents(path, stream, problems.broken)
+
+
+def read_lines(
+    path: Path, stream: IO[bytes], skip: int, problems: Problems, column: str | None
+) -> Iterator[str | None]:
+    """A document from every line; with `column` a line is a JSON object that has it under this name."""
+    number, offset = 0, 0
+    while line := stream.readline(LONGEST_LINE):
+        number, offset, text = number + 1, offset + len(line), None
+        place = f"{path}, line {number}"
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(LONGEST_LINE)
+                offset += len(line)
+            if number > skip:
+                problems.broken(f"{place} is longer than {LONGEST_LINE >> 20} MiB.")
+        elif number > skip:
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                if not column and "\0" in text:
+                    raise ValueError("has a NUL byte, so it is no text")
+                if text and column:
+                    text = _text_of(text, column)
+                if not text:
+                    problems.empty(place)
+                    text = None
+            except UnicodeDecodeError as error:
+                byte = offset - len(line) + error.start
+                problems.broken(no_text(path, byte, number, line[error.start]))
+                text = None
+            except ValueError as error:
+                problems.broken(f"{place} {error}.")
+                text = None
+        yield text
+
+
+def _text_of(line: str, column: str) -> str:
+    """Raises ValueError, whose text goes behind "file, line 7"."""
+    try:
+        record = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"is not JSON ({error})") from None
+    if not isinstance(record, dict) or not isinstance(record.get(column), str):
+        raise ValueError(f"is not a JSON object with a text under {column!r}")
+    text: str = record[column]
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"has half of a surrogate pair in {column!r}, which is no letter") from None
+    return text.strip()
+
+
+def read_parquet(
+    path: Path, column: str, skip: int, problems: Problems, advance: Advance
+) -> Iterator[str | None]:
+    import pyarrow
+    from pyarrow import parquet
+
+    size, number, told = path.stat().st_size, 0, 0
+    try:
+        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=CHUNK) as file:
+            names = file.schema_arrow.names
+            if column not in names:
+                raise DataError(
+                    f"{path} has no column {column!r} but {', '.join(names)}: choose with --dataset-column."
+                )
+            rows = file.metadata.num_rows
+            for batch in file.iter_batches(batch_size=256, columns=[column]):
+                for cell in batch.column(0):
+                    number += 1
+                    yield _text_of_cell(cell, f"{path}, row {number}", problems) if number > skip else None
+                advance(size * number // rows - told)
+                told = size * number // rows
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as parquet: {str(error).splitlines()[0]}") from None
+
+
+def _text_of_cell(cell: Any, place: str, problems: Problems) -> str | None:
+    try:
+        return usable(cell.as_py(), place, problems)
+    except UnicodeDecodeError:
+        problems.broken(f"{place} is not UTF-8.")
+        return None
+
+
+def usable(text: object, place: str, problems: Problems) -> str | None:
+    """A cell of a table, when there is text in it."""
+    if not isinstance(text, str | None):
+        problems.broken(f"{place} holds no text but {type(text).__name__}.")
+        return None
+    if not (text and text.strip()):
+        problems.empty(place)
+        return None
+    return text.strip()
+
+
+class HubDataset:
+    """A dataset by name, or a local directory that is one, through `datasets`, as a stream."""
+
+    def __init__(
+        self, name: str, config: str | None, split: str, column: str, revision: str | None = None
+    ) -> None:
+        known = NAMES.get(name)
+        self.path, self.config = (known[0], config or known[1]) if known else (name, config)
+        self.split, self.column = split, column
+        self.name = f"{self.path}{f' ({self.config})' if self.config else ''}, split {split}"
+        self.size: int | None = None
+        self.revision = revision
+        self._stream: Any = None
+        self._row = 0
+
+    @property
+    def position(self) -> Any:
+        return {"row": self._row, "stream": self._stream.state_dict()}
+
+    def identity(self, advance: Advance) -> dict[str, Any]:
+        choice = {"config": self.config, "split": self.split, "column": self.column}
+        directory = Path(self.path)
+        if directory.is_dir():
+            files = sorted(file for file in directory.rglob("*") if file.is_file())
+            return {"sha256": digest_of(files, advance), **choice}
+        with self._one_sentence():
+            from huggingface_hub import HfApi
+
+            # What `main` is now: a preparation that is interrupted goes on with the same text.
+            self.revision = HfApi().dataset_info(self.path, revision=self.revision).sha
+        return {"dataset": self.path, "revision": self.revision, **choice}
+
+    def documents(self, position: Any, problems: Problems, advance: Advance) -> Iterator[str]:
+        with self._one_sentence():
+            import datasets
+
+            datasets.disable_progress_bars()
+            stream = datasets.load_dataset(
+                self.path, self.config, split=self.split, streaming=True, revision=self.revision
+            )
+            number = 0
+            if position:
+                number = position["row"]
+                stream.load_state_dict(position["stream"])
+            for row in stream:
+                number += 1
+                if self.column not in row:
+                    raise ConfigError(
+                        f"The dataset {self.name} has no column {self.column!r} but {', '.join(row)}: choose with "
+                        "--dataset-column."
+                    )
+                text = usable(row[self.column], f"{self.name}, row {number}", problems)
+                if text is not None:
+                    advance(len(text.encode()))
+                    self._stream, self._row = stream, number
+                    yield text
+
+    @contextmanager
+    def _one_sentence(self) -> Iterator[None]:
+        try:
+            yield
+        except (DataError, ConfigError):
+            raise
+        except Exception as error:  # what the hub, the network and every file format may raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise DataError(f"The dataset {self.name} cannot be read: {reason}") from None

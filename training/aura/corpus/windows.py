@@ -1,0 +1,134 @@
+"""Which tokens are trained on at which step.
+
+The tokens of a split are one long sequence, cut into fixed windows. Every epoch visits all windows once, in an order
+that depends on (seed, epoch) only. The position in the data is one number, the windows consumed so far, so a run
+resumes exactly, also with another number of ranks: a step takes the next windows, whoever computes them.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aura.config import TrainConfig
+from aura.corpus.corpus import Corpus, check_vocabulary
+from aura.errors import DataError
+
+MIXER = 0x9E3779B97F4A7C15  # splitmix64, https://prng.di.unimi.it/splitmix64.c
+
+
+class Windows:
+    """The windows of one split: window i holds tokens [i * seq_len, (i + 1) * seq_len], both ends included.
+
+    Neighbours share one token: the last target of one is the first input of the next.
+    """
+
+    def __init__(self, corpus: Corpus, split: str, seq_len: int) -> None:
+        entries = corpus.files[split]
+        paths = [Path(corpus.path, entry["name"]) for entry in entries if entry["tokens"]]
+        self.shards = [np.memmap(path, dtype=f"<u{corpus.bytes_per_token}", mode="r") for path in paths]
+        self.starts = np.array([0, *accumulate(len(shard) for shard in self.shards)])
+        self.seq_len = seq_len
+
+    def __len__(self) -> int:
+        return max(0, (int(self.starts[-1]) - 1) // self.seq_len)
+
+    def read(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets, each int64 of shape (len(indices), seq_len); both are views of one tensor."""
+        return inputs_and_targets(self.batch(indices))
+
+    def batch(self, indices: NDArray[np.int64]) -> torch.Tensor:
+        """The whole windows, int64 of shape (len(indices), seq_len + 1)."""
+        rows = np.stack([self._tokens(int(index) * self.seq_len, self.seq_len + 1) for index in indices])
+        return torch.from_numpy(rows.astype(np.int64))
+
+    def _tokens(self, start: int, count: int) -> NDArray[np.unsignedinteger[Any]]:
+        """`count` tokens from `start` on; they may lie in several shards."""
+        parts = []
+        shard = int(np.searchsorted(self.starts, start, side="right")) - 1
+        while count:
+            offset = start - int(self.starts[shard])
+            part = self.shards[shard][offset : offset + count]
+            parts.append(part)
+            start, count, shard = start + len(part), count - len(part), shard + 1
+        return np.concatenate(parts)
+
+
+def inputs_and_targets(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole windows without their last token, and without their first; views."""
+    return batch[:, :-1], batch[:, 1:]
+
+
+class Order:
+    """The order of training: position -> window, for ever."""
+
+    def __init__(self, windows: int, seed: int) -> None:
+        self.windows, self.seed = windows, seed
+        self._epoch, self._permutation = -1, np.empty(0, dtype=np.int64)
+
+    def at(self, position: int, count: int) -> NDArray[np.int64]:
+        """The windows at positions [position, position + count); they may reach into the next epoch."""
+        parts = []
+        while count:
+            epoch, offset = divmod(position, self.windows)
+            part = self._of_epoch(epoch)[offset : offset + count]
+            parts.append(part)
+            position, count = position + len(part), count - len(part)
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def _of_epoch(self, epoch: int) -> NDArray[np.int64]:
+        if epoch != self._epoch:
+            self._epoch, self._permutation = epoch, permutation(self.windows, self.seed, epoch)
+        return self._permutation
+
+
+def permutation(windows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Windows sorted by a hash of (seed, epoch, window).
+
+    NumPy's own permutation may change between versions; a run must not lose its place by an upgrade.
+    """
+    start = _mix(np.uint64(seed) + _mix(np.array([epoch], dtype=np.uint64)))
+    hashes = _mix(start + np.arange(windows, dtype=np.uint64) * np.uint64(MIXER))
+    return np.argsort(hashes, kind="stable")
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = x + np.uint64(MIXER)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def share_of(rank: int, shares: list[int]) -> tuple[int, int]:
+    """Offset and length of a rank's part when rank r takes shares[r] windows of every step."""
+    return sum(shares[:rank]), shares[rank]
+
+
+def even_share(rank: int, ranks: int, count: int) -> range:
+    """The part of range(count) that a rank validates; all parts together are everything, once."""
+    return range(count * rank // ranks, count * (rank + 1) // ranks)
+
+
+def check_corpus(corpus: Corpus, config: TrainConfig, world_size: int) -> None:
+    """Refuse a corpus that does not fit the configuration. Raises DataError."""
+    check_vocabulary(corpus, config.vocab_size, config.preset)
+    windows, shares = len(Windows(corpus, "train", config.seq_len)), config.shares(world_size)
+    short = windows < sum(shares)
+    if short and not (config.allow_dataset_oversubscription and windows):
+        raise DataError(
+            f"The corpus {corpus.path} has {corpus.tokens['train']:,} training tokens, that is {windows} sequences of "
+            f"{config.seq_len}, but one optimizer step takes {sum(shares)} (micro-batch x "
+            f"{config.gradient_accumulation_steps} accumulation x {world_size} ranks): use more text, reduce "
+            "--batch-size, --gradient-accumulation-steps or --seq-len, use fewer ranks, or let a step see the same "
+            "text more than once with --allow-dataset-oversubscription."
+        )
+    if not len(Windows(corpus, "validation", config.seq_len)):
+        raise DataError(
+            f"The corpus {corpus.path} has {corpus.tokens['validation']} validation tokens, less than one sequence "
+            f"of {config.seq_len}: prepare it with a larger --validation-fraction or more text, or reduce --seq-len."
+        )

@@ -1,0 +1,238 @@
+"""The work of `aura prepare`: documents in, shards out, and a journal of how far it is."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from aura.corpus import corpus as corpora
+from aura.corpus import shards, tokenizer
+from aura.corpus.encode import Batch, Encoded, document_hash, encode_all
+from aura.corpus.progress import Bar, Bars
+from aura.corpus.running_text import DOCUMENT_CHARS
+from aura.corpus.shards import SPLITS, ShardWriter, Workplace
+from aura.corpus.sources import Problems, Source
+from aura.corpus.tokenizer import SMALLEST_VOCABULARY, Prepared
+from aura.errors import ConfigError, DataError
+
+BATCH_CHARS = 1_000_000  # characters encoded at once
+TOKENIZER_SAMPLE = 100_000_000  # characters of training text that the tokenizer learns from, at most
+CHARS_PER_TOKEN = 6  # more than a Spanish text has
+
+
+@dataclass(frozen=True)
+class Settings:
+    vocab_size: int | None  # of the tokenizer that is trained
+    validation_fraction: float = 0.01
+    tokenizer: str | None = None  # an existing one instead
+    max_tokens: int | None = None
+    max_errors: int = 0
+    workers: int = 1
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        if (self.vocab_size is None) == (self.tokenizer is None):
+            raise ConfigError(
+                "Say either --vocab-size N, to train a tokenizer on the text, or --tokenizer PATH, to take one."
+            )
+        if (
+            self.vocab_size is not None
+            and not SMALLEST_VOCABULARY <= self.vocab_size <= corpora.LARGEST_VOCABULARY
+        ):
+            raise ConfigError(
+                f"--vocab-size {self.vocab_size} must lie between {SMALLEST_VOCABULARY} and "
+                f"{corpora.LARGEST_VOCABULARY} (more would need 32 bits for every token id)."
+            )
+        if not 0 < self.validation_fraction < 1:
+            raise ConfigError(f"--validation-fraction {self.validation_fraction} must lie between 0 and 1.")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigError(f"--dataset-max-tokens {self.max_tokens} must be at least 1.")
+        if self.workers < 1:
+            raise ConfigError(f"--workers {self.workers} must be at least 1.")
+        if self.max_errors < 0:
+            raise ConfigError(f"--max-errors {self.max_errors} must not be negative.")
+
+
+def say(sentence: str) -> None:
+    print(sentence, flush=True)
+
+
+class Work:
+    """One preparation, between a batch that is written and the next. All that counts is in its journal."""
+
+    def __init__(
+        self,
+        source: Source,
+        settings: Settings,
+        place: Workplace,
+        request: dict[str, Any],
+        bars: Bars,
+        cut: int,
+    ) -> None:
+        self.source, self.settings, self.place, self.request = source, settings, place, request
+        self.bars, self.cut = bars, cut  # documents with a hash above `cut` are for training
+        self.position: Any = None
+        self.problems = Problems(settings.max_errors, say)
+        self.skipped = dict(self.problems.counts)
+        self.text_bytes, self.smallest, self.largest = 0, 2**64, 0
+
+    def begin(self, loaded: Prepared | None) -> None:
+        self.tokenizer = loaded or self._train_tokenizer()
+        shards.write(self.place.corpus / corpora.TOKENIZER, self.tokenizer.json)
+        self.counts = np.zeros(self.tokenizer.vocab_size, np.int64)  # of the training tokens
+        self._open_shards({})
+
+    def go_on(self, journal: dict[str, Any]) -> None:
+        self.tokenizer = Prepared(**journal["tokenizer"])
+        self.position, self.skipped, self.counts = (
+            journal["position"],
+            journal["skipped"],
+            np.array(journal["counts"]),
+        )
+        self.problems.counts |= self.skipped
+        self.text_bytes, self.smallest, self.largest = journal["text"]
+        self._open_shards(journal["shards"])
+
+    def _open_shards(self, states: dict[str, Any]) -> None:
+        self.width = corpora.bytes_per_token(self.tokenizer.vocab_size)
+        self.writers = {
+            split: ShardWriter(self.place.corpus, split, self.width, states.get(split)) for split in SPLITS
+        }
+
+    def _journal(self) -> dict[str, Any]:
+        return {
+            "request": self.request,
+            "cut": self.cut,
+            "tokenizer": asdict(self.tokenizer),
+            "position": self.position,
+            "skipped": self.skipped,
+            "counts": self.counts.tolist(),
+            "text": [self.text_bytes, self.smallest, self.largest],
+            "shards": {split: writer.state() for split, writer in self.writers.items()},
+        }
+
+    def _train_tokenizer(self) -> Prepared:
+        most = TOKENIZER_SAMPLE
+        if self.settings.max_tokens:
+            most = min(most, self.settings.max_tokens * CHARS_PER_TOKEN)
+        bar = self.bars.start("Training the tokenizer", self.source.size)
+
+        def training_text() -> Iterator[str]:
+            read = 0
+            problems = Problems(self.settings.max_errors, lambda sentence: None)  # they are reported later
+            for text in self.source.documents(None, problems, bar):
+                if document_hash(text.encode()) > self.cut:
+                    read += len(text)
+                    yield text
+                    if read >= most:
+                        return
+
+        assert self.settings.vocab_size
+        return tokenizer.train(training_text(), self.settings.vocab_size)
+
+    def _batches(self, bar: Bar) -> Iterator[Batch]:
+        texts: list[str] = []
+        chars, position, skipped = 0, self.position, self.skipped
+        for text in self.source.documents(self.position, self.problems, bar):
+            bar.first_document()
+            texts.append(text)
+            chars += len(text)
+            # Both of the same place: what is left out behind the last document is read again after a kill.
+            skipped = dict(self.problems.counts)
+            if chars >= BATCH_CHARS:
+                position = self.source.position
+                yield Batch(texts, position, skipped)
+                texts, chars = [], 0
+        yield Batch(texts, self.source.position if texts else position, skipped)
+
+    def run(self) -> None:
+        """Encode and write what is left, with a journal now and then."""
+        bar = self.bars.start("Encoding", self.source.size)
+        arguments = (self.tokenizer.json, self.tokenizer.end_of_text_id, f"<u{self.width}")
+        limit, written, before = self.settings.max_tokens, time.monotonic(), self.tokens()
+        with closing(encode_all(self._batches(bar), arguments, self.settings.workers)) as encoded:
+            for batch, part in encoded:
+                finished = self._write(part, limit - self.tokens() if limit else None)
+                self.position, self.skipped = batch.position, batch.skipped
+                if limit:
+                    bar.expect(max(self.tokens() - before, 1) / (limit - before))
+                    if self.tokens() >= limit:
+                        break
+                if finished or time.monotonic() - written >= shards.COMMIT_SECONDS:
+                    for writer in self.writers.values():
+                        writer.flush()
+                    self.place.write_journal(self._journal())
+                    written = time.monotonic()
+            else:
+                self.skipped = dict(self.problems.counts)  # also behind the last document
+        documents = sum(writer.documents for writer in self.writers.values())
+        if documents == 0:
+            raise DataError(f"There is no text in {self.source.name}: only spaces and empty lines.")
+        if self.smallest == self.largest:
+            raise DataError(
+                f"There is too little text in {self.source.name}: training and validation need at least two different "
+                f"documents; from running text, that is more than {DOCUMENT_CHARS} characters."
+            )
+
+    def _write(self, part: Encoded, most: int | None) -> bool:
+        """Divide the documents between the splits, up to the one that reaches `most` tokens."""
+        count = len(part.lengths)
+        if most is not None:
+            count = min(count, int(np.searchsorted(np.cumsum(part.lengths), most)) + 1)
+        lengths, hashes = part.lengths[:count], part.hashes[:count]
+        ids = part.ids[: int(lengths.sum())]
+        if count == 0:
+            return False
+        self.text_bytes += int(part.sizes[:count].sum())
+        self.smallest = min(self.smallest, int(hashes.min()))
+        self.largest = max(self.largest, int(hashes.max()))
+        training = hashes > np.uint64(min(self.cut, 2**64 - 1))
+        of_training = np.repeat(training, lengths)
+        self.counts += np.bincount(ids[of_training], minlength=len(self.counts))
+        finished = self.writers["train"].add(ids[of_training], lengths[training])
+        return self.writers["validation"].add(ids[~of_training], lengths[~training]) or finished
+
+    def tokens(self) -> int:
+        return sum(writer.total() for writer in self.writers.values())
+
+    def one_split_is_empty(self) -> bool:
+        return any(writer.documents == 0 for writer in self.writers.values())
+
+    def meta(self) -> dict[str, Any]:
+        unknown = tokenizer.unknown_id(self.tokenizer)
+        if unknown is not None and self.counts[unknown]:
+            say(
+                f"Note: the tokenizer does not know {self.counts[unknown]:,} pieces of the training text; all became "
+                f"the same token ({unknown})."
+            )
+        entries = {split: writer.close() for split, writer in self.writers.items()}
+        documents = {split: writer.documents for split, writer in self.writers.items()}
+        return {
+            "source": {**self.request, "documents": sum(documents.values())},
+            "format": corpora.FORMAT,
+            "vocab_size": self.tokenizer.vocab_size,
+            "bytes_per_token": self.width,
+            "tokenizer_sha256": hashlib.sha256(self.tokenizer.json.encode()).hexdigest(),
+            "end_of_text": self.tokenizer.end_of_text,
+            "end_of_text_id": self.tokenizer.end_of_text_id,
+            "pad": self.tokenizer.pad,
+            "pad_id": self.tokenizer.pad_id,
+            "tokens": {split: sum(entry["tokens"] for entry in entries[split]) for split in SPLITS},
+            "documents": documents,
+            "skipped": self.skipped,
+            "text_bytes": self.text_bytes,
+            "unigram_entropy": unigram_entropy(self.counts),
+            "files": entries,
+        }
+
+
+def unigram_entropy(counts: np.ndarray[Any, Any]) -> float:
+    """-sum p ln p [nats per token]."""
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log(p)).sum())

@@ -1,0 +1,1 @@
+"""GPT-2: the network, its loss, and what is done with a trained one."""

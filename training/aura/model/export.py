@@ -1,0 +1,233 @@
+"""`aura export`: a trained model as a directory that `transformers` loads (GPT2LMHeadModel and AutoTokenizer).
+
+    model.safetensors         the parameters under GPT2LMHeadModel's names, in the format that they were trained in
+    config.json               the shape of the model, and the ids of the special tokens
+    generation_config.json    those ids again, for generate()
+    tokenizer.json            as `aura prepare` wrote it, byte for byte
+    tokenizer_config.json     with special_tokens_map.json: what tokenizer.json does not say
+
+GPT-2's original code multiplies x @ W ("Conv1D"), torch's Linear x @ W.T: the matrices of the blocks are transposed.
+The output matrix is the embedding (tied), so it is not in the file. Rows of the embedding that no token of the
+tokenizer has are left out. `transformers` itself is not needed, and `load` reads such a directory back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from aura.checkpoint import manifest
+from aura.checkpoint import store as checkpoint
+from aura.config import TrainConfig, from_values, resolve
+from aura.corpus.corpus import TOKENIZER
+from aura.corpus.tokenizer import ENDS, PADS
+from aura.durable import flush
+from aura.errors import ConfigError, DataError, Parser
+from aura.model.gpt import GPT
+
+MODEL, CONFIG = "model.safetensors", "config.json"
+GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+FILES = {MODEL, CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS}
+MATRIX_OF_A_BLOCK = re.compile(r"h\.\d+\.(attn|mlp)\.c_\w+\.weight")
+
+
+def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path: Path, output: Path) -> None:
+    """Write the model with these parameters (named as in gpt.py) and its tokenizer to the directory `output`.
+
+    It appears all at once. An earlier export in `output` is replaced; anything else there is left alone: ConfigError.
+    Raises DataError when it cannot be written, or when the tokenizer has more tokens than the model has rows.
+    """
+    if output.exists() and not (output.is_dir() and {path.name for path in output.iterdir()} <= FILES):
+        raise ConfigError(f"{output} exists and is no exported model: choose another place for the export.")
+    tokenizer = read_tokenizer(tokenizer_path)
+    rows = token_ids(tokenizer)
+    if rows > config.vocab_size:
+        raise DataError(
+            f"{tokenizer_path} has {rows} token ids, the model only {config.vocab_size}: it is not this model's "
+            "tokenizer."
+        )
+    special = _special_tokens(tokenizer)
+    ids = {f"{name}_id": tokenizer.token_to_id(token) for name, token in special.items()}
+    tensors = {name: parameter.detach() for name, parameter in parameters.items()}
+    tensors["wte.weight"] = tensors["wte.weight"][:rows]
+    texts = {
+        CONFIG: {**_model_config(config, rows, tensors["wte.weight"].dtype), **ids},
+        GENERATION: ids,
+        TOKENIZER_CONFIG: {
+            # transformers 5 would rebuild "GPT2Tokenizer" from the vocabulary, with a pre-tokenizer of its own.
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": config.seq_len,
+            "clean_up_tokenization_spaces": False,
+            **special,
+        },
+        SPECIAL_TOKENS: special,
+    }
+    temporary = output.with_name(f"{output.name}{checkpoint.TEMPORARY}{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        for name, content in texts.items():
+            (temporary / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        shutil.copyfile(tokenizer_path, temporary / TOKENIZER)
+        renamed = {f"transformer.{name}": _turned(name, tensor) for name, tensor in tensors.items()}
+        save_file(renamed, temporary / MODEL, metadata={"format": "pt"})
+        _replace(output, temporary)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{output} cannot be written: {error}. What was there is untouched.") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def export_checkpoint(path: Path, output: Path) -> None:
+    """`export` of a verified checkpoint, with the tokenizer of its run directory."""
+    config = from_values(verified_state(path)["config"])
+    export(config, load_file(path / manifest.MODEL), tokenizer_of(path), output)
+
+
+def load(path: Path) -> GPT:
+    """The model of an exported directory, in fp32. Raises DataError when the directory is not complete."""
+    try:
+        values = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(path / MODEL)
+        shape = {
+            "layers": values["n_layer"],
+            "heads": values["n_head"],
+            "d_model": values["n_embd"],
+            "seq_len": values["n_positions"],
+            "vocab_size": values["vocab_size"],
+            "vocab_multiple": 1,
+            "parameter_format": "fp32",
+            "dropout": 0,
+        }
+        model = GPT(resolve("gpt2-nano", shape))
+        model.load_state_dict(
+            {name: _turned(name, tensors[f"transformer.{name}"]) for name in model.state_dict()}
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise DataError(
+            f"{path} is no model that aura export has written ({type(error).__name__}: {error})."
+        ) from None
+    return model
+
+
+def verified_state(path: Path) -> checkpoint.State:
+    """The state of a checkpoint whose every byte is right. Raises DataError."""
+    try:
+        manifest.verify(path)
+    except manifest.Damaged as reason:
+        raise DataError(f"{path} cannot be used: {reason}.") from None
+    return checkpoint.read_state(path)
+
+
+def is_exported(path: Path) -> bool:
+    return (path / CONFIG).is_file() and (path / TOKENIZER_CONFIG).is_file()
+
+
+def tokenizer_of(path: Path) -> Path:
+    """The tokenizer of a checkpoint: a copy lies in its run directory. Raises DataError."""
+    file = path.absolute().parents[1] / TOKENIZER
+    if not file.is_file():
+        raise DataError(f"{file} is missing; `aura train` puts a copy of the corpus' tokenizer there.")
+    return file
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers has no type of its own for it
+        raise DataError(f"{path} is no tokenizer that can be read: {error}.") from None
+
+
+def token_ids(tokenizer: Tokenizer) -> int:
+    """The number of rows that the tokenizer needs: its largest id and one."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def end_of_text(tokenizer: Tokenizer) -> int | None:
+    """The id of the token that ends a document, and begins a text that nothing precedes."""
+    token = _first_of(ENDS, tokenizer)
+    return None if token is None else tokenizer.token_to_id(token)
+
+
+def _first_of(tokens: tuple[str, ...], tokenizer: Tokenizer) -> str | None:
+    return next((token for token in tokens if tokenizer.token_to_id(token) is not None), None)
+
+
+def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
+    """A tokenizer without a padding token pads with the end of the text, as is usual for GPT-2."""
+    end = _first_of(ENDS, tokenizer)
+    tokens = {"bos_token": end, "eos_token": end, "pad_token": _first_of(PADS, tokenizer) or end}
+    return {name: token for name, token in tokens.items() if token is not None}
+
+
+def _turned(name: str, tensor: Tensor) -> Tensor:
+    """From Linear's layout to Conv1D's, or back, where there is a difference; on the CPU."""
+    return (tensor.t() if MATRIX_OF_A_BLOCK.fullmatch(name) else tensor).cpu().contiguous()
+
+
+def _model_config(config: TrainConfig, rows: int, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": rows,
+        "n_positions": config.seq_len,
+        "n_embd": config.d_model,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "attn_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "resid_pdrop": config.dropout,
+        "layer_norm_epsilon": 1e-5,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": True,
+        "torch_dtype": str(dtype).removeprefix("torch."),  # every version reads it under this name
+    }
+
+
+def _replace(output: Path, temporary: Path) -> None:
+    """On the disk first, then in place of an earlier export."""
+    for file in (*temporary.iterdir(), temporary):
+        flush(file)
+    aside = temporary.with_name(f"{temporary.name}-old")
+    if output.exists():
+        output.rename(aside)
+    temporary.rename(output)
+    flush(output.absolute().parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(
+        prog="aura export",
+        description="Write a trained model as transformers' GPT2LMHeadModel.from_pretrained and AutoTokenizer read it.",
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--run-dir", type=Path, metavar="DIR", help="take the newest checkpoint of this run")
+    which.add_argument("--checkpoint", type=Path, metavar="DIR", help="take this checkpoint")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="directory to write")
+    arguments = parser.parse_args(argv)
+    path = arguments.checkpoint or newest(arguments.run_dir)
+    export_checkpoint(path, arguments.output)
+    print(f"{path} -> {arguments.output}")
+    return 0
+
+
+def newest(run_dir: Path) -> Path:
+    """The newest checkpoint of a run whose every byte is right. Raises DataError when there is none."""
+    found = checkpoint.newest_valid(run_dir / "checkpoints", print)
+    if found is None:
+        raise DataError(f"There is no checkpoint in {run_dir / 'checkpoints'} yet.")
+    return found.path

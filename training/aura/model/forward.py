@@ -1,0 +1,49 @@
+"""Forward passes: number formats, batches on their way to the device, the validation loss."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+
+from aura.cluster.ranks import Ranks
+from aura.config import TrainConfig
+from aura.corpus.windows import Windows, even_share, inputs_and_targets
+from aura.model.gpt import DTYPES, GPT
+
+
+def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
+    # Parameters in bf16 need no conversion: everything already is.
+    enabled = config.precision != "fp32" and config.parameter_format == "fp32"
+    # Each weight is used once in a forward pass: keeping the converted copies would only cost memory.
+    return torch.autocast(device.type, DTYPES[config.precision], enabled, cache_enabled=False)
+
+
+def to_device(batch: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets. From pinned memory, so that the copy does not wait for what the GPU is still computing:
+    only a whole tensor goes that way, a part of its columns would be gathered in other memory first."""
+    if device.type != "cpu":
+        batch = batch.pin_memory().to(device, non_blocking=True)
+    return inputs_and_targets(batch)
+
+
+@torch.no_grad()
+def validation_loss(
+    model: GPT, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
+) -> float:
+    """Mean loss over the same windows whatever the number of ranks [nats per token]."""
+    count = min(len(windows), config.validation_windows)
+    share = even_share(ranks.rank, ranks.world_size, count)
+    chosen = np.array([i * len(windows) // count for i in share], dtype=np.int64)
+    model.eval()
+    loss_sum = 0.0
+    batch_size = config.batch_sizes(ranks.world_size)[ranks.rank]
+    for first in range(0, len(chosen), batch_size):
+        inputs, targets = to_device(windows.batch(chosen[first : first + batch_size]), device)
+        with autocast(config, device):
+            loss_sum += model.loss_sum(inputs, targets).item()
+    model.train()
+    total, tokens = ranks.total([loss_sum, float(len(chosen) * config.seq_len)])
+    return total / tokens

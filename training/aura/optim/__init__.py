@@ -1,0 +1,1 @@
+"""What makes updates of gradients: AdamW in its number formats, Muon, the learning rate."""

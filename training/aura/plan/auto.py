@@ -1,0 +1,145 @@
+"""What is decided before torch starts: the GPU of a single process, and what `--preset auto` is on it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aura.config import AUTO, TrainConfig, as_words, resolve
+from aura.corpus.corpus import META, Corpus, read_corpus
+from aura.errors import ConfigError
+from aura.plan import gpus
+from aura.plan.memory import GIB, largest_micro_batch, memory_of, settings_that_fit
+from aura.texts.console import text
+
+# The largest model first, and of one model the fastest recipe first.
+CANDIDATES = (
+    "aura-72h-max",
+    "aura-72h-extended",
+    "gpt2-medium",
+    "gpt2-medium-10gb",
+    "gpt2-medium-6gb",
+    "gpt2-medium-4gb",
+    "gpt2",
+)
+LAST = "gpt2"  # of these, made to fit: there is no smaller recipe for a GPU
+WITHOUT_GPU = "gpt2-nano"
+# What a choice may change of its preset: how it is computed, and what the corpus asks for.
+CHANGED = (
+    "vocab_size",
+    "precision",
+    "loss_chunk",
+    "gradient_checkpointing",
+    "batch_size",
+    "gradient_accumulation_steps",
+    "moment_format",
+    "parameter_format",
+)
+USABLE = 0.95  # of what is free: torch's allocator leaves gaps
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `auto` means here: a preset, the settings of it that are changed, and a sentence why."""
+
+    preset: str
+    reason: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def resolve_here(preset: str, overrides: Mapping[str, Any], corpus: Path, run_dir: Path) -> TrainConfig:
+    """`resolve`, and for `auto` the choice for this machine, printed with its reason. Raises ConfigError, DataError.
+
+    A run that has begun in `run_dir` goes on with what was chosen then, whatever is free now. `corpus`: its directory.
+    One of several ranks must not choose: another one may have another GPU. `resolve` refuses it.
+    """
+    if preset != AUTO or not _alone():
+        return resolve(preset, overrides)
+    before = run_dir / "config.json"
+    if before.is_file():
+        choice = _chosen_before(before)
+    else:
+        # Whether there is a corpus at all is asked later.
+        known = read_corpus(corpus) if (corpus / META).is_file() else None
+        choice = choose(gpus.of_this_machine(), overrides, known)
+    print(choice.reason, flush=True)
+    return resolve(choice.preset, {**choice.settings, **overrides})
+
+
+def _chosen_before(file: Path) -> Choice:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        settings = {name: config[name] for name in CHANGED}
+        return Choice(config["preset"], text("auto_before", preset=config["preset"], file=file), settings)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{file} is damaged ({error!r}), so auto cannot know what this run has begun with: give --preset."
+        ) from None
+
+
+def take_best_gpu() -> None:
+    """A process that is alone on a machine with several GPUs sees only the one with most free memory.
+
+    Ranks of a gang are left alone: each has its own by LOCAL_RANK.
+    """
+    if not _alone():
+        return
+    # So that a number means to torch what it means to nvidia-smi: by itself CUDA puts the fastest first.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    try:
+        found = gpus.of_this_machine()
+    except ConfigError:  # torch may know more than nvidia-smi; if not, it says so
+        return
+    if len(found) > 1:
+        best = max(found, key=lambda gpu: gpu.free)
+        os.environ["CUDA_VISIBLE_DEVICES"] = best.uuid
+        print(text("best_gpu", gpu=best.name, count=len(found)), flush=True)
+
+
+def choose(found: list[gpus.Found], overrides: Mapping[str, Any], corpus: Corpus | None = None) -> Choice:
+    """The largest preset that fits, with these overrides, the GPU with most free memory. Raises ConfigError."""
+    if not found:
+        settings = _for_corpus(WITHOUT_GPU, overrides, corpus)
+        return _choice(WITHOUT_GPU, settings, text("auto_without_gpu"))
+    best = max(found, key=lambda gpu: gpu.free)
+    available = USABLE * best.free
+    has, too_large = text("auto_has", gpu=best.name, free=best.free / GIB), ""
+    if not best.has_bf16:
+        has = text("auto_no_bf16", has=has)
+    for name in CANDIDATES:
+        settings = _for_corpus(name, overrides, corpus)
+        config = resolve(name, {**overrides, **settings})
+        if not best.has_bf16 and config.parameter_format == "bf16":
+            continue
+        if not best.has_bf16 and config.precision == "bf16" and "precision" not in overrides:
+            settings["precision"] = "fp16"
+            config = resolve(name, {**overrides, **settings})
+        if name == LAST:
+            keep = set(overrides) | (set() if best.has_bf16 else {"parameter_format"})
+            settings |= settings_that_fit(config, available, on_gpu=True, keep=keep) or {}
+            config = resolve(name, {**overrides, **settings})
+        needs = memory_of(config, largest_micro_batch(config), on_gpu=True).total
+        if needs <= available:
+            return _choice(name, settings, text("auto_needs", needs=needs / GIB, has=has) + too_large)
+        too_large = text("auto_too_large", preset=name, needs=needs / GIB)
+    return _choice(WITHOUT_GPU, _for_corpus(WITHOUT_GPU, overrides, corpus), f"{has}{too_large}")
+
+
+def _for_corpus(preset: str, overrides: Mapping[str, Any], corpus: Corpus | None) -> dict[str, Any]:
+    """A vocabulary as large as the corpus' own, where the preset's is smaller."""
+    if corpus is None or "vocab_size" in overrides or corpus.vocab_size <= resolve(preset).vocab_size:
+        return {}
+    return {"vocab_size": corpus.vocab_size}
+
+
+def _choice(preset: str, settings: dict[str, Any], why: str) -> Choice:
+    what = text("auto_with", preset=preset, settings=as_words(settings)) if settings else preset
+    return Choice(preset, text("auto", what=what, why=why), settings)
+
+
+def _alone() -> bool:
+    return os.environ.get("WORLD_SIZE", "1") == "1"

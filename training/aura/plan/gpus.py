@@ -1,0 +1,197 @@
+"""What GPUs can do according to their makers, and what this machine has. Standard library only.
+
+Peaks are dense matrix products (no sparsity), accumulated in fp32, and fp32 without TF32, as torch computes by default.
+For the GeForce cards they follow from the GA102, AD102 and GB202 architecture papers: multiprocessors x 512 (half
+precision) or 256 (fp32) operations per clock x boost clock. Turing has other rates, and is not in the table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from aura.config import TrainConfig
+from aura.errors import ConfigError, did_you_mean
+from aura.plan.memory import GIB
+from aura.texts.console import text
+
+LLM_FOUNDRY = "llm-foundry, scripts/train/benchmarking"
+NOT_REPORTED = ""  # a guess
+ASSUMED_CPU = 50e9  # FLOP/s
+CPU_MFU = 0.6
+FORMATS = ("fp32", "bf16", "fp16")
+FIRST_WITH_BF16 = (8, 0)  # compute capability
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    memory: float  # bytes
+    peak: dict[str, float]  # FLOP/s by number format; empty: unknown
+    source: str
+    mfu: float = 0.4  # the part of the peak that others have reached with torch.compile
+    mfu_source: str = NOT_REPORTED  # of mfu
+    is_gpu: bool = True
+
+
+def _gpu(name: str, gib: float, half: float, single: float, source: str, mfu: float, mfu_source: str) -> Gpu:
+    peak = {"bf16": half * 1e12, "fp16": half * 1e12, "fp32": single * 1e12}
+    return Gpu(name, gib * GIB, peak, source, mfu, mfu_source)
+
+
+GPUS = [
+    _gpu("RTX 3050 Laptop", 4, 14.3, 7.1, "16 SM, 1.74 GHz", 0.4, NOT_REPORTED),  # the highest boost
+    _gpu("RTX 3060", 12, 25.5, 12.7, "28 SM, 1.78 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 3070", 8, 40.6, 20.3, "46 SM, 1.725 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 3080", 10, 59.5, 29.8, "68 SM, 1.71 GHz", 0.4, NOT_REPORTED),  # with 12 GB: 70
+    _gpu("RTX 3080 Ti", 12, 68.2, 34.1, "80 SM, 1.665 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 3090", 24, 71.0, 35.6, "NVIDIA GA102 architecture paper", 0.45, "nanochat, issue 509"),
+    _gpu("RTX 4060", 8, 30.2, 15.1, "24 SM, 2.46 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 4060 Ti", 8, 44.1, 22.1, "34 SM, 2.535 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 4070", 12, 58.3, 29.1, "46 SM, 2.475 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 4080", 16, 97.5, 48.7, "76 SM, 2.505 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 4090", 24, 165.2, 82.6, "NVIDIA AD102 architecture paper", 0.5, "nanoGPT, issue 182"),
+    _gpu("RTX 5090", 32, 209.5, 104.8, "170 SM, 2.407 GHz", 0.4, NOT_REPORTED),
+    _gpu("A100 40GB", 40, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
+    _gpu("A100 80GB", 80, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
+    _gpu("A100 40GB PCIe", 40, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
+    _gpu("A100 80GB PCIe", 80, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
+    _gpu("H100 80GB", 80, 989.0, 67.0, "NVIDIA H100 SXM datasheet", 0.4, LLM_FOUNDRY),
+    _gpu("H200", 141e9 / GIB, 989.0, 67.0, "NVIDIA H200 datasheet", 0.4, LLM_FOUNDRY + " (H100)"),
+]
+
+
+def find(name: str) -> Gpu:
+    """The GPU of that name: '3090', 'rtx-3090', and what the driver says, 'NVIDIA GeForce RTX 3090'.
+
+    Raises ConfigError.
+    """
+    said = _words(name)
+    # Only the size of the memory may be left unsaid, where it leaves no choice.
+    found = [gpu for gpu in GPUS if said <= _words(gpu.name) <= said | {"40gb", "80gb"} and said]
+    if len(found) == 1:
+        return found[0]
+    names = [gpu.name for gpu in GPUS]
+    if found:
+        raise ConfigError(f"GPU {name!r} may be {' or '.join(gpu.name for gpu in found)}: say which.")
+    raise ConfigError(
+        f"GPU {name!r} is not in the table.{did_you_mean(name, names)} There are: {', '.join(names)}. "
+        "For another one give --peak-tflops and --memory-gb."
+    )
+
+
+def called(name: str, memory: float) -> Gpu:
+    """The GPU that the driver calls so, with the memory that it has [bytes]; without a peak when unknown."""
+    try:
+        return replace(find(name), memory=memory)
+    except ConfigError:
+        return Gpu(name, memory, {}, text("not_in_the_table"))
+
+
+def described(name: str, tflops: float, memory: float) -> Gpu:
+    """A GPU that somebody describes."""
+    return Gpu(name, memory, dict.fromkeys(FORMATS, tflops * 1e12), "--peak-tflops")
+
+
+def cpu() -> Gpu:
+    """This machine's processor, measured with fp32 matrix products for a quarter of a second."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        import numpy as np
+    except ImportError:  # a controller
+        speed, source = ASSUMED_CPU, text("cpu_assumed")
+    else:
+        matrix, products = np.ones((768, 768), dtype=np.float32), 0
+        started = time.perf_counter()
+        while (seconds := time.perf_counter() - started) < 0.25 or not products:
+            matrix @ matrix
+            products += 1
+        speed, source = 2 * 768**3 * products / seconds, text("cpu_measured")
+    peak = dict.fromkeys(FORMATS, speed)
+    return Gpu("CPU", memory, peak, source, CPU_MFU, text("utilisation_of_cpu"), is_gpu=False)
+
+
+def _words(name: str) -> set[str]:
+    """'NVIDIA A100-SXM4-80GB' as {'a100', '80gb'}: what tells one model from another."""
+    words = re.findall(r"[a-z0-9]+", name.lower().replace("rtx", " ").replace(" gb", "gb"))
+    return {word for word in words if not re.fullmatch(r"nvidia|geforce|gpu|sxm\d?|hbm\w*", word)}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A GPU of this machine."""
+
+    name: str
+    total: int  # bytes
+    free: int  # bytes
+    uuid: str = ""
+    capability: tuple[int, int] | None = None  # of CUDA; None: not known
+
+    @property
+    def has_bf16(self) -> bool:
+        return self.capability is None or self.capability >= FIRST_WITH_BF16
+
+
+def check_number_format(config: TrainConfig, capability: tuple[int, int], name: str) -> None:
+    """Refuse bf16 where torch would only imitate it, many times slower. Raises ConfigError.
+
+    `capability`: the compute capability of the GPU `name`.
+    """
+    if config.precision != "bf16" or capability >= FIRST_WITH_BF16:
+        return
+    instead = "--precision fp16"
+    if config.parameter_format == "bf16":
+        instead += " --parameter-format fp32, which needs more memory"
+    major, minor = capability
+    raise ConfigError(
+        f"{name} has compute capability {major}.{minor} and cannot compute in bf16 (from 8.0 on): train with {instead}."
+    )
+
+
+def of_this_machine() -> list[Found]:
+    """The GPUs that this process may use (CUDA_VISIBLE_DEVICES), as nvidia-smi measures them now; [] where none is.
+
+    Raises ConfigError. A GPU that nvidia-smi does not describe as usual is left out, with a sentence.
+    """
+    query = ["--query-gpu=name,memory.total,memory.free,uuid,compute_cap", "--format=csv,noheader,nounits"]
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        # CUDA looks no further than the first that is none, and -1 is how people say that.
+        ids = list(takewhile(lambda word: word not in ("", "-1"), map(str.strip, visible.split(","))))
+        if not ids:
+            return []
+        query.append(f"--id={','.join(ids)}")
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", *query], capture_output=True, text=True, timeout=60, check=False
+        )
+    except FileNotFoundError:  # no driver, no GPU
+        return []
+    except subprocess.TimeoutExpired:
+        raise ConfigError("nvidia-smi gives no answer within 60 s: the driver hangs, restart it.") from None
+    said = (answer.stdout.strip() or answer.stderr.strip()).splitlines()
+    if said and said[0].startswith("No devices were found"):
+        return []
+    if answer.returncode and said:
+        raise ConfigError(f"nvidia-smi says: {said[0]}")
+    if answer.returncode:
+        raise ConfigError(
+            f"nvidia-smi ends with code {answer.returncode} and says nothing: repair the driver, or hide the GPUs with "
+            "CUDA_VISIBLE_DEVICES=-1."
+        )
+    return [gpu for line in answer.stdout.strip().splitlines() if (gpu := _found(line))]
+
+
+def _found(line: str) -> Found | None:
+    try:
+        name, total, free, uuid, said = line.rsplit(", ", 4)
+        numbers = re.fullmatch(r"(\d+)\.(\d+)", said)
+        capability = (int(numbers[1]), int(numbers[2])) if numbers else None
+        return Found(name, int(total) << 20, int(free) << 20, uuid, capability)
+    except ValueError:
+        print(f"A GPU is not counted, because nvidia-smi does not tell its memory: {line}", file=sys.stderr)
+        return None

@@ -1,0 +1,243 @@
+"""How much memory one rank of a training needs, by what it is for. Standard library only.
+
+The formulas follow aura/model/gpt.py and aura/optim/adamw.py operation by operation, and test_plan_memory.py holds
+them against the tensors that are really alive. A unit is one element per token and channel: micro-batch x sequence x
+d_model. Assumed: attention of the flash kind (no matrix of all pairs of positions), and eager execution;
+torch.compile usually keeps less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aura.config import TrainConfig
+
+GIB = 2**30
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+PIECE = 1 << 22  # elements that the optimizer updates at once where it is not torch's fused kernel
+BLOCK = 256  # int8 moments: elements that share one fp32 scale
+# What the driver, CUDA and its libraries keep for one process. Between 0.3 and 0.8 GiB by card and driver.
+CONTEXT = 600 * 2**20
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank at the moment of the step that needs most; they add up to `total`."""
+
+    parameters: int
+    gradients: int
+    moments: int
+    weight_copies: int  # 2-byte copies that autocast makes of fp32 weights
+    activations: int  # kept from the forward for the backward pass
+    logits: int  # of one chunk, with their gradient
+    workspace: int  # gradients on their way, and a block that is computed again
+    context: int  # assumed; 0 on a CPU
+    moment: str  # when that is; see memory_of
+
+    @property
+    def tensors(self) -> int:
+        """What torch has allocated at the most: torch.cuda.max_memory_allocated()."""
+        return self.total - self.context
+
+    @property
+    def total(self) -> int:
+        return sum(value for value in vars(self).values() if isinstance(value, int))
+
+
+def parameter_count(config: TrainConfig) -> int:
+    """Without the unused rows of the embedding. GPT-2, output tied to the embedding: each block has four matrices
+    (12 d^2), their biases (9 d) and two LayerNorms (4 d)."""
+    d = config.d_model
+    return (config.vocab_size + config.seq_len) * d + config.layers * (12 * d * d + 13 * d) + 2 * d
+
+
+def stored_parameters(config: TrainConfig) -> int:
+    """With the unused rows."""
+    return parameter_count(config) + (rows(config) - config.vocab_size) * config.d_model
+
+
+def rows(config: TrainConfig) -> int:
+    return math.ceil(config.vocab_size / config.vocab_multiple) * config.vocab_multiple
+
+
+def with_vocabulary(config: TrainConfig, tokens: int) -> TrainConfig:
+    """For a corpus of so many different tokens, where the embedding has the rows for them.
+
+    GPT-2's tokenizer with a padding token has one id more than the presets' 50257.
+    """
+    fits = config.vocab_size < tokens <= rows(config)
+    return replace(config, vocab_size=tokens) if fits else config
+
+
+def parameter_bytes(config: TrainConfig) -> int:
+    return stored_parameters(config) * BYTES[config.parameter_format]
+
+
+def moment_bytes(config: TrainConfig) -> int:
+    """Both moments of AdamW, and what belongs to them; one of Muon for the matrices of the blocks."""
+    d, layers = config.d_model, config.layers
+    matrices = [3 * d * d, d * d, 4 * d * d, 4 * d * d] * layers
+    tensors = [rows(config) * d, config.seq_len * d, d, d]
+    tensors += [3 * d, 4 * d, d, d, d, d, d, d] * layers
+    momentum = 0
+    if config.optimizer == "muon":
+        momentum = 4 * sum(matrices)
+    else:
+        tensors += matrices
+    steps = 4 * len(tensors)
+    if config.moment_format == "int8":
+        return sum(2 * count + 2 * 4 * math.ceil(count / BLOCK) for count in tensors) + steps
+    return 2 * BYTES[config.moment_format] * sum(tensors) + steps + momentum
+
+
+def checkpoint_bytes(config: TrainConfig) -> int:
+    """Parameters and moments in their formats; names and state are a few kilobytes more."""
+    return parameter_bytes(config) + moment_bytes(config)
+
+
+def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool) -> Memory:
+    """Of a rank with that micro-batch [sequences]."""
+    moments = _moments(config, Sizes(config, micro_batch), on_gpu)
+    name = max(moments, key=lambda name: sum(moments[name]))
+    weight_copies, activations, logits, workspace = moments[name]
+    return Memory(
+        parameters=parameter_bytes(config),
+        gradients=parameter_bytes(config),
+        moments=moment_bytes(config),
+        weight_copies=weight_copies,
+        activations=activations,
+        logits=logits,
+        workspace=workspace,
+        context=CONTEXT if on_gpu else 0,
+        moment=name,
+    )
+
+
+class Sizes:
+    """What the pieces of one forward pass need [bytes]."""
+
+    def __init__(self, config: TrainConfig, micro_batch: int) -> None:
+        d, tokens = config.d_model, micro_batch * config.seq_len
+        self.parameter = BYTES[config.parameter_format]
+        self.autocast = config.precision != "fp32" and self.parameter == 4
+        self.narrow = 2 if self.autocast else self.parameter  # of what matrix products read and write
+        self.unit, self.embedding = tokens * d, rows(config) * d  # elements
+        self.several_chunks = 0 < config.loss_chunk < tokens
+        self.chunk = config.loss_chunk if self.several_chunks else tokens  # tokens
+        # A block keeps, per unit, the two inputs of LayerNorm in the format of the parameters, and what the matrix
+        # products, attention and GELU read: 1 + 3 + 1 + 1 + 4 + 4. A LayerNorm keeps two statistics.
+        self.statistics = 2 * tokens * self.parameter
+        self.block = (2 * self.parameter + 14 * self.narrow) * self.unit
+        self.block += 2 * self.statistics + 4 * tokens * config.heads
+        self.input_of_block = self.parameter * self.unit
+        self.kept_of_block = self.input_of_block if config.gradient_checkpointing else self.block
+        # After the blocks: the input of the last LayerNorm, and the gradient of what the output matrix has read.
+        self.end = self.input_of_block + self.statistics + self.narrow * self.unit
+        self.kept = config.layers * self.kept_of_block + self.end
+        # The copies of the matrices and biases of a block, and of the embedding as output matrix.
+        self.copy_of_block = 2 * (12 * d * d + 9 * d) if self.autocast else 0
+        self.copy_of_embedding = 2 * self.embedding if self.autocast else 0
+
+
+def _moments(config: TrainConfig, s: Sizes, on_gpu: bool) -> dict[str, tuple[int, int, int, int]]:
+    """The moments of a step that may need most: (weight copies, kept activations, logits, workspace)."""
+    all_copies = config.layers * s.copy_of_block
+    copies = s.copy_of_block if config.gradient_checkpointing else all_copies
+    matrix = 4 * config.d_model**2  # elements of the largest of a block
+    logits = s.chunk * rows(config)
+    of_blocks = 0 if config.gradient_checkpointing else all_copies
+    of_loss = (of_blocks + s.copy_of_embedding, s.kept)
+    # The gradient of the output matrix: in fp32 where it is added up over chunks, else as the product makes it
+    sum_of_chunks = 4 * s.embedding if s.several_chunks else 0
+    product = 0 if sum_of_chunks and s.narrow == 4 else s.narrow * s.embedding
+    gradient = sum_of_chunks or product
+    return {
+        # Logits and their softmax in fp32
+        "softmax": (*of_loss, 8 * logits, s.narrow * s.unit + sum_of_chunks),
+        # The gradient of the logits makes that of the output matrix
+        "loss": (*of_loss, s.narrow * logits, s.narrow * s.unit + sum_of_chunks + product),
+        # That one, and a copy of it in the format of the parameters
+        "output matrix": (
+            of_blocks,
+            s.kept,
+            0,
+            gradient
+            + (s.parameter * s.embedding if gradient != s.parameter * s.embedding else 0)
+            + (s.parameter if s.autocast else 0) * s.unit,
+        ),
+        # The last block: the gradient of the embedding waits for its other half; gradients of the residual stream
+        # (twice where it is cast), of GELU's output, of one matrix; the block's activations where none were kept
+        "block": (
+            copies,
+            s.kept - s.end + s.statistics,
+            0,
+            s.parameter * s.embedding
+            + (s.block - s.kept_of_block)
+            + (4 * s.narrow + s.parameter + (s.narrow if s.autocast else 0)) * s.unit
+            + matrix * (s.narrow + (s.parameter if s.autocast else 0)),
+        ),
+        # Both halves of the embedding's gradient
+        "embedding": (0, 0, 0, s.parameter * (2 * s.embedding + s.unit)),
+        "optimizer": (0, 0, 0, _update_bytes(config, min(PIECE, max(s.embedding, matrix)), on_gpu)),
+    }
+
+
+def _update_bytes(config: TrainConfig, piece: int, on_gpu: bool) -> int:
+    """Temporary bytes of the optimizer, which updates `piece` elements at once; measured, as the test does."""
+    if config.optimizer == "muon":  # a matrix at once; on a GPU its iterations are in bf16
+        return (24 if on_gpu else 48) * config.d_model**2
+    # The random numbers of the rounding are 64-bit integers.
+    if config.parameter_format == "bf16":
+        return 40 * piece
+    return piece * {"fp32": 0, "bf16": 24, "int8": 36}[config.moment_format]
+
+
+def settings_that_fit(
+    config: TrainConfig, available: float | Sequence[float], on_gpu: bool, keep: Collection[str] = ()
+) -> dict[str, Any] | None:
+    """Changes with which every rank needs at most `available` bytes, one number for all or one for each rank; None
+    when none of them is enough.
+
+    The least harmful first: what costs nothing, then time, then precision. The tokens per step stay the same, and the
+    settings in `keep` too.
+    """
+    batch, accumulation = config.batch_size, config.gradient_accumulation_steps
+    ways: list[dict[str, Any]] = [{}, {"loss_chunk": min(256, config.loss_chunk or 256)}]
+    ways.append({"gradient_checkpointing": True})
+    if not config.rank_batch_sizes:
+        ways += [
+            {"batch_size": part, "gradient_accumulation_steps": accumulation * batch // part}
+            for part in range(batch - 1, 0, -1)
+            if batch % part == 0
+        ]
+    # Muon has no small formats.
+    ways += [
+        {"optimizer": "adamw", "moment_format": "int8"},
+        {"precision": "bf16", "parameter_format": "bf16"},
+    ]
+    changes: dict[str, Any] = {}
+    for way in ways:
+        if not set(keep).isdisjoint(way):
+            continue
+        changes |= {name: value for name, value in way.items() if getattr(config, name) != value}
+        if _fits(replace(config, **changes), available, on_gpu):
+            return changes
+    return None
+
+
+def _fits(config: TrainConfig, available: float | Sequence[float], on_gpu: bool) -> bool:
+    if not isinstance(available, Sequence):
+        return memory_of(config, largest_micro_batch(config), on_gpu).total <= available
+    sizes = config.batch_sizes(len(available))
+    pairs = zip(sizes, available, strict=True)
+    return all(memory_of(config, size, on_gpu).total <= room for size, room in pairs)
+
+
+def largest_micro_batch(config: TrainConfig) -> int:
+    """Of any rank [sequences]."""
+    if not config.rank_batch_sizes:
+        return config.batch_size
+    return max(config.batch_sizes(config.rank_batch_sizes.count(",") + 1))

@@ -1,0 +1,325 @@
+"""What a training will need, before any training: memory, time, traffic, disk (docs/plan.md). Standard library only."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aura.config import TrainConfig, as_words
+from aura.errors import ConfigError
+from aura.plan.flops import flops_per_token, update_flops, utilisation
+from aura.plan.gpus import Gpu
+from aura.plan.memory import (
+    GIB,
+    Memory,
+    checkpoint_bytes,
+    memory_of,
+    parameter_bytes,
+    parameter_count,
+    settings_that_fit,
+)
+from aura.texts.console import text
+
+SCHEMA = "aura-plan-1"
+GIGABIT = 117.5e6  # bytes per second of data: TCP over Ethernet with frames of 1,500 bytes
+ENOUGH_TOKENS = 20  # per parameter, for the best model of a given cost: Hoffmann et al. 2022 (Chinchilla)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The prediction. Times are seconds, sizes bytes; what depends on the speed of an unknown GPU is None."""
+
+    preset: str
+    device: str
+    device_memory: float  # for the rank whose memory is fullest; `memory` is its too
+    fullest_rank: int | None  # None: all are alike
+    peak_flops: float | None  # per second, of the slowest rank
+    peak_flops_of_all: float | None
+    utilisation: float  # MFU that is assumed for the slowest rank
+    nodes: int
+    ranks: int
+    link_mbit: float
+    parameters: int
+    memory: Memory
+    sequences_per_step: int
+    tokens_per_step: int
+    flops_per_token: int
+    compute_seconds: float | None
+    communication_bytes: int  # that the link of each node sends, and receives, in one step
+    communication_seconds: float
+    checkpoint_bytes: int
+    checkpoints_on_disk: int
+    steps: int
+    passes: float | None  # over the corpus, where that is known
+    assumptions: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        return None if self.compute_seconds is None else self.compute_seconds + self.communication_seconds
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.tokens_per_step
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the whole run, without validation, checkpoints and interruptions."""
+        return None if self.seconds_per_step is None else self.steps * self.seconds_per_step
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            **asdict(self),
+            "memory": {**asdict(self.memory), "total": self.memory.total},
+            "seconds_per_step": self.seconds_per_step,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_parameter": self.tokens / self.parameters,
+        }
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """What a person reads: (name, value)."""
+        yield text("plan_preset"), text("plan_model", preset=self.preset, parameters=self.parameters)
+        devices = text("plan_devices", nodes=self.nodes, ranks=self.ranks, device=self.device)
+        yield text("plan_on"), devices
+        alike = self.fullest_rank is None
+        whose = (
+            text("plan_memory_of_a_rank") if alike else text("plan_memory_of_rank", rank=self.fullest_rank)
+        )
+        needs, room = _gib(self.memory.total), _gib(self.device_memory)
+        yield whose, text("plan_room", needs=needs, room=room, moment=self.memory.moment)
+        for name, value in asdict(self.memory).items():
+            if name != "moment" and value:
+                size = _gib(value)
+                yield (
+                    f"  {text(f'memory_{name}')}",
+                    text("plan_assumed_part", size=size) if name == "context" else size,
+                )
+        sequences, tokens = self.sequences_per_step, self.tokens_per_step
+        yield text("plan_batch"), text("plan_tokens_of_a_step", sequences=sequences, tokens=tokens)
+        yield text("plan_work"), text("plan_flops", flops=self.flops_per_token / 1e9)
+        yield text("plan_step"), self._time_of_a_step()
+        if self.communication_bytes:
+            sent = _size(self.communication_bytes)
+            yield text("plan_communication"), text("plan_traffic", sent=sent, link=self.link_mbit)
+        one, count = self.checkpoint_bytes, self.checkpoints_on_disk
+        yield text("plan_checkpoints"), text("plan_disk", one=_size(one), count=count, all=_size(one * count))
+        length = {"steps": self.steps, "tokens": self.tokens, "duration": duration(self.seconds)}
+        yield text("plan_run"), text("plan_length", **length)
+        if self.passes is not None:
+            yield text("plan_passes"), f"{self.passes:.3g}"
+        yield text("plan_tokens_per_parameter"), f"{self.tokens / self.parameters:.2g}"
+
+    def lines(self) -> list[str]:
+        """The whole plan as plain text."""
+        said = [f"{name}: {value}" for name, value in self.rows()]
+        said += [text("plan_assumed", sentence=sentence) for sentence in self.assumptions]
+        return said + [text("plan_note", sentence=sentence) for sentence in self.notes]
+
+    def _time_of_a_step(self) -> str:
+        step = _seconds(self.seconds_per_step)
+        if self.compute_seconds is None or not self.communication_bytes:
+            return step
+        parts = {
+            "compute": _seconds(self.compute_seconds),
+            "communication": _seconds(self.communication_seconds),
+        }
+        return text("plan_parts_of_a_step", step=step, **parts)
+
+
+def plan_for(
+    config: TrainConfig,
+    ranks: int,
+    gpu: Gpu | Sequence[Gpu],
+    *,
+    nodes: int | None = None,
+    link_mbit: float = 1000,
+    steps: int | None = None,
+    hours: float | None = None,
+    mfu: float | None = None,
+    corpus_tokens: int | None = None,
+) -> Plan:
+    """The plan of a run with `ranks` ranks on `nodes` nodes (one each, unless said).
+
+    `gpu`: of every rank, from gpus.py, or one for each rank. `steps`: in place of config.steps; `hours`: as many
+    steps as fit. `mfu`: in place of what is assumed. `corpus_tokens`: of one pass. Raises ConfigError.
+    """
+    nodes = nodes or ranks
+    devices = [gpu] * ranks if isinstance(gpu, Gpu) else list(gpu)
+    sizes = config.batch_sizes(ranks)
+    of_ranks = [
+        _Rank(config, *each, math.ceil(ranks / nodes), mfu) for each in zip(devices, sizes, strict=True)
+    ]
+    fullest = max(of_ranks, key=lambda rank: rank.memory.total / rank.room)
+    # The others wait for the slowest; one whose speed is not known may be it.
+    slowest = max(of_ranks, key=lambda rank: math.inf if rank.seconds is None else rank.seconds)
+    compute = slowest.seconds
+    sent = 2 * (ranks - 1) * parameter_bytes(config) // ranks if nodes > 1 else 0
+    communication = sent / (GIGABIT * link_mbit / 1000)
+    tokens_per_step = sum(sizes) * config.gradient_accumulation_steps * config.seq_len
+    if hours is not None:
+        if compute is None:
+            raise ConfigError(
+                f"How far --hours go depends on the speed of {slowest.device.name}: give --peak-tflops."
+            )
+        steps = max(1, int(hours * 3600 / (compute + communication)))
+    if steps is None and config.epochs and corpus_tokens:
+        steps = math.ceil(config.epochs * corpus_tokens / tokens_per_step)
+    steps = steps or config.steps
+    kinds = {rank.device.name: rank for rank in of_ranks}
+    alike = len({(rank.memory.total, rank.room) for rank in of_ranks}) == 1
+    fullest_rank = None if alike else of_ranks.index(fullest)
+    assumptions = [
+        *_memory_assumptions(config, fullest.device),
+        *(sentence for rank in kinds.values() for sentence in rank.assumptions(config)),
+        *([text("assumed_no_overlap")] if sent else []),
+    ]
+    notes = [
+        *_note_on_memory(config, of_ranks, fullest_rank),
+        *(text("note_speed_unknown", device=name) for name, rank in kinds.items() if not rank.peak),
+        *_note_on_tokens(parameter_count(config), steps * tokens_per_step),
+        *_note_on_traffic(compute, communication, config),
+    ]
+    peaks = [rank.peak for rank in of_ranks]
+    return Plan(
+        preset=config.preset,
+        device=_names(devices),
+        device_memory=fullest.room,
+        fullest_rank=fullest_rank,
+        peak_flops=slowest.peak,
+        peak_flops_of_all=None if None in peaks else sum(peak for peak in peaks if peak),
+        utilisation=slowest.utilisation,
+        nodes=nodes,
+        ranks=ranks,
+        link_mbit=link_mbit,
+        parameters=parameter_count(config),
+        memory=fullest.memory,
+        sequences_per_step=sum(config.shares(ranks)),
+        tokens_per_step=tokens_per_step,
+        flops_per_token=flops_per_token(config),
+        compute_seconds=compute,
+        communication_bytes=sent,
+        communication_seconds=communication,
+        checkpoint_bytes=checkpoint_bytes(config),
+        checkpoints_on_disk=config.keep_checkpoints + 2,  # the best one, and one that is being written
+        steps=steps,
+        passes=steps * tokens_per_step / corpus_tokens if corpus_tokens else None,
+        assumptions=tuple(assumptions),
+        notes=tuple(notes),
+    )
+
+
+class _Rank:
+    """What one rank needs and has: memory [bytes], and the time that it computes in one step [s]."""
+
+    def __init__(
+        self, config: TrainConfig, device: Gpu, micro_batch: int, on_its_node: int, mfu: float | None
+    ) -> None:
+        sharing = 1 if device.is_gpu else on_its_node  # the ranks of one node share its processor
+        self.device, self.room = device, device.memory / sharing
+        self.memory = memory_of(config, micro_batch, device.is_gpu)
+        self.peak = device.peak.get(config.precision)
+        self.utilisation, self.why = utilisation(config, device, mfu)
+        self.seconds: float | None = None
+        if self.peak:
+            tokens = micro_batch * config.gradient_accumulation_steps * config.seq_len
+            work = tokens * flops_per_token(config) + update_flops(config)
+            self.seconds = work * sharing / (self.peak * self.utilisation)
+
+    def assumptions(self, config: TrainConfig) -> Iterator[str]:
+        if self.peak:
+            yield text(
+                "assumed_speed",
+                device=self.device.name,
+                teraflops=self.peak / 1e12,
+                precision=config.precision,
+                source=self.device.source,
+            )
+            yield self.why
+
+
+def _names(devices: list[Gpu]) -> str:
+    """'RTX 3060', or '1 x RTX 3090, 4 x RTX 3060'."""
+    counts = Counter(device.name for device in devices)
+    if len(counts) == 1:
+        return devices[0].name
+    return ", ".join(f"{count} x {name}" for name, count in counts.items())
+
+
+def compare(plan: Plan, measured_seconds_per_step: float, measured_peak_bytes: int | None) -> str:
+    """One line after the run. `measured_peak_bytes`: torch.cuda.max_memory_allocated(); None on a CPU."""
+    measured = _seconds(measured_seconds_per_step)
+    if (predicted := plan.seconds_per_step) is not None:
+        difference = measured_seconds_per_step / predicted - 1
+        time = {"predicted": _seconds(predicted), "measured": measured, "difference": difference}
+        said = [text("predicted_time", **time)]
+    else:
+        said = [text("predicted_no_time", measured=measured)]
+    if measured_peak_bytes is not None:
+        tensors = plan.memory.tensors
+        memory = {"predicted": _gib(tensors), "measured": _gib(measured_peak_bytes)}
+        said.append(text("predicted_memory", **memory, difference=measured_peak_bytes / tensors - 1))
+    return text("predicted", what="; ".join(said))
+
+
+def _memory_assumptions(config: TrainConfig, gpu: Gpu) -> Iterator[str]:
+    if gpu.is_gpu:
+        yield text("assumed_context")
+    if config.dropout:
+        yield text("assumed_dropout")
+
+
+def _note_on_memory(config: TrainConfig, of_ranks: list[_Rank], fullest_rank: int | None) -> Iterator[str]:
+    fullest = of_ranks[fullest_rank or 0]
+    if fullest.memory.total <= fullest.room:
+        return
+    room = _gib(fullest.room)
+    if fullest_rank is None:
+        what = text("note_does_not_fit", room=room)
+    else:
+        what = text("note_rank_does_not_fit", rank=fullest_rank, device=fullest.device.name, room=room)
+    rooms = [rank.room for rank in of_ranks]
+    changes = settings_that_fit(config, rooms, any(rank.device.is_gpu for rank in of_ranks))
+    if changes is None:
+        yield text("note_nothing_fits", what=what)
+    else:
+        yield text("note_this_fits", what=what, settings=as_words(changes))
+
+
+def _note_on_tokens(parameters: int, tokens: int) -> Iterator[str]:
+    ratio = tokens / parameters
+    if ratio < ENOUGH_TOKENS / 2:
+        yield text("note_few_tokens", ratio=ratio, enough=ENOUGH_TOKENS)
+
+
+def _note_on_traffic(compute: float | None, communication: float, config: TrainConfig) -> Iterator[str]:
+    if compute is not None and communication > 1.1 * compute:
+        accumulation = config.gradient_accumulation_steps
+        yield text("note_traffic", times=communication / compute, accumulation=accumulation)
+
+
+def _gib(value: float) -> str:
+    return f"{value / GIB:.2f} GiB" if value >= 0.1 * GIB else f"{value / 2**20:.1f} MiB"
+
+
+def _size(value: float) -> str:
+    """As disks and networks are sold."""
+    return f"{value / 1e9:.3g} GB" if value >= 1e8 else f"{value / 1e6:.3g} MB"
+
+
+def _seconds(value: float | None) -> str:
+    return text("plan_unknown") if value is None else f"{value:.3g} s"
+
+
+def duration(seconds: float | None) -> str:
+    """'71.9 hours', or in the unit that suits."""
+    if seconds is None:
+        return text("plan_unknown_time")
+    for unit, size in (("plan_days", 86400), ("plan_hours", 3600), ("plan_minutes", 60)):
+        if seconds >= 2 * size and (unit != "plan_days" or seconds >= 5 * size):
+            return text(unit, count=seconds / size)
+    return text("plan_seconds", count=seconds)

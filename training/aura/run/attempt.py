@@ -1,0 +1,299 @@
+"""One attempt of one rank: joins the gang, trains, and turns whatever happens into an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from aura.checkpoint import manifest, store
+from aura.cluster import gang
+from aura.cluster.devices import of_all_ranks
+from aura.cluster.place import Place, check_compiler, choose_device, link_mbit, place_from_environment
+from aura.cluster.ranks import CollectiveFailed, Ranks, collective
+from aura.config import TrainConfig
+from aura.corpus.corpus import Corpus, read_corpus
+from aura.corpus.windows import Windows, check_corpus
+from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataError
+from aura.model.export import export_checkpoint
+from aura.plan import gpus
+from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit, with_vocabulary
+from aura.plan.plan import Plan, plan_for
+from aura.run.directory import DONE, FINAL, steps_done
+from aura.run.progress import Progress
+from aura.run.run import Run
+from aura.run.start import trainer_of, with_steps
+from aura.run.status import Status
+from aura.run.stop import StoppedWhileWaiting, StopSignal
+from aura.texts import console
+
+SAVE_PATIENCE = 300.0  # seconds that a broken attempt waits for a checkpoint that is being written
+
+
+def run(
+    config: TrainConfig,
+    corpus_dir: Path,
+    run_dir: Path,
+    log_dir: Path,
+    backend: str,
+    join_timeout: float,
+    resume_from: Path | None = None,
+) -> int:
+    """Train as the rank that the environment says; the exit code (see aura/errors.py)."""
+    attempt = Attempt(config, run_dir, backend)
+    return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
+
+
+class Attempt:
+    def __init__(self, config: TrainConfig, run_dir: Path, backend: str) -> None:
+        """Raises ConfigError where this machine cannot do what is asked for."""
+        self.config, self.run_dir = config, run_dir
+        self.place = place_from_environment()
+        self.device, self.backend = choose_device(self.place, backend)
+        if config.compile:
+            check_compiler(self.device)
+        rank, world_size, node = self.place.rank, self.place.world_size, self.place.node
+        self.speaker = console.Console(rank, world_size, node, str(self.device))
+        self.status = Status(
+            run_dir / f"rank-{rank}" / "status.json",
+            rank=rank,
+            world_size=world_size,
+            node=node,
+            device=str(self.device),
+            max_steps=config.steps,
+        )
+        self.saver = store.Saver(run_dir / "checkpoints", config.keep_checkpoints, config.keep_every)
+        self.stop = StopSignal()
+        self.members: gang.Gang | None = None
+
+    def run(self, corpus_dir: Path, log_dir: Path, join_timeout: float, resume_from: Path | None) -> int:
+        """The exit code, whatever happens."""
+        try:
+            corpus = self._read(corpus_dir)
+            if resume_from:
+                verify_first(resume_from)
+            elif steps := steps_done(self.run_dir, self.config, corpus):
+                return self._already_done(steps)
+            nodes = self._join(join_timeout)
+            finished = self._train(corpus, log_dir, nodes, resume_from)
+        except StoppedWhileWaiting:
+            return self._end("stopped", console.text("stopped_waiting"), EXIT_OK)
+        except gang.GangBroken as error:
+            return self._end("failed", str(error), EXIT_TEMPORARY)
+        except gang.GangMismatch as error:
+            return self._end("failed", str(error), ConfigError.exit_code)
+        except CollectiveFailed as error:
+            assert self.members
+            self._end_now(self.members.explain(error))
+        except AuraError as error:  # once the gang is there, these are raised by all ranks alike
+            code = self._end("failed", str(error), error.exit_code)
+            leave(self.members)
+            return code
+        except Exception as error:
+            self._end_alone(error)
+        leave(self.members)
+        return self._ended(finished)
+
+    def _read(self, corpus_dir: Path) -> Corpus:
+        """The corpus, which says how many steps and words there are. Raises ConfigError and DataError."""
+        if self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
+            gpus.check_number_format(self.config, torch.cuda.get_device_capability(self.device), name)
+        corpus, world_size = read_corpus(corpus_dir), self.place.world_size
+        config = with_vocabulary(self.config, corpus.vocab_size)
+        check_corpus(corpus, config, world_size)
+        windows = len(Windows(corpus, "train", config.seq_len))
+        self.config = with_steps(config, Progress(), windows, sum(config.shares(world_size)))
+        return corpus
+
+    def _join(self, timeout: float) -> list[str]:
+        """Wait for the other ranks; the node of every rank. Raises GangBroken, GangMismatch, CollectiveFailed."""
+        place, say = self.place, self.speaker.say
+        if place.world_size == 1:
+            say(console.alone())
+            self.status.set(state="joining", attempt="alone")
+            self.stop.waiting = False
+            return [place.node]
+        self.status.set(state="joining", message="waiting for the other ranks")
+        self.members = members = gang.join(
+            rank=place.rank,
+            world_size=place.world_size,
+            master_address=place.master_address,
+            master_port=place.master_port,
+            run=self.run_dir.absolute().name,
+            node=place.node,
+            backend=self.backend,
+            join_timeout=timeout,
+            report=say,
+        )
+        self.status.set(attempt=members.attempt, message="")
+        members.watch(self._end_now)
+        self.stop.waiting = False
+        # A node without a usable GPU talks gloo only, and so do all with it.
+        if self.backend == "nccl" and (slower := members.without_nccl()):
+            self.backend = "gloo"
+            say(console.backend_agreed(self.backend, ", ".join(map(str, slower))))
+        say(console.distributed(self.backend))
+        self._begin_collectives(members)
+        return [member.node for member in members.members]
+
+    def _begin_collectives(self, members: gang.Gang) -> None:
+        if self.backend == "nccl":
+            # Waiting for an operation raises an error here; otherwise torch's watchdog ends the process by SIGABRT.
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+        with collective():
+            dist.init_process_group(
+                self.backend,
+                store=members.store,
+                rank=self.place.rank,
+                world_size=self.place.world_size,
+                timeout=timedelta(seconds=self.config.collective_timeout),
+            )
+
+    def _train(self, corpus: Corpus, log_dir: Path, nodes: list[str], resume_from: Path | None) -> bool:
+        """True when the run is complete; False when a rank was asked to stop."""
+        ranks = Ranks(self.place.rank, nodes, self.device)
+        this_run = Run(
+            config=self.config,
+            corpus=corpus,
+            directory=self.run_dir,
+            log_dir=log_dir,
+            place=self.place,
+            device=self.device,
+            ranks=ranks,
+            plan=self._plan(ranks, nodes, corpus),
+            speaker=self.speaker,
+            status=self.status,
+            stop=self.stop,
+            saver=self.saver,
+        )
+        return trainer_of(this_run, resume_from).train()
+
+    def _plan(self, ranks: Ranks, nodes: list[str], corpus: Corpus) -> Plan:
+        plan = plan_for(
+            self.config,
+            self.place.world_size,
+            of_all_ranks(ranks, gpu_of(self.device)),
+            nodes=len(set(nodes)),
+            link_mbit=link_mbit(),
+            corpus_tokens=corpus.tokens["train"],
+        )
+        if self.place.rank == 0:
+            for line in plan.lines():
+                self.speaker.say(line)
+            self.status.set(plan=plan.lines())
+        return plan
+
+    def _already_done(self, steps: int) -> int:
+        self.status.set(step=steps, max_steps=steps)
+        if self.place.rank == 0 and not (self.run_dir / FINAL).exists():
+            export_final(self.run_dir, self.speaker.say)
+        return self._end("done", console.text("already_done", path=self.run_dir, steps=steps), EXIT_OK)
+
+    def _ended(self, finished: bool) -> int:
+        """In good order."""
+        if finished and self.place.rank == 0:
+            export_final(self.run_dir, self.speaker.say)
+        if finished:
+            compared = self.place.world_size > 1
+            return self._end("done", console.completed(ranks_compared=compared), EXIT_OK)
+        if self.stop.requested:
+            return self._end("stopped", console.stopped(), EXIT_OK)
+        return self._end("stopped", console.text("stopped_with_another"), EXIT_TEMPORARY)
+
+    def _end(self, state: str, sentence: str, code: int) -> int:
+        self.speaker.say(sentence)
+        self.status.set(state=state, message=sentence)
+        return code
+
+    def _end_now(self, sentence: str) -> NoReturn:
+        """Without destructors: those of torch.distributed may wait for ranks that are gone."""
+        self._end("failed", sentence, EXIT_TEMPORARY)
+        self.saver.wait(SAVE_PATIENCE)
+        exit_now(EXIT_TEMPORARY)
+
+    def _end_alone(self, error: Exception) -> NoReturn:
+        """What only this rank has met; the gang notices that it is gone."""
+        if is_out_of_memory(error):
+            sentence = out_of_memory(self.config, self.place, self.device)
+            code = self._end("failed", sentence, ConfigError.exit_code)
+        else:
+            traceback.print_exc()
+            code = self._end("failed", f"{type(error).__name__}: {error}", 1)
+        self.saver.wait(SAVE_PATIENCE)
+        exit_now(code)
+
+
+def export_final(run_dir: Path, say: Callable[[str], None]) -> None:
+    """The trained model for `transformers`; the run is complete also where this cannot be written.
+
+    From the last checkpoint, and when the ranks have parted: the others must not wait for this disk.
+    """
+    try:
+        steps = json.loads((run_dir / DONE).read_text(encoding="utf-8"))["step"]
+        export_checkpoint(run_dir / "checkpoints" / f"checkpoint-step-{steps}", run_dir / FINAL)
+    except (AuraError, OSError) as error:
+        say(f"{error} Later: aura export --run-dir {run_dir} --output DIR")
+    else:
+        say(console.final(run_dir / FINAL))
+
+
+def verify_first(resume_from: Path) -> None:
+    """Before what is newer is set aside for a checkpoint that cannot be used."""
+    try:
+        manifest.verify(resume_from)
+    except manifest.Damaged as reason:
+        raise DataError(f"--resume-from {resume_from} cannot be used: {reason}.") from None
+
+
+def gpu_of(device: torch.device) -> gpus.Gpu:
+    if device.type == "cpu":
+        return gpus.cpu()
+    properties = torch.cuda.get_device_properties(device)
+    return gpus.called(properties.name, properties.total_memory)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    # On the CPU torch raises a plain RuntimeError.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    )
+
+
+def out_of_memory(config: TrainConfig, place: Place, device: torch.device) -> str:
+    """What to do about it: the least harmful changes with which the same step fits, by the plan's memory model."""
+    size, on_gpu = config.batch_sizes(place.world_size)[place.rank], device.type == "cuda"
+    room, needed = gpu_of(device).memory, memory_of(config, largest_micro_batch(config), on_gpu).total
+    what = f"Out of memory on rank {place.rank} on {place.node} with a micro-batch of {size} x {config.seq_len} tokens."
+    # The model has just been too hopeful, or somebody else uses the memory: leave more of it.
+    changes = settings_that_fit(config, min(0.95 * room, 0.9 * needed), on_gpu)
+    if not changes:
+        return f"{what} Nothing that the plan knows makes it fit: take a smaller model (`aura plan --preset auto`)."
+    smaller = replace(config, **changes)
+    flags = " ".join(f"--{name.replace('_', '-')} {str(value).lower()}" for name, value in changes.items())
+    now = memory_of(smaller, largest_micro_batch(smaller), on_gpu).total
+    # What a run has begun with, it keeps.
+    where = " and another --run-dir" if any(name in store.FIXED for name in changes) else ""
+    return f"{what} The same step needs {now / needed:.0%} of the memory with {flags}{where}"
+
+
+def leave(members: gang.Gang | None) -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if members:
+        members.leave()
+
+
+def exit_now(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,81 @@
+"""The files of a run directory that say what the run is and that it is complete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from aura.checkpoint import manifest, store
+from aura.config import TrainConfig
+from aura.corpus.corpus import TOKENIZER, Corpus
+from aura.run.runlog import write_model_config
+from aura.run.status import write_atomically
+
+DONE = "done.json"
+FINAL = "final"  # the model as `aura export` writes it
+
+
+def reason_of(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+@contextmanager
+def without_stopping(run_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """A full disk of one node does not end a run that others save."""
+    try:
+        yield
+    except OSError as error:
+        say(f"{run_dir} does not get all of its files: {reason_of(error)}.")
+
+
+def describe(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int) -> None:
+    """config.json, model_config.json and the tokenizer. Raises OSError."""
+    write_atomically(run_dir / "config.json", asdict(config))
+    write_model_config(run_dir, config, corpus, parameters)
+    if not (run_dir / TOKENIZER).exists():  # the corpus of a run, and so its tokenizer, never changes
+        copied = run_dir / f"{TOKENIZER}.tmp"
+        shutil.copyfile(corpus.path / TOKENIZER, copied)
+        copied.replace(run_dir / TOKENIZER)
+
+
+def write_done(run_dir: Path, config: TrainConfig, corpus: Corpus, state: dict[str, Any]) -> None:
+    """`state`: of the last checkpoint. Raises OSError."""
+    shown = ("step", "tokens_seen", "loss", "validation_loss", "first_validation_loss")
+    done = {
+        "config_digest": config.digest(),
+        "corpus": corpus.fingerprint,
+        "world_size": state["world_size"],
+        "vocab_size": config.vocab_size,
+        "unigram_entropy": corpus.unigram_entropy,
+        "parameters_checksum": state["parameters_checksum"],
+        "finished": time.time(),
+        **{key: state["progress"][key] for key in shown},
+    }
+    write_atomically(run_dir / DONE, done)
+
+
+def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
+    """The steps of this very run, if it has been completed here, else 0. A mark of it that is missing is set."""
+    try:
+        done = json.loads((run_dir / DONE).read_text(encoding="utf-8"))
+        same = done["config_digest"] == config.digest() and done["corpus"] == corpus.fingerprint
+        return int(done["step"]) if same else 0
+    except (OSError, ValueError, KeyError):
+        pass
+    # A rank that ended between its last checkpoint and its done.json must not wait for ranks that are done.
+    last = run_dir / "checkpoints" / f"checkpoint-step-{config.steps}"
+    try:
+        manifest.verify(last)
+    except manifest.Damaged:
+        return 0
+    state = store.read_state(last)
+    if state["config"] != asdict(config) or state["corpus"] != corpus.fingerprint:
+        return 0
+    write_done(run_dir, config, corpus, state)
+    return config.steps

@@ -1,0 +1,45 @@
+"""How fast it goes, how much of the device that is, and when it will end."""
+
+from __future__ import annotations
+
+import torch
+
+from aura.config import TrainConfig
+from aura.plan.flops import flops_per_token
+from aura.plan.plan import Plan, compare
+from aura.texts import console
+
+UNCOUNTED = 3  # first steps: they compile kernels, fill caches and wait for late ranks
+
+
+class Pace:
+    def __init__(self, plan: Plan, config: TrainConfig, device: torch.device) -> None:
+        self.plan, self.config, self.device = plan, config, device
+        self.steps = 0
+        self.seconds = self.tokens = 0.0  # of the steps that count
+
+    def add(self, seconds: float, tokens: float) -> None:
+        """One optimizer step of all ranks."""
+        self.steps += 1
+        if self.steps == UNCOUNTED + 1:
+            self.seconds = self.tokens = 0.0
+        self.seconds += seconds
+        self.tokens += tokens
+
+    def line(self, step: int) -> str:
+        """The mean since the start; MFU (model FLOPs utilisation) against the peak of all devices together."""
+        rate = self.tokens / self.seconds
+        peak = self.plan.peak_flops_of_all if self.device.type == "cuda" else None
+        mfu = rate * flops_per_token(self.config) / peak if peak else None
+        left = (self.config.steps - step) * self._seconds_per_step
+        return console.live(step, self.config.steps, rate, mfu, left)
+
+    def compared(self) -> str:
+        """What was predicted, and what was measured."""
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        return compare(self.plan, self._seconds_per_step, peak)
+
+    @property
+    def _seconds_per_step(self) -> float:
+        counted = self.steps - UNCOUNTED if self.steps > UNCOUNTED else self.steps
+        return self.seconds / counted

@@ -1,0 +1,57 @@
+"""How far a run has come, what one step was, and who is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass
+class Progress:
+    """Part of every checkpoint. Losses are nats per token."""
+
+    step: int = 0
+    windows_seen: int = 0  # the position in the data
+    tokens_seen: int = 0
+    epoch_loss_sum: float = 0.0  # of the epoch that is under way
+    epoch_tokens: float = 0.0
+    epoch_seconds: float = 0.0
+    loss: float | None = None
+    validation_loss: float | None = None
+    validated_step: int = -1
+    first_validation_loss: float | None = None
+
+
+@dataclass
+class Step:
+    """A step of all ranks that is done. What observers find out, those after them may read."""
+
+    number: int  # from 1
+    epoch: int  # from 1
+    loss: float  # nats per token
+    tokens: int
+    lr: float
+    gradient_norm: float  # of the mean gradient, before clipping
+    seconds: float
+    is_first: bool  # of this attempt
+    is_last: bool  # of the run
+    stopping: bool  # a rank was asked to stop: no step follows in this attempt
+    ends_epoch: bool
+    is_logged: bool
+    loss_scales: tuple[float, float] | None  # before and after, where fp16 has left the step out
+    # Found out by observers
+    sync: str = "-"  # OK where the ranks have compared their parameters
+    tokens_per_second: float | None = None
+    validation_loss: float | None = None
+
+
+class Observer(Protocol):
+    """Every rank has the same ones in the same order: they may talk to the other ranks."""
+
+    def begin(self) -> None:
+        """Before the first step of an attempt."""
+
+    def after(self, step: Step) -> None: ...
+
+    def end(self) -> None:
+        """After the last step of an attempt, where nothing has gone wrong."""

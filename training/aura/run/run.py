@@ -1,0 +1,51 @@
+"""What one rank knows of the run that it takes part in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from aura.checkpoint.store import Saver
+from aura.cluster.place import Place
+from aura.cluster.ranks import Ranks
+from aura.config import TrainConfig
+from aura.corpus.corpus import Corpus
+from aura.plan.plan import Plan
+from aura.run.status import Status
+from aura.run.stop import StopSignal
+from aura.texts.console import Console
+
+
+@dataclass(frozen=True)
+class Run:
+    config: TrainConfig
+    corpus: Corpus
+    directory: Path
+    log_dir: Path  # TensorBoard's
+    place: Place
+    device: torch.device
+    ranks: Ranks
+    plan: Plan
+    speaker: Console
+    status: Status
+    stop: StopSignal
+    saver: Saver
+
+    @property
+    def leads(self) -> bool:
+        """One rank speaks for all."""
+        return self.place.rank == 0
+
+    @property
+    def saves(self) -> bool:
+        """The ranks of one node share a disk."""
+        return self.place.local_rank == 0
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
+    def say(self, line: str) -> None:
+        self.speaker.say(line)

@@ -1,0 +1,114 @@
+"""When checkpoints are written, what they say of the run, and the mark of its end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from aura.errors import DataError
+from aura.optim.adamw import Optimizer
+from aura.run import directory
+from aura.run.board import Board
+from aura.run.observers import Comparison
+from aura.run.pace import Pace
+from aura.run.progress import Step
+from aura.run.trainer import Trainer
+from aura.strategy.checksum import checksum
+from aura.texts import console
+
+
+def state_of(trainer: Trainer) -> dict[str, Any]:
+    """state.json of a checkpoint."""
+    run, progress = trainer.run, trainer.progress
+    return {
+        "step": progress.step,
+        "progress": asdict(progress),
+        "scaler": trainer.loss_scale.state(),
+        "config": asdict(run.config),
+        "corpus": run.corpus.fingerprint,
+        "world_size": run.place.world_size,
+        "parameters_checksum": f"{checksum(trainer.model.parameters()) & (2**64 - 1):016x}",
+        # Of these very parameters: rotation keeps the best.
+        "validation_loss": progress.validation_loss if progress.validated_step == progress.step else None,
+    }
+
+
+class Saving:
+    """A checkpoint every `save_every` steps, at the end, and when a rank is asked to stop."""
+
+    def __init__(self, trainer: Trainer, optimizer: Optimizer, comparison: Comparison, board: Board) -> None:
+        self.trainer, self.run, self.optimizer = trainer, trainer.run, optimizer
+        self.comparison, self.board = comparison, board
+        self.under_way = ""  # the name of a checkpoint
+
+    def begin(self) -> None:
+        pass
+
+    def after(self, step: Step) -> None:
+        if step.stopping and not step.is_last:
+            self._save("interrupt", wait=True)
+        elif step.number % self.run.config.save_every == 0 or step.is_last:
+            self.comparison.compare()
+            self._save("checkpoint", wait=step.is_last)
+
+    def end(self) -> None:
+        self._finish()
+
+    def _save(self, kind: str, wait: bool) -> None:
+        run = self.run
+        self._finish()
+        run.status.set(state="saving")
+        self.under_way = f"{kind}-step-{self.trainer.progress.step}"
+        self.trainer.strategy.complete()
+        self.trainer.strategy.expect_delay()
+        if run.saves:
+            run.saver.begin(self.under_way, self.trainer.model, self.optimizer, state_of(self.trainer))
+        if wait:
+            self._finish()
+        run.status.set(state="training")
+
+    def _finish(self) -> None:
+        """Wait for the save that is under way. One node without space does not end a run that others have saved."""
+        run, saver, name = self.run, self.run.saver, self.under_way
+        if not name:
+            return
+        saved = run.saves and saver.wait()
+        if run.saves and saver.error:
+            run.say(
+                f"{run.checkpoints / name} could not be written: {directory.reason_of(saver.error)}. "
+                "Older checkpoints are untouched."
+            )
+        if run.ranks.total([float(saved)])[0] == 0:
+            raise DataError(f"No rank could write {name}: stopped. Make space and start again.")
+        if saved and run.leads:
+            run.say(console.saved(name, saver.stall, saver.seconds))
+            self.board.add("Time/save_stall_seconds", saver.stall, self.trainer.progress.step)
+        self.under_way = ""
+
+
+class Completion:
+    """What is said and written when a run has all of its steps. The last observer: everything else is done."""
+
+    def __init__(self, trainer: Trainer, comparison: Comparison, pace: Pace) -> None:
+        self.trainer, self.comparison, self.pace = trainer, comparison, pace
+
+    def begin(self) -> None:
+        pass
+
+    def after(self, step: Step) -> None:
+        pass
+
+    def end(self) -> None:
+        run, progress = self.trainer.run, self.trainer.progress
+        if progress.step < run.config.steps:
+            return
+        if run.leads:
+            assert progress.first_validation_loss is not None and progress.validation_loss is not None
+            start, end = progress.first_validation_loss, progress.validation_loss
+            run.say(console.validation_at_end(end, start, run.corpus.unigram_entropy))
+            run.say(outcome := self.pace.compared())
+            run.status.set(outcome=outcome)
+        run.status.set(sync=self.comparison.compare())
+        if run.saves:
+            with directory.without_stopping(run.directory, run.say):
+                directory.write_done(run.directory, run.config, run.corpus, state_of(self.trainer))

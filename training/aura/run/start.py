@@ -1,0 +1,146 @@
+"""Everything before the first step: what is trained, where it goes on, and who looks on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from aura.checkpoint import manifest, store
+from aura.cluster.ranks import Ranks
+from aura.config import TrainConfig
+from aura.corpus.corpus import Corpus
+from aura.corpus.windows import Windows
+from aura.errors import ConfigError, DataError
+from aura.model.gpt import GPT
+from aura.optim.adamw import Optimizer
+from aura.optim.loss_scale import LossScale
+from aura.optim.muon import check_devices, optimizer_of
+from aura.optim.schedule import warmup_steps
+from aura.run import directory
+from aura.run.batches import Batches
+from aura.run.board import Board
+from aura.run.observers import Comparison, Curves, Epochs, Lines, Log, Validation
+from aura.run.pace import Pace
+from aura.run.progress import Observer, Progress
+from aura.run.run import Run
+from aura.run.runlog import LOG, RunLog
+from aura.run.saving import Completion, Saving
+from aura.run.trainer import Trainer
+from aura.strategy.ddp import Ddp
+from aura.texts import console
+
+
+def trainer_of(run: Run, resume_from: Path | None = None) -> Trainer:
+    """What trains: on the newest checkpoint that any rank holds, or on `resume_from`, or from the beginning. Every rank
+    has to ask at the same time. Raises ConfigError and DataError, on all ranks alike."""
+    check_ranks_mean_the_same(run.ranks, run.config, run.corpus)
+    if run.config.optimizer == "muon":
+        check_devices(run.ranks, run.device)
+    model = GPT(run.config, run.device)
+    optimizer = optimizer_of(model, run.config)
+    strategy = Ddp(model, optimizer, run.ranks, run.config.clip)
+    loss_scale = loss_scale_of(run.config, run.place.world_size)
+    windows = Windows(run.corpus, "train", run.config.seq_len)
+    batches = Batches(windows, run.config, run.place.rank, run.place.world_size, run.device)
+    say_what_is_trained(run, model, batches)
+    state = newest_state(run, model, optimizer, resume_from)
+    progress = Progress(**state["progress"]) if state else Progress()
+    run = replace(run, config=with_steps(run.config, progress, len(windows), batches.per_step))
+    run.status.set(max_steps=run.config.steps)
+    if state:
+        refuse_a_run_that_is_over(run.config, progress)
+        loss_scale.load(state["scaler"])
+        run.say(console.continuing(progress.step))
+    strategy.start()
+    if run.saves:
+        take_directory(run, model, progress)
+    trainer = Trainer(run, model, batches, strategy, loss_scale, progress)
+    trainer.observers = observers_of(trainer, optimizer, resumed_step=progress.step if state else None)
+    return trainer
+
+
+def check_ranks_mean_the_same(ranks: Ranks, config: TrainConfig, corpus: Corpus) -> None:
+    """Raises the same error on all ranks."""
+    if odd := ranks.odd_ones(int(config.digest()[:15], 16)):
+        raise ConfigError(
+            f"The settings of {ranks.name(odd)} differ from the others': start all with the same ones."
+        )
+    if odd := ranks.odd_ones(int(corpus.fingerprint[:15], 16)):
+        raise DataError(f"The corpus of {ranks.name(odd)} differs from the others': copy one to every node.")
+
+
+def loss_scale_of(config: TrainConfig, world_size: int) -> LossScale:
+    # Losses are summed over a micro-batch, so that a scale that suits the mean has to be smaller by its tokens.
+    first = 65536 / (max(config.batch_sizes(world_size)) * config.seq_len)
+    return LossScale(first, enabled=config.precision == "fp16")
+
+
+def say_what_is_trained(run: Run, model: GPT, batches: Batches) -> None:
+    config, warmup = run.config, warmup_steps(run.config)
+    run.say(console.model(config))
+    run.say(console.precision(config.precision))
+    if run.leads:
+        tokens, windows = batches.per_step * config.seq_len, len(batches.windows)
+        parameters, fingerprint = model.parameter_count(), run.corpus.fingerprint
+        run.say(console.size(parameters, batches.per_step, tokens, windows, fingerprint))
+        if warmup >= config.steps:
+            run.say(console.long_warmup(warmup, config.steps))
+
+
+def newest_state(run: Run, model: GPT, optimizer: Optimizer, resume_from: Path | None) -> store.State | None:
+    """Put all ranks on one checkpoint; its state, or None where the run begins."""
+
+    def check(state: store.State) -> None:
+        changes = store.check_resumable(state, run.config, run.corpus, run.place.world_size)
+        if changes and run.leads:
+            run.say(console.changed(state["step"], changes))
+
+    if resume_from:
+        if run.saves:
+            store.supersede(run.checkpoints, manifest.step_of(resume_from))
+        run.ranks.total([0.0])  # nobody looks at a disk before its newer checkpoints are out of the way
+    return store.agree_and_load(run.checkpoints, model, optimizer, run.ranks, check, run.say)
+
+
+def with_steps(config: TrainConfig, progress: Progress, windows: int, per_step: int) -> TrainConfig:
+    """The length of the run in steps, where it was given in epochs of `windows`: what is left, at `per_step`."""
+    if not config.epochs:
+        return config
+    left = max(0, math.ceil(config.epochs * windows) - progress.windows_seen)
+    return replace(config, steps=progress.step + math.ceil(left / per_step))
+
+
+def refuse_a_run_that_is_over(config: TrainConfig, progress: Progress) -> None:
+    if progress.step >= config.steps:
+        raise ConfigError(
+            f"This run has {progress.step} steps and {config.steps} are asked for: nothing is left to train. "
+            "More --steps (or --epochs) go on from here; another --run-dir (launch.yml: -e run=NAME) begins anew."
+        )
+
+
+def take_directory(run: Run, model: GPT, progress: Progress) -> None:
+    """The run directory says what this run is, and holds nothing that comes after its step."""
+    (run.directory / directory.DONE).unlink(missing_ok=True)
+    store.tidy(run.checkpoints, progress.step)
+    with directory.without_stopping(run.directory, run.say):
+        directory.describe(run.directory, run.config, run.corpus, model.parameter_count())
+
+
+def observers_of(trainer: Trainer, optimizer: Optimizer, resumed_step: int | None) -> list[Observer]:
+    """In the order in which they are told: what one finds out, those behind it write down."""
+    run, strategy, progress = trainer.run, trainer.strategy, trainer.progress
+    board = Board(run.log_dir, run.place.rank, progress.step, run.say)
+    log = RunLog(run.directory / LOG, run.place.rank, resumed_step, run.say)
+    pace = Pace(run.plan, run.config, run.device)
+    comparison = Comparison(run, strategy, progress)
+    return [
+        comparison,
+        Lines(run, pace),
+        Validation(run, strategy, trainer.model, progress),
+        Curves(run, board, progress),
+        Log(log, progress),
+        Epochs(run, trainer.batches, board, progress),
+        Saving(trainer, optimizer, comparison, board),
+        Completion(trainer, comparison, pace),
+    ]

@@ -1,0 +1,121 @@
+"""The training loop of one rank: `Trainer.train` reads from top to bottom.
+
+It knows neither how the ranks agree (aura/strategy/) nor who looks on (observers.py, saving.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from aura.errors import DataError
+from aura.model.forward import autocast
+from aura.model.gpt import GPT
+from aura.optim.loss_scale import LossScale
+from aura.optim.schedule import learning_rate
+from aura.run.batches import Batches
+from aura.run.progress import Observer, Progress, Step
+from aura.run.run import Run
+from aura.strategy.interface import Outcome, Strategy, Told
+
+
+class Trainer:
+    def __init__(
+        self,
+        run: Run,
+        model: GPT,
+        batches: Batches,
+        strategy: Strategy,
+        loss_scale: LossScale,
+        progress: Progress,
+    ) -> None:
+        self.run, self.config, self.model, self.batches = run, run.config, model, batches
+        self.strategy, self.loss_scale, self.progress = strategy, loss_scale, progress
+        self.observers: Sequence[Observer] = ()
+        self.first_step = progress.step + 1
+        self.loss_sum_of: Callable[..., Tensor] = model.loss_sum
+        if run.config.compile:
+            self.loss_sum_of = torch.compile(model.loss_sum, dynamic=False)
+
+    def train(self) -> bool:
+        """Until `config.steps`, or until a rank is asked to stop; True when the run is complete."""
+        for observer in self.observers:
+            observer.begin()
+        self.run.status.set(state="training", step=self.progress.step)
+        stopping = False
+        while self.progress.step < self.config.steps and not stopping:
+            started = time.perf_counter()
+            self.strategy.begin_step()
+            loss_sum = self.forward_and_backward()
+            told = Told(loss_sum, self.batches.tokens, self.run.stop.requested, self.loss_scale.value)
+            lr = learning_rate(self.config, self.progress.step)
+            outcome = self.strategy.apply(told, lr)
+            self.refuse_what_is_not_finite(outcome)
+            step = self.commit(outcome, lr, time.perf_counter() - started)
+            for observer in self.observers:
+                observer.after(step)
+            stopping = outcome.stopping
+        for observer in self.observers:
+            observer.end()
+        return self.progress.step >= self.config.steps
+
+    def forward_and_backward(self) -> Tensor:
+        """The gradients of this rank's windows of the step; the sum of their losses, () in fp64 [nats]."""
+        device = self.run.device
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        scale = torch.tensor(self.loss_scale.value, device=device) if self.loss_scale.enabled else None
+        for batch in self.batches.of_step(self.progress.windows_seen):
+            with autocast(self.config, device):
+                loss = self.loss_sum_of(batch.inputs, batch.targets, scale)
+            with self.strategy.last_backward() if batch.is_last else nullcontext():
+                (loss if scale is None else loss * scale).backward()  # type: ignore[no-untyped-call]
+            loss_sum += loss.detach()
+        return loss_sum
+
+    def refuse_what_is_not_finite(self, outcome: Outcome) -> None:
+        """Raises DataError, on all ranks alike; not where a lower loss scale may help (fp16): the step is left out."""
+        ranks = self.run.ranks
+        if outcome.bad_loss:
+            raise self._not_finite("loss", ranks.name(outcome.bad_loss))
+        if outcome.left_out and self.loss_scale.is_exhausted:
+            guilty = ranks.name(outcome.bad_gradient) or "no single rank, but in the sum over all"
+            raise self._not_finite("gradient", guilty)
+
+    def commit(self, outcome: Outcome, lr: float, seconds: float) -> Step:
+        """The step is part of the run from here on."""
+        config, progress, epoch_windows = self.config, self.progress, len(self.batches.windows)
+        epoch, scale_before = progress.windows_seen // epoch_windows, self.loss_scale.value
+        self.loss_scale.update(outcome.left_out)
+        progress.step += 1
+        progress.windows_seen += self.batches.per_step
+        progress.tokens_seen += outcome.tokens
+        progress.loss = outcome.loss
+        progress.epoch_loss_sum += outcome.loss_sum
+        progress.epoch_tokens += outcome.tokens
+        progress.epoch_seconds += seconds
+        is_first, is_last = progress.step == self.first_step, progress.step == config.steps
+        return Step(
+            number=progress.step,
+            epoch=epoch + 1,
+            loss=outcome.loss,
+            tokens=outcome.tokens,
+            lr=lr,
+            gradient_norm=outcome.gradient_norm,
+            seconds=seconds,
+            is_first=is_first,
+            is_last=is_last,
+            stopping=outcome.stopping,
+            ends_epoch=progress.windows_seen // epoch_windows > epoch,
+            is_logged=progress.step % config.log_every == 0 or is_first or is_last or outcome.stopping,
+            loss_scales=(scale_before, self.loss_scale.value) if outcome.left_out else None,
+        )
+
+    def _not_finite(self, what: str, where: str) -> DataError:
+        return DataError(
+            f"The {what} is not finite at step {self.progress.step + 1} on {where}. Stopped before the optimizer step; "
+            "nothing was changed. Continue with a lower --lr, or with --precision fp32 or bf16."
+        )

@@ -1,0 +1,99 @@
+"""The gradients of all ranks, added up in every step.
+
+It does not use torch's DistributedDataParallel: that rebuilds its buckets after the first iteration, so the first step
+after a resume adds in another order than the same step of a run without interruption, and the two differ in the last
+bit. Here the layout is fixed.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from aura.cluster.ranks import Ranks, collective
+
+BUCKET_BYTES = 25 * 1024 * 1024  # as torch's DDP: large enough for the bandwidth, small enough to overlap
+
+
+class DataParallel:
+    """All gradients are views into a few flat buffers, in the order of the parameters, so the wire sees few large
+    operations, and the order of summation never changes. A rank that is alone needs no buffers (`in_buckets`): its
+    gradients stay where the backward pass makes them, which saves adding them to zeros.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks, in_buckets: bool = True) -> None:
+        self.ranks = ranks
+        self.parameters = list(model.parameters())
+        self.buckets: list[Tensor] = []
+        for group in _buckets(self.parameters) if in_buckets else []:
+            sizes = [parameter.numel() for parameter in group]
+            flat = torch.zeros(sum(sizes), dtype=group[0].dtype, device=group[0].device)
+            self.buckets.append(flat)
+            for parameter, part in zip(group, torch.split(flat, sizes), strict=True):
+                parameter.grad = part.view_as(parameter)
+        self._places = [p.grad.data_ptr() for p in self.parameters if p.grad is not None]
+
+    def start(self) -> None:
+        """Nodes with different processors may draw different last bits from the same seed: rank 0's count."""
+        for parameter in self.parameters:
+            self.ranks.broadcast(parameter.data, source=0)
+
+    def zero_gradients(self) -> None:
+        for bucket in self.buckets:
+            bucket.zero_()
+        if not self.buckets:
+            for parameter in self.parameters:
+                parameter.grad = None
+
+    def reduce_gradients(self) -> None:
+        if self.buckets:
+            places = [p.grad.data_ptr() for p in self.parameters if p.grad is not None]
+            assert places == self._places, "a gradient has left its bucket"
+        if self.ranks.world_size > 1:
+            with collective():
+                for work in [dist.all_reduce(bucket, async_op=True) for bucket in self.buckets]:
+                    work.wait()
+
+    def gradient_is_finite(self) -> bool:
+        """A sum is finite when its terms are, unless they are about as large as fp32 can hold.
+
+        A rank that is alone is not asked: its norm says it.
+        """
+        if not self.buckets:
+            return True
+        return bool(
+            torch.isfinite(torch.stack([bucket.sum(dtype=torch.float32) for bucket in self.buckets]).sum())
+        )
+
+    def gradient_norm(self) -> float:
+        """L2 norm of the whole gradient, as rank 0 computes it.
+
+        Different GPUs add in different order, and clipping by two different norms would part the ranks for ever.
+        """
+        norms = torch.stack(
+            [torch.linalg.vector_norm(part, dtype=torch.float32) for part in self._gradients()]
+        )
+        norm = torch.linalg.vector_norm(norms).to(self.ranks.device)
+        with collective():  # NCCL reports a failed operation when its result is read
+            return self.ranks.broadcast(norm, source=0).item()
+
+    def scale_gradients(self, factor: float) -> None:
+        for part in self._gradients():
+            part.mul_(factor)
+
+    def _gradients(self) -> list[Tensor]:
+        return self.buckets or [p.grad for p in self.parameters if p.grad is not None]
+
+
+def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The parameters in order, in groups of about BUCKET_BYTES; the grouping depends on nothing else."""
+    groups: list[list[nn.Parameter]] = [[]]
+    size = 0
+    for parameter in parameters:
+        if groups[-1] and size + parameter.nbytes > BUCKET_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(parameter)
+        size += parameter.nbytes
+    return groups

@@ -1,0 +1,189 @@
+"""What a rank prints: one catalogue of the lines that a person sees when all goes well (es.toml, en.toml).
+
+The Spanish lines that the guides show have exactly the guides' form. Errors are in aura/errors.py's way: English, one
+sentence. Spanish is the default; a locale that says English, or AURA_LANG=en, changes it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import time
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+from aura.config import TrainConfig
+from aura.errors import ConfigError
+
+LANGUAGES = ("es", "en")
+CLEAR = "\r\033[K"  # back to the beginning of the terminal's line, and nothing is left of it
+LIVE_PAUSE = 0.5
+
+
+def _read(language: str) -> dict[str, str]:
+    file = resources.files("aura.texts").joinpath(f"{language}.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+SENTENCES = {language: _read(language) for language in LANGUAGES}
+
+
+def language() -> str:
+    """es or en: what AURA_LANG says, else en when the locale is English, else es. Raises ConfigError."""
+    forced = os.environ.get("AURA_LANG")
+    if forced:
+        if forced not in LANGUAGES:
+            raise ConfigError(f"AURA_LANG={forced!r} is unknown. There are: {', '.join(LANGUAGES)}.")
+        return forced
+    # The first of these that is set decides (POSIX, "Internationalization Variables").
+    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    return "en" if locale.lower().startswith("en") else "es"
+
+
+def text(key: str, **values: object) -> str:
+    return SENTENCES[language()][key].format(**values)
+
+
+def put(line: str, end: str = "\n") -> None:
+    """Print at once (journald shows it without delay), for as long as somebody reads it: `| tee` may be gone."""
+    try:
+        print(line, end=end, flush=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+class Console:
+    """Prints lines that are headed by who speaks."""
+
+    def __init__(self, rank: int, world_size: int, node: str, device: str) -> None:
+        self.head = f"[Rank {rank}/{world_size} | Node {node} | Device {device}]"
+        self.is_live = rank == 0 and sys.stdout.isatty()
+        self.shown = -math.inf  # when the live line was written
+
+    def say(self, text: str) -> None:
+        put(f"{CLEAR if self.is_live else ''}{self.head} {text}")
+
+    def show(self, text: str) -> None:
+        """A line that the next one replaces, on a terminal and no more than every LIVE_PAUSE seconds."""
+        if self.is_live and time.monotonic() - self.shown >= LIVE_PAUSE:
+            width = shutil.get_terminal_size().columns
+            put(f"{CLEAR}{text[: width - 1]}", end="")
+            self.shown = time.monotonic()
+
+
+def distributed(backend: str) -> str:
+    return text("distributed", backend=backend)
+
+
+def alone() -> str:
+    return text("alone")
+
+
+def model(config: TrainConfig) -> str:
+    shown = ("preset", "d_model", "layers", "heads", "seq_len")
+    return text("model", **{name: vars(config)[name] for name in shown})
+
+
+def precision(name: str) -> str:
+    def on(state: bool) -> str:
+        return "ON" if state else "OFF"
+
+    return text("precision", name=name, autocast=on(name != "fp32"), scaler=on(name == "fp16"))
+
+
+def size(parameters: int, sequences: int, tokens: int, sequences_per_epoch: int, fingerprint: str) -> str:
+    """`sequences` and `tokens` are those of one optimizer step of all ranks."""
+    return text(
+        "size",
+        parameters=parameters,
+        sequences=sequences,
+        tokens=tokens,
+        epoch=sequences_per_epoch,
+        fingerprint=fingerprint[:12],
+    )
+
+
+def long_warmup(warmup_steps: int, steps: int) -> str:
+    return text("long_warmup", warmup=warmup_steps, steps=steps)
+
+
+def left_out(step: int, before: float, now: float) -> str:
+    """fp16: the loss scale was too high for this step's gradient."""
+    return text("left_out", step=step, before=before, now=now)
+
+
+def backend_agreed(backend: str, ranks: str) -> str:
+    return text("backend_agreed", backend=backend, ranks=ranks)
+
+
+def changed(step: int, changes: list[str]) -> str:
+    return text("changed", step=step, changes=", ".join(changes))
+
+
+def continuing(step: int) -> str:
+    return text("continuing", step=step)
+
+
+def validation_at_start(loss: float, vocab_size: int, uniform: float) -> str:
+    """`uniform` is the loss of guessing, ln(vocab_size)."""
+    return text("validation_at_start", loss=loss, vocab_size=vocab_size, uniform=uniform)
+
+
+def validation_at_end(end: float, start: float, unigram: float) -> str:
+    return text("validation_at_end", end=end, start=start, unigram=unigram)
+
+
+def step(epoch: int, number: int, loss: float, sync: str) -> str:
+    return text("step", epoch=epoch, number=number, loss=loss, sync=sync)
+
+
+def live(
+    step: int, steps: int, tokens_per_second: float, mfu: float | None, eta_seconds: float | None
+) -> str:
+    """`mfu` from 0 to 1; None where the peak of the device is not known, or no time has been measured yet."""
+    return text(
+        "live",
+        step=step,
+        steps=steps,
+        rate=tokens_per_second,
+        mfu=text("unknown") if mfu is None else f"{mfu:.1%}",
+        eta=text("unknown") if eta_seconds is None else duration(eta_seconds),
+    )
+
+
+def epoch(number: int, epochs: int, train_loss: float, validation_loss: float, seconds: float) -> str:
+    return text(
+        "epoch", number=number, epochs=epochs, train=train_loss, validation=validation_loss, seconds=seconds
+    )
+
+
+def saved(name: str, stall: float, seconds: float) -> str:
+    return text("saved", name=name, stall=stall, seconds=seconds)
+
+
+def stopped() -> str:
+    return text("stopped")
+
+
+def final(path: Path) -> str:
+    return text("final", path=path)
+
+
+def completed(ranks_compared: bool) -> str:
+    return text("completed") + (f" {text('synchronised')}" if ranks_compared else "")
+
+
+def duration(seconds: float) -> str:
+    """2 d 3 h, 3 h 05 min or 4 min 07 s."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return text("minutes", minutes=minutes, seconds=rest)
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return text("hours", hours=hours, minutes=minutes)
+    return text("days", days=hours // 24, hours=hours % 24)
