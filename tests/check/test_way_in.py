@@ -62,7 +62,7 @@ def node(
 
     controller: node0's new address, where that is the controller.
     """
-    hosts = {"node1": {"__static_network_own": client == here}}
+    hosts: dict[str, dict[str, Any]] = {"node1": {"__static_network_own": client == here}}
     if controller:
         hosts["node0"] = {"__static_network_own": True, "__static_network_to": controller}
     return {
