@@ -1,0 +1,102 @@
+"""What the loop says to a strategy and hears from it."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Told:
+    """Of this rank's share of a step."""
+
+    loss_sum: Tensor | float  # nats, summed over the tokens
+    tokens: int
+    stop: bool = False  # this rank was asked to stop
+    loss_scale: float = 1.0  # fp16: what the losses were multiplied with before the backward passes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a step of all ranks; the same on every rank."""
+
+    loss_sum: float  # nats
+    tokens: int
+    gradient_norm: float  # L2, of the mean over all tokens, before clipping
+    stopping: bool  # a rank was asked to stop
+    bad_loss: list[int]  # the ranks whose loss is not finite
+    bad_gradient: list[
+        int
+    ]  # the ranks whose gradient is not finite; empty too when only the sum over all is not
+    left_out: bool  # something was not finite: parameters and optimizer are as before
+
+    @property
+    def loss(self) -> float:
+        """nats per token"""
+        return self.loss_sum / self.tokens
+
+
+class Strategy(Protocol):
+    """The loop never assumes that parameters agree, it asks `agrees_after`."""
+
+    def start(self) -> None:
+        """Make the parameters of all ranks equal."""
+
+    def begin_step(self) -> None:
+        """Before the first forward pass of a step: the gradients are zero."""
+
+    def last_backward(self) -> AbstractContextManager[None]:
+        """Around the backward pass of the last micro-batch: gradients may leave while it computes."""
+
+    def apply(self, told: Told, lr: float) -> Outcome:
+        """From the gradients of the summed losses of all ranks to new parameters."""
+
+    def complete(self) -> None:
+        """Wait until the parameters are those after the last step: before anything but a forward pass reads them."""
+
+    def expect_delay(self) -> None:
+        """The next step may begin much later on some ranks: they have saved, validated or compiled."""
+
+    def agrees_after(self, step: int) -> bool:
+        """Must the parameters of all ranks be bit-equal after this step?"""
+
+    def compare(self) -> list[int]:
+        """The ranks whose parameters differ from those of the majority."""
+
+    def state(self) -> dict[str, Tensor]:
+        """This rank's part of the optimizer's state; see state.py for the names."""
+
+    def load(self, *parts: dict[str, Tensor]) -> None:
+        """`state` of other ranks, also of other numbers of ranks, that together have all that this rank needs."""
+
+    def close(self) -> None:
+        """No exchange follows."""
+
+
+def clip_factor(norm: float, clip: float, tokens: int) -> float:
+    """What makes of a summed gradient its mean over `tokens`, no longer than `clip`; norm: of the mean."""
+    return min(1.0, clip / norm) / tokens if norm else 1 / tokens
+
+
+def outcome_of(rows: list[list[float]]) -> Outcome:
+    """rows: of every rank its loss, tokens, wish to stop, sum of squares of its owned gradient, and then of every rank
+    whether its gradient is not finite, as this owner has seen it. Added in the order of the ranks, in fp64, so that
+    every rank gets the same bits.
+    """
+    loss_sum, tokens, stops, squares = (sum(row[i] for row in rows) for i in range(4))
+    bad_loss = [rank for rank, row in enumerate(rows) if not math.isfinite(row[0])]
+    bad_gradient = [rank for rank in range(len(rows)) if any(row[4 + rank] for row in rows)]
+    norm = math.sqrt(squares) / tokens if squares >= 0 else math.nan
+    return Outcome(
+        loss_sum=loss_sum,
+        tokens=int(tokens),
+        gradient_norm=norm,
+        stopping=stops > 0,
+        bad_loss=bad_loss,
+        bad_gradient=bad_gradient,
+        left_out=bool(bad_loss or bad_gradient) or not math.isfinite(norm),
+    )
