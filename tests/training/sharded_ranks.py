@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,7 +25,15 @@ from aura.sync import CollectiveFailed, Ranks, checksum
 from safetensors.torch import load_file, save_file
 
 FORK, SPAWN = (multiprocessing.get_context(kind) for kind in ("fork", "spawn"))
-SMALL = {"layers": 2, "heads": 2, "d_model": 64, "seq_len": 16, "vocab_size": 120, "batch_size": 2, "lr": 1e-2}
+SMALL = {
+    "layers": 2,
+    "heads": 2,
+    "d_model": 64,
+    "seq_len": 16,
+    "vocab_size": 120,
+    "batch_size": 2,
+    "lr": 1e-2,
+}
 # Called in the process of a rank, before each step, with the number of the step and what it works with.
 Fault = Callable[[int, "Rank"], None]
 
@@ -42,6 +51,7 @@ class Task:
     resume_from: Path | None = None
     loss_scale: float = 1.0
     faults: dict[int, Fault] = field(default_factory=dict)  # by rank
+    overlap: bool = False  # the parameters are looked at only after the last step
     unlike: tuple[int, ...] = ()  # ranks without the vector instructions of the others
 
     @property
@@ -59,10 +69,16 @@ class Rank:
         self.ranks = Ranks(rank, nodes, torch.device("cpu"))
         wire = {"fp32": torch.float32, "bf16": torch.bfloat16}[task.wire]
         self.strategy: Sharded | Alone = (
-            Sharded(self.model, self.ranks, config, wire) if task.world_size > 1 else Alone(self.model, config)
+            Sharded(self.model, self.ranks, config, wire)
+            if task.world_size > 1
+            else Alone(self.model, config)
         )
         self.outcomes: list[dict[str, Any]] = []
         self.sums: list[int] = []  # checksum of the parameters after each step
+        # What faults change and see
+        self.spoiled_loss = 1.0
+        self.after_backward: Callable[[], None] = lambda: None
+        self.seen: list[int] = []
 
     def batches(self, step: int) -> list[torch.Tensor]:
         """This rank's micro-batches (sequences, seq_len + 1): every sequence goes on by a step of its own."""
@@ -75,20 +91,21 @@ class Rank:
 
     def step(self, number: int) -> None:
         batches, loss_sum = self.batches(number), 0.0
-        self.strategy.begin_step()
         scale = torch.tensor(self.task.loss_scale)
-        for batch in batches[:-1]:
+        self.strategy.begin_step()
+        for place, batch in enumerate(batches, 1):
             loss = self.model.loss_sum(batch[:, :-1], batch[:, 1:], scale)
-            (loss * scale).backward()
-            loss_sum += loss.item()
-        loss = self.model.loss_sum(batches[-1][:, :-1], batches[-1][:, 1:], scale)
-        with self.strategy.last_backward():
-            (loss * scale).backward()
-        told = Told(loss_sum + loss.item(), sum(batch[:, 1:].numel() for batch in batches))
-        told = Told(told.loss_sum, told.tokens, loss_scale=self.task.loss_scale)
+            with self.strategy.last_backward() if place == len(batches) else nullcontext():
+                (loss * scale).backward()
+            loss_sum += loss.item() * self.spoiled_loss
+        self.after_backward()
+        self.spoiled_loss, self.after_backward = 1.0, lambda: None
+        tokens = sum(batch[:, 1:].numel() for batch in batches)
+        told = Told(loss_sum, tokens, loss_scale=self.task.loss_scale)
         self.outcomes.append(asdict(self.strategy.apply(told, self.task.config.lr)))
-        self.strategy.complete()
-        self.sums.append(checksum(self.model.parameters()))
+        if not self.task.overlap:
+            self.strategy.complete()
+            self.sums.append(checksum(self.model.parameters()))
 
     def work(self) -> None:
         task = self.task
@@ -106,7 +123,7 @@ class Rank:
         state = {name: tensor.contiguous() for name, tensor in self.strategy.state().items()}
         save_file(state, task.folder / f"shard-{self.rank}.safetensors")
         sent = self.strategy.wire.sent_bytes if isinstance(self.strategy, Sharded) else 0
-        result = {"outcomes": self.outcomes, "sums": self.sums, "odd": odd, "sent": sent}
+        result = {"outcomes": self.outcomes, "sums": self.sums, "odd": odd, "sent": sent, "seen": self.seen}
         result["capability"] = torch.backends.cpu.get_cpu_capability()
         (task.folder / f"result-{self.rank}.json").write_text(json.dumps(result))
 
