@@ -9,6 +9,7 @@ from aura.errors import DataError
 from aura.model import GPT
 from aura.strategy import pieces
 from aura.strategy.interface import outcome_of
+from aura.strategy.loss_scale import LossScale
 from aura.strategy.pieces import Segment, newton_schulz_work, owners, rounds
 from aura.strategy.sharded import ROUND_BYTES, _round_count, whole_matrices
 from aura.strategy.state import put_together
@@ -142,3 +143,24 @@ def test_scales_belong_to_blocks() -> None:
         target = torch.zeros(2, columns.stop - columns.start)
         put_together({"x": (Segment("w", start, stop), "scales", target)}, parts)
         assert torch.equal(target, scales[:, columns])
+
+
+def test_the_loss_scale_is_that_of_torchs_grad_scaler() -> None:
+    scale, disabled = LossScale(512.0, enabled=True), LossScale(512.0, enabled=False)
+    theirs = torch.amp.GradScaler("cpu", init_scale=512.0)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    for step in range(2600):
+        left_out = step in (3, 2500)
+        parameter.grad = torch.full((1,), float("inf") if left_out else 1.0)
+        theirs.scale(torch.ones(()))  # type: ignore[no-untyped-call]
+        theirs.step(optimizer)
+        theirs.update()
+        scale.update(left_out)
+        disabled.update(left_out)
+        assert scale.scale == theirs.get_scale()
+        if step == 3000:  # as at a resume
+            scale, before = LossScale(1.0, enabled=True), scale
+            scale.load(before.state())
+    assert scale.state() == theirs.state_dict()
+    assert (disabled.scale, disabled.state()) == (1.0, {})

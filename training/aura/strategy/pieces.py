@@ -58,7 +58,7 @@ def owners(
     shapes: of all parameters, in the order of the forward pass. whole: the parameters that Newton-Schulz needs whole,
     and of how many matrices below one another each consists (c_attn: 3).
     """
-    backward = {name: place for place, name in enumerate(reversed(shapes))}
+    backward = {name: place for place, name in enumerate(reversed(list(shapes)))}
     owned: list[list[Segment]] = [[] for _ in range(ranks)]
     load = [0] * ranks  # elements
     _deal_matrices(shapes, {name: whole[name] for name in backward if name in whole}, owned, load)

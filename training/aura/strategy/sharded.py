@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,8 +97,9 @@ class Sharded:
                 self.rounds_of[name].append(number)
         with collective():
             self.group = dist.new_group(timeout=timedelta(seconds=config.collective_timeout))
-        on_gpu = self.device.type == "cuda"
-        self.side = torch.cuda.Stream(self.device) if on_gpu else None  # of the thread
+        self.side: torch.cuda.Stream | None = None  # of the thread
+        if self.device.type == "cuda":
+            self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.wire = Wire(Patience(config.collective_timeout), self._prepare_thread)
         self.leaving = False  # gradients of this backward pass are those of the step
         self.next_round = len(self.rounds)  # the first whose gradients have not left
@@ -191,7 +193,7 @@ class Sharded:
         """layer_by_layer: a compiled model has no place for Python between its layers."""
         self.layer_by_layer = layer_by_layer
         for name, parameter in self.parameters.items():
-            parameter.register_post_accumulate_grad_hook(self._gradient_hook(name))
+            parameter.register_post_accumulate_grad_hook(self._gradient_hook(name))  # type: ignore[no-untyped-call]
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         for module in self.model.modules() if layer_by_layer else ():
             own = [names[id(parameter)] for parameter in module.parameters(recurse=False)]
@@ -216,11 +218,13 @@ class Sharded:
     def _send_gradients(self) -> None:
         round_ = self.rounds[self.next_round]
         parts = [self._gradient(piece) for pieces in round_.pieces for piece in pieces]
-        pack = self._on_the_wire(parts, self.wire_format)
-        kind = "gradients" if self.next_round else "first gradients"
-        length = round_.lengths[self.ranks.rank]
-        from_ranks = [length] * self.ranks.world_size
-        self._submit(kind, pack, round_.lengths, from_ranks, lambda received: self._add_up(round_, received))
+        self._submit(
+            "gradients" if self.next_round else "first gradients",
+            self._on_the_wire(parts, self.wire_format),
+            round_.lengths,
+            [round_.lengths[self.ranks.rank]] * self.ranks.world_size,
+            partial(self._add_up, round_),
+        )
         self.next_round += 1
         for name in round_.names:
             self.unsent[name] -= 1
@@ -271,20 +275,18 @@ class Sharded:
         for number in reversed(range(len(self.rounds))):
             round_ = self.rounds[number]
             parts = [self.flat[piece.name][piece.start : piece.stop] for piece in round_.pieces[me]]
-            pack = self._on_the_wire(parts, self.format)
-            kind = "weights" if number < len(self.rounds) - 1 else "first weights"
             self.weights[number] = self._submit(
-                kind,
-                lambda pack=pack: pack().repeat(everybody),
+                "weights" if number < len(self.rounds) - 1 else "first weights",
+                partial(_for_everybody, self._on_the_wire(parts, self.format), everybody),
                 [round_.lengths[me]] * everybody,
                 round_.lengths,
-                lambda received, round_=round_: self._take_in(round_, received),
+                partial(self._take_in, round_),
             )
 
     def _take_in(self, round_: Round, received: Tensor) -> None:
         """Everybody takes what was sent, its owner too: whatever the wire does to it, it is the same for all."""
         pieces = [piece for of_owner in round_.pieces for piece in of_owner]
-        parts = received.to(self.device).split([len(piece) for piece in pieces])
+        parts = torch.split(received.to(self.device), [len(piece) for piece in pieces])
         for piece, part in zip(pieces, parts, strict=True):
             self.flat[piece.name][piece.start : piece.stop].copy_(part)
 
@@ -322,7 +324,7 @@ class Sharded:
             packed = host.copy_(packed, non_blocking=True)
         else:
             packed.record_stream(self.side)
-        there = torch.cuda.Event()
+        there = torch.cuda.Event()  # type: ignore[no-untyped-call]
         there.record()
 
         def wait() -> Tensor:
@@ -349,6 +351,10 @@ class Sharded:
         """What the thread has done may be used."""
         if self.side is not None:
             torch.cuda.current_stream().wait_stream(self.side)
+
+
+def _for_everybody(pack: Callable[[], Tensor], ranks: int) -> Tensor:
+    return pack().repeat(ranks)
 
 
 def whole_matrices(model: nn.Module) -> dict[str, int]:
