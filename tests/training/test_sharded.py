@@ -83,14 +83,15 @@ def test_gradients_leave_while_the_backward_pass_computes(tmp_path: Path) -> Non
         assert result["seen"] and min(result["seen"]) >= 1
 
 
-def test_bf16_on_the_wire_halves_the_first_leg(tmp_path: Path) -> None:
-    exact, half = Task(tmp_path / "a", 3, sequences=6), Task(tmp_path / "b", 3, sequences=6, wire="bf16")
+def test_bf16_on_the_wire_halves_the_bytes(tmp_path: Path) -> None:
+    exact = Task(tmp_path / "a", 3, sequences=6)
+    half = Task(tmp_path / "b", 3, sequences=6, wire="bf16", unlike=(1,))
     expected, found = complete(exact), complete(half)
     assert losses(found[0]) == pytest.approx(losses(expected[0]), abs=0.02)
     assert losses(found[0]) != losses(expected[0])
     assert all(result["sums"] == found[0]["sums"] for result in found)
-    gradients = half.steps * 2 * elements(half) * 4
-    assert sum(r["sent"] for r in expected) - sum(r["sent"] for r in found) == gradients // 2
+    both_legs = 2 * half.steps * 2 * elements(half) * 4
+    assert sum(r["sent"] for r in expected) - sum(r["sent"] for r in found) == both_legs // 2
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient", "gradient in fp16"])

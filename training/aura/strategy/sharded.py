@@ -7,7 +7,8 @@
 
 One rank computes each update and all take the same bytes, so parameters are bit-equal on all ranks, also on unlike
 processors and GPUs. Each leg moves (N - 1) / N of the parameters per rank and direction, together what an all-reduce
-moves.
+moves. With bf16 on the wire both legs have half of the bytes: leg 2 then carries what is added to the weights, which
+all add alike, the owner to what it had before.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ class Shard(nn.Module):
         super().__init__()
         self.segments: dict[str, Segment] = {}
         self.views: dict[str, nn.Parameter] = {}
-        device = next(iter(parameters.values())).device
-        self.gradient = torch.zeros(sum(map(len, segments)), device=device)
+        first = next(iter(parameters.values()))
+        self.format = first.dtype
+        self.gradient = torch.zeros(sum(map(len, segments)), device=first.device)
         place = 0
         for segment in segments:
             parameter = parameters[segment.name]
@@ -64,6 +66,16 @@ class Shard(nn.Module):
             self.segments[name], self.views[name] = segment, view
             place += len(segment)
 
+    def values(self) -> Tensor:
+        """A copy of the elements, flat, in the order of the stream."""
+        nothing = self.gradient.new_empty(0, dtype=self.format)  # torch.cat wants something
+        return torch.cat([nothing, *(view.view(-1) for view in self.views.values())])
+
+    def overwrite(self, values: Tensor) -> None:
+        parts = torch.split(values, [len(segment) for segment in self.segments.values()])
+        for view, part in zip(self.views.values(), parts, strict=True):
+            view.copy_(part.view_as(view))
+
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.views.items()
 
@@ -76,12 +88,15 @@ class Sharded:
         config: TrainConfig,
         wire_format: torch.dtype = torch.float32,
     ) -> None:
-        """wire_format: of the gradients on their way, fp32 or bf16. All ranks have to call this together."""
+        """wire_format: fp32, or bf16 for gradients and, where the parameters are in fp32, what is added to them. All
+        ranks have to call this together."""
         self.model, self.ranks, self.clip, self.wire_format = model, ranks, config.clip, wire_format
         self.parameters = dict(model.named_parameters())
         self.flat = {name: parameter.data.view(-1) for name, parameter in self.parameters.items()}
         first = next(iter(self.flat.values()))
-        self.device, self.format = first.device, first.dtype
+        self.device = first.device
+        # In bf16, weights would lose the small changes; the changes themselves only lose their last bits.
+        self.changes_only = torch.finfo(wire_format).bits < torch.finfo(first.dtype).bits
         matrices = whole_matrices(model) if config.optimizer == "muon" else {}
         shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         owned = owners(shapes, matrices, ranks.world_size)
@@ -151,9 +166,14 @@ class Sharded:
             return outcome
         factor = clip_factor(outcome.gradient_norm, self.clip, outcome.tokens)
         self.shard.gradient.mul_(factor / told.loss_scale)
+        before = self.shard.values() if self.changes_only else None
         if self.shard.views:
             self.optimizer.step(lr)
-        self._send_weights()
+        after = self.shard.values()
+        if before is not None:
+            self.shard.overwrite(before)
+            after = after.sub_(before).to(self.wire_format)
+        self._send_weights(after)
         return outcome
 
     def complete(self) -> None:
@@ -268,16 +288,17 @@ class Sharded:
 
     # Leg 2
 
-    def _send_weights(self) -> None:
-        """The last round of the backward pass first: the next forward pass begins with its layers."""
+    def _send_weights(self, stream: Tensor) -> None:
+        """stream: the owned weights, or what is added to them. The last round of the backward pass goes first: the
+        next forward pass begins with its layers."""
         self._side_waits()
         me, everybody = self.ranks.rank, self.ranks.world_size
         for number in reversed(range(len(self.rounds))):
             round_ = self.rounds[number]
-            parts = [self.flat[piece.name][piece.start : piece.stop] for piece in round_.pieces[me]]
+            part = stream[round_.start : round_.stops[me]]
             self.weights[number] = self._submit(
                 "weights" if number < len(self.rounds) - 1 else "first weights",
-                partial(_for_everybody, self._on_the_wire(parts, self.format), everybody),
+                partial(_for_everybody, self._on_the_wire([part], stream.dtype), everybody),
                 [round_.lengths[me]] * everybody,
                 round_.lengths,
                 partial(self._take_in, round_),
@@ -288,7 +309,8 @@ class Sharded:
         pieces = [piece for of_owner in round_.pieces for piece in of_owner]
         parts = torch.split(received.to(self.device), [len(piece) for piece in pieces])
         for piece, part in zip(pieces, parts, strict=True):
-            self.flat[piece.name][piece.start : piece.stop].copy_(part)
+            target = self.flat[piece.name][piece.start : piece.stop]
+            _ = target.add_(part) if self.changes_only else target.copy_(part)
 
     def _await_weights(self, number: int) -> None:
         """Until this round and all rounds behind it are in the parameters."""
@@ -313,9 +335,6 @@ class Sharded:
 
     def _on_the_wire(self, parts: list[Tensor], format_: torch.dtype) -> Callable[[], Tensor]:
         """The parts one after the other, on the device that the wire takes them from; the function waits for them."""
-        if not parts:
-            empty = torch.empty(0, dtype=format_, device=self.ranks.device)
-            return lambda: empty
         packed = torch.cat(parts).to(format_)
         if self.side is None:
             return lambda: packed
