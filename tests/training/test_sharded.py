@@ -159,6 +159,9 @@ def test_three_and_one_go_on_where_five_have_stopped(settings: dict[str, Any], t
     same = complete(Task(tmp_path / "again", 5, settings, 3, 3, sequences=30, resume_from=five.folder))
     straight = complete(Task(tmp_path / "straight", 5, settings, steps=6, sequences=30))
     assert same[0]["sums"] == straight[0]["sums"][3:]
+    # Gradients and weights go over the wire in the format that they have.
+    width, numbers = 2 if settings is SMALLEST else 4, 6 * 5 * 4 * (4 + 5) * 8
+    assert sum(result["sent"] for result in straight) == 6 * 2 * elements(five) * 4 * width + numbers
     for ranks in (3, 1):
         # Nothing is lost on the way: what they have is what was saved.
         only_loaded = Task(

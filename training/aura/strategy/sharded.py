@@ -90,13 +90,15 @@ class Sharded:
     ) -> None:
         """wire_format: fp32, or bf16 for gradients and, where the parameters are in fp32, what is added to them. All
         ranks have to call this together."""
-        self.model, self.ranks, self.clip, self.wire_format = model, ranks, config.clip, wire_format
+        self.model, self.ranks, self.clip = model, ranks, config.clip
         self.parameters = dict(model.named_parameters())
         self.flat = {name: parameter.data.view(-1) for name, parameter in self.parameters.items()}
         first = next(iter(self.flat.values()))
         self.device = first.device
+        # Gradients have the format of the parameters: a wider one on the wire would say nothing more.
+        self.wire_format = min(wire_format, first.dtype, key=lambda format_: torch.finfo(format_).bits)
         # In bf16, weights would lose the small changes; the changes themselves only lose their last bits.
-        self.changes_only = torch.finfo(wire_format).bits < torch.finfo(first.dtype).bits
+        self.changes_only = torch.finfo(self.wire_format).bits < torch.finfo(first.dtype).bits
         matrices = whole_matrices(model) if config.optimizer == "muon" else {}
         shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         owned = owners(shapes, matrices, ranks.world_size)
