@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -67,7 +68,7 @@ class Strategy(Protocol):
         """The ranks whose parameters differ from those of the majority."""
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's part of the optimizer's state, by name."""
+        """This rank's part of the optimizer's state; see state.py for the names."""
 
     def load(self, *parts: dict[str, Tensor]) -> None:
         """`state` of other ranks, also of other numbers of ranks, that together have all that this rank needs."""
@@ -79,3 +80,23 @@ class Strategy(Protocol):
 def clip_factor(norm: float, clip: float, tokens: int) -> float:
     """What makes of a summed gradient its mean over `tokens`, no longer than `clip`; norm: of the mean."""
     return min(1.0, clip / norm) / tokens if norm else 1 / tokens
+
+
+def outcome_of(rows: list[list[float]]) -> Outcome:
+    """rows: of every rank its loss, tokens, wish to stop, sum of squares of its owned gradient, and then of every rank
+    whether its gradient is not finite, as this owner has seen it. Added in the order of the ranks, in fp64, so that
+    every rank gets the same bits.
+    """
+    loss_sum, tokens, stops, squares = (sum(row[i] for row in rows) for i in range(4))
+    bad_loss = [rank for rank, row in enumerate(rows) if not math.isfinite(row[0])]
+    bad_gradient = [rank for rank in range(len(rows)) if any(row[4 + rank] for row in rows)]
+    norm = math.sqrt(squares) / tokens if squares >= 0 else math.nan
+    return Outcome(
+        loss_sum=loss_sum,
+        tokens=int(tokens),
+        gradient_norm=norm,
+        stopping=stops > 0,
+        bad_loss=bad_loss,
+        bad_gradient=bad_gradient,
+        left_out=bool(bad_loss or bad_gradient) or not math.isfinite(norm),
+    )

@@ -1,0 +1,168 @@
+"""The strategy `sharded` beside torch's DistributedDataParallel: seconds of a step, bytes on the wire.
+
+    python benchmarks/exchange.py --preset gpt2-nano --ranks 5 --steps 40
+
+All ranks are processes of this machine, over loopback; both do the same steps with the same optimizer, in turns. The
+bytes are those of the interface `lo`, with TCP's headers and whatever else uses it: for a count of these alone, run it
+in a network of its own (`unshare --net sh -c 'ip link set lo up; python benchmarks/exchange.py'`).
+"""
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from aura.cluster.ranks import Ranks
+from aura.commands.launch_local import free_port
+from aura.config import TrainConfig, resolve
+from aura.model.gpt import GPT
+from aura.optim.muon import optimizer_of
+from aura.strategy.interface import Told, clip_factor
+from aura.strategy.sharded import Sharded
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+Step = Callable[[list[torch.Tensor]], None]
+Way = tuple[Step, Callable[[], None]]  # and what ends a row of steps
+
+
+class LossSum(nn.Module):
+    """DistributedDataParallel calls `forward`."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.model.loss_sum(tokens[:, :-1], tokens[:, 1:])
+
+
+def sharded(config: TrainConfig, rank: int, ranks: int, wire: torch.dtype) -> Way:
+    model = GPT(config)
+    nodes = [f"node{number}" for number in range(ranks)]
+    strategy = Sharded(model, Ranks(rank, nodes, torch.device("cpu")), config, wire)
+    loss_of = LossSum(model)
+
+    def step(batches: list[torch.Tensor]) -> None:
+        strategy.begin_step()
+        loss_sum = 0.0
+        for number, batch in enumerate(batches, 1):
+            loss = loss_of(batch)
+            with strategy.last_backward() if number == len(batches) else nullcontext():
+                loss.backward()
+            loss_sum += loss.item()
+        strategy.apply(Told(loss_sum, sum(batch[:, 1:].numel() for batch in batches)), config.lr)
+
+    return step, strategy.complete
+
+
+def torchs_ddp(config: TrainConfig, ranks: int, wire: torch.dtype) -> Way:
+    model = GPT(config)
+    parallel = DistributedDataParallel(LossSum(model), gradient_as_bucket_view=True)
+    if wire == torch.bfloat16:
+        parallel.register_comm_hook(None, bf16_on_the_wire)
+    optimizer = optimizer_of(model, config)
+
+    def step(batches: list[torch.Tensor]) -> None:
+        for parameter in model.parameters():
+            parameter.grad = None
+        numbers = torch.zeros(2, dtype=torch.float64)
+        for number, batch in enumerate(batches, 1):
+            with nullcontext() if number == len(batches) else parallel.no_sync():
+                loss = parallel(batch)
+                loss.backward()
+            numbers += torch.tensor([loss.item(), batch[:, 1:].numel()])
+        dist.all_reduce(numbers)
+        tokens = int(numbers[1].item())
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        # DistributedDataParallel has divided by the number of ranks.
+        norm = float(torch.nn.utils.get_total_norm(gradients)) * ranks / tokens
+        for gradient in gradients:
+            gradient.mul_(clip_factor(norm, config.clip, tokens) * ranks)
+        optimizer.step(config.lr)
+
+    return step, lambda: None
+
+
+def bf16_on_the_wire(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """torch's own hook for bf16 refuses gloo; this is what it does. torch reads the annotations: no strings here."""
+    work = dist.all_reduce(bucket.buffer().bfloat16().div_(dist.get_world_size()), async_op=True)
+    return work.get_future().then(lambda future: bucket.buffer().copy_(future.value()[0]))
+
+
+def bytes_of_lo() -> int:
+    (line,) = (
+        text for text in Path("/proc/net/dev").read_text().splitlines() if text.strip().startswith("lo:")
+    )
+    return int(line.split(":")[1].split()[8])
+
+
+def work(given: argparse.Namespace, rank: int, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.TCPStore("127.0.0.1", port, given.ranks, rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
+    config = resolve(given.preset, {"optimizer": given.optimizer})
+    wire = {"fp32": torch.float32, "bf16": torch.bfloat16}[given.wire]
+    ways = {"sharded": sharded(config, rank, given.ranks, wire), "DDP": torchs_ddp(config, given.ranks, wire)}
+    elements = sum(parameter.numel() for parameter in GPT(config, "meta").parameters())
+    generator = torch.Generator().manual_seed(rank)
+    shape = (config.gradient_accumulation_steps, config.batch_size, config.seq_len + 1)
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    busy: dict[str, list[float]] = {way: [] for way in ways}
+    sent: dict[str, list[int]] = {way: [] for way in ways}
+    for turn in range(given.turns + 1):  # the first one warms up
+        for way, (step, finish) in ways.items():
+            dist.barrier()
+            before, began, cpu = bytes_of_lo(), time.perf_counter(), time.process_time()
+            for _ in range(given.steps):
+                step(list(torch.randint(config.vocab_size, shape, generator=generator)))
+            finish()
+            cpu = time.process_time() - cpu
+            dist.barrier()
+            if turn:
+                seconds[way].append((time.perf_counter() - began) / given.steps)
+                busy[way].append(cpu / given.steps)
+                sent[way].append((bytes_of_lo() - before) // given.steps)
+    if rank == 0:
+        of_all_reduce = 2 * (given.ranks - 1) * elements * 4
+        print(f"{given.preset}, {given.optimizer}, {given.wire} on the wire, {given.ranks} ranks")
+        for way in ways:
+            median, low, high = statistics.median(seconds[way]), min(seconds[way]), max(seconds[way])
+            on_wire = statistics.median(sent[way])
+            print(f"{way:8} {median:.4f} s a step ({given.turns} turns: {low:.4f} to {high:.4f}), ", end="")
+            print(f"{statistics.median(busy[way]):.4f} s of CPU on rank 0; ", end="")
+            print(
+                f"{on_wire / 1e6:.3f} MB of all ranks, {on_wire / of_all_reduce:.4f} of an all-reduce in fp32"
+            )
+    dist.barrier()
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", default="gpt2-nano")
+    parser.add_argument("--optimizer", default="adamw", choices=("adamw", "muon"))
+    parser.add_argument("--wire", default="fp32", choices=("fp32", "bf16"))
+    parser.add_argument("--ranks", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20, help="of one turn")
+    parser.add_argument("--turns", type=int, default=5)
+    given = parser.parse_args()
+    context, port = multiprocessing.get_context("fork"), free_port()
+    processes = [context.Process(target=work, args=(given, rank, port)) for rank in range(given.ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+if __name__ == "__main__":
+    main()

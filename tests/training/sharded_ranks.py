@@ -1,0 +1,181 @@
+"""Ranks of the strategy `sharded` in processes of their own, over gloo on loopback, without the trainer around them."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from aura.cluster.ranks import CollectiveFailed, Ranks
+from aura.commands.launch_local import free_port
+from aura.config import TrainConfig, resolve
+from aura.model.gpt import GPT
+from aura.strategy.alone import Alone
+from aura.strategy.checksum import checksum
+from aura.strategy.interface import Told
+from aura.strategy.sharded import Sharded
+from safetensors.torch import load_file, save_file
+
+FORK, SPAWN = (multiprocessing.get_context(kind) for kind in ("fork", "spawn"))
+SMALL = {
+    "layers": 2,
+    "heads": 2,
+    "d_model": 64,
+    "seq_len": 16,
+    "vocab_size": 120,
+    "batch_size": 2,
+    "lr": 1e-2,
+}
+# Called in the process of a rank, before each step, with the number of the step and what it works with.
+Fault = Callable[[int, "Rank"], None]
+
+
+@dataclass
+class Task:
+    folder: Path
+    world_size: int
+    settings: dict[str, Any] = field(default_factory=dict)  # after SMALL's
+    first: int = 0
+    steps: int = 6
+    wire: str = "fp32"
+    micro_batches: int = 1
+    sequences: int = 10  # in a step, of all ranks
+    resume_from: Path | None = None
+    loss_scale: float = 1.0
+    faults: dict[int, Fault] = field(default_factory=dict)  # by rank
+    overlap: bool = False  # the parameters are looked at only after the last step
+    unlike: tuple[int, ...] = ()  # ranks without the vector instructions of the others
+
+    @property
+    def config(self) -> TrainConfig:
+        return resolve("gpt2-nano", SMALL | self.settings)
+
+
+class Rank:
+    """One rank at work."""
+
+    def __init__(self, task: Task, rank: int) -> None:
+        self.task, self.rank, config = task, rank, task.config
+        nodes = [f"node{number}" for number in range(task.world_size)]
+        self.model = GPT(config)
+        self.ranks = Ranks(rank, nodes, torch.device("cpu"))
+        wire = {"fp32": torch.float32, "bf16": torch.bfloat16}[task.wire]
+        self.strategy: Sharded | Alone = (
+            Sharded(self.model, self.ranks, config, wire)
+            if task.world_size > 1
+            else Alone(self.model, config)
+        )
+        self.outcomes: list[dict[str, Any]] = []
+        self.sums: list[int] = []  # checksum of the parameters after each step
+        # What faults change and see
+        self.spoiled_loss = 1.0
+        self.after_backward: Callable[[], None] = lambda: None
+        self.seen: list[int] = []
+
+    def batches(self, step: int) -> list[torch.Tensor]:
+        """This rank's micro-batches (sequences, seq_len + 1): every sequence goes on by a step of its own."""
+        config, task = self.task.config, self.task
+        numbers = step * task.sequences + torch.arange(task.sequences)
+        starts, strides = numbers[:, None] * 37, 1 + numbers[:, None] % 5
+        tokens = (starts + strides * torch.arange(config.seq_len + 1)) % config.vocab_size
+        mine = tokens.view(task.world_size, -1, config.seq_len + 1)[self.rank]
+        return list(mine.chunk(task.micro_batches))
+
+    def step(self, number: int) -> None:
+        batches, loss_sum = self.batches(number), 0.0
+        scale = torch.tensor(self.task.loss_scale)
+        self.strategy.begin_step()
+        for place, batch in enumerate(batches, 1):
+            loss = self.model.loss_sum(batch[:, :-1], batch[:, 1:], scale)
+            with self.strategy.last_backward() if place == len(batches) else nullcontext():
+                (loss * scale).backward()
+            loss_sum += loss.item() * self.spoiled_loss
+        self.after_backward()
+        self.spoiled_loss, self.after_backward = 1.0, lambda: None
+        tokens = sum(batch[:, 1:].numel() for batch in batches)
+        told = Told(loss_sum, tokens, loss_scale=self.task.loss_scale)
+        self.outcomes.append(asdict(self.strategy.apply(told, self.task.config.lr)))
+        if not self.task.overlap:
+            self.strategy.complete()
+            self.sums.append(checksum(self.model.parameters()))
+
+    def work(self) -> None:
+        task = self.task
+        if task.resume_from:
+            for name, tensor in load_file(task.resume_from / "parameters-0.safetensors").items():
+                self.model.get_parameter(name).data.copy_(tensor)
+            self.strategy.load(*(load_file(path) for path in sorted(task.resume_from.glob("shard-*"))))
+        self.strategy.start()
+        for number in range(task.first, task.first + task.steps):
+            if self.rank in task.faults:
+                task.faults[self.rank](number, self)
+            self.step(number)
+        odd = self.strategy.compare()
+        save_file(dict(self.model.state_dict()), task.folder / f"parameters-{self.rank}.safetensors")
+        state = {name: tensor.contiguous() for name, tensor in self.strategy.state().items()}
+        save_file(state, task.folder / f"shard-{self.rank}.safetensors")
+        sent = self.strategy.wire.sent_bytes if isinstance(self.strategy, Sharded) else 0
+        result = {"outcomes": self.outcomes, "sums": self.sums, "odd": odd, "sent": sent, "seen": self.seen}
+        result["capability"] = torch.backends.cpu.get_cpu_capability()
+        (task.folder / f"result-{self.rank}.json").write_text(json.dumps(result))
+
+
+def start(task: Task) -> list[BaseProcess]:
+    task.folder.mkdir(exist_ok=True)
+    port = free_port()
+    processes: list[BaseProcess] = []
+    for rank in range(task.world_size):
+        kind = SPAWN if rank in task.unlike else FORK
+        process = kind.Process(target=_work, args=(task, rank, port), daemon=True)
+        if rank in task.unlike:
+            os.environ["ATEN_CPU_CAPABILITY"] = "default"
+        process.start()
+        os.environ.pop("ATEN_CPU_CAPABILITY", None)
+        processes.append(process)
+    return processes
+
+
+def complete(task: Task, seconds: float = 120) -> list[dict[str, Any]]:
+    """The results of all ranks."""
+    for process in start(task):
+        process.join(seconds)
+        if process.exitcode is None:
+            process.kill()
+        assert process.exitcode == 0
+    return [json.loads((task.folder / f"result-{r}.json").read_text()) for r in range(task.world_size)]
+
+
+def parameters(task: Task, rank: int = 0) -> dict[str, torch.Tensor]:
+    return load_file(task.folder / f"parameters-{rank}.safetensors")
+
+
+def shards(task: Task) -> list[dict[str, torch.Tensor]]:
+    return [load_file(task.folder / f"shard-{rank}.safetensors") for rank in range(task.world_size)]
+
+
+def _work(task: Task, rank: int, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if task.world_size > 1:
+        store = dist.TCPStore("127.0.0.1", port, task.world_size, rank == 0)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=task.world_size)
+    try:
+        Rank(task, rank).work()
+    except CollectiveFailed as error:
+        (task.folder / f"failed-{rank}.txt").write_text(str(error))
+        os._exit(75)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # at once: torch would wait for operations that the others do not take part in
+    if task.world_size > 1:
+        dist.barrier()
+    os._exit(0)

@@ -1,0 +1,257 @@
+"""The strategy `sharded` with five real processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aura.strategy.sharded import Sharded
+from sharded_ranks import Rank, Task, complete, parameters, shards, start
+
+MUON = {"optimizer": "muon"}
+SMALLEST = {"precision": "bf16", "parameter_format": "bf16", "moment_format": "int8"}
+
+
+def losses(result: dict[str, Any]) -> list[float]:
+    return [outcome["loss_sum"] / outcome["tokens"] for outcome in result["outcomes"]]
+
+
+def elements(task: Task) -> int:
+    return sum(tensor.numel() for tensor in parameters(task).values())
+
+
+@pytest.mark.parametrize("settings", [{}, MUON], ids=["adamw", "muon"])
+def test_unlike_processors_stay_bit_equal_and_learn_what_one_learns(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    five = Task(tmp_path / "five", 5, settings, unlike=(3,))
+    results = complete(five)
+    assert [result["capability"] == "DEFAULT" for result in results] == [False, False, False, True, False]
+    assert all(result["sums"] == results[0]["sums"] and result["odd"] == [] for result in results)
+    assert len(set(results[0]["sums"])) == five.steps
+    assert all(result["outcomes"] == results[0]["outcomes"] for result in results)
+    (one,) = complete(Task(tmp_path / "one", 1, settings))
+    assert losses(one) == pytest.approx(losses(results[0]), abs=1e-4)
+    assert losses(one)[-1] < losses(one)[0] - 0.5
+    # Each rank sends the other parts of its gradients, and its own weights to the others; and its 4 + 5 numbers.
+    numbers = five.steps * 5 * 4 * (4 + 5) * 8
+    assert (
+        sum(result["sent"] for result in results) - numbers
+        == five.steps * 5 * 2 * elements(five) * 4 * 4 // 5
+    )
+    for result in results:
+        assert result["sent"] == pytest.approx(five.steps * 2 * elements(five) * 4 * 4 / 5, rel=0.03)
+
+
+def test_accumulation_and_layers_that_arrive_late(tmp_path: Path) -> None:
+    """Nobody waits for the weights but the layers themselves; several micro-batches are one step."""
+
+    def dawdle(number: int, rank: Rank) -> None:
+        original = Sharded._take_in
+
+        def take_in(*arguments: Any) -> None:
+            time.sleep(0.02)
+            original(*arguments)
+
+        Sharded._take_in = take_in  # type: ignore[method-assign]
+
+    at_once = Task(tmp_path / "a", 5, {"batch_size": 1}, sequences=20)
+    pieces = Task(tmp_path / "b", 5, {"batch_size": 1}, sequences=20, micro_batches=4, overlap=True)
+    pieces.faults = {0: dawdle, 4: dawdle}
+    expected, found = complete(at_once), complete(pieces)
+    assert losses(found[0]) == pytest.approx(losses(expected[0]), abs=1e-5)
+    assert all(result["odd"] == [] and result["outcomes"] == found[0]["outcomes"] for result in found)
+
+
+def test_gradients_leave_while_the_backward_pass_computes(tmp_path: Path) -> None:
+    def look(number: int, rank: Rank) -> None:
+        assert isinstance(rank.strategy, Sharded)
+        gone: list[int] = []
+        rank.model.wte.weight.register_hook(lambda _: gone.append(strategy.next_round))
+        strategy = rank.strategy
+        rank.seen = gone
+
+    task = Task(tmp_path, 2, {"layers": 4}, steps=1, sequences=4, faults={0: look, 1: look})
+    for result in complete(task):
+        # Before the embedding, whose gradient is the last one
+        assert result["seen"] and min(result["seen"]) >= 1
+
+
+def test_bf16_on_the_wire_halves_the_bytes(tmp_path: Path) -> None:
+    exact = Task(tmp_path / "a", 3, sequences=6)
+    half = Task(tmp_path / "b", 3, sequences=6, wire="bf16", unlike=(1,))
+    expected, found = complete(exact), complete(half)
+    assert losses(found[0]) == pytest.approx(losses(expected[0]), abs=0.02)
+    assert losses(found[0]) != losses(expected[0])
+    assert all(result["sums"] == found[0]["sums"] for result in found)
+    both_legs = 2 * half.steps * 2 * elements(half) * 4
+    assert sum(r["sent"] for r in expected) - sum(r["sent"] for r in found) == both_legs // 2
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient", "gradient in fp16"])
+def test_what_is_not_finite_names_its_rank_and_changes_nothing(what: str, tmp_path: Path) -> None:
+    def spoil(number: int, rank: Rank) -> None:
+        if number != 3:
+            return
+        if what == "loss":
+            rank.spoiled_loss = math.nan
+        else:
+            parameter = rank.model.h[1].mlp.c_fc.weight
+            index = torch.tensor(9)
+            handle = parameter.register_hook(lambda grad: grad.index_fill(0, index, math.inf))
+            rank.after_backward = handle.remove
+
+    task = Task(tmp_path, 3, sequences=6, faults={1: spoil}, loss_scale=1024 if "fp16" in what else 1)
+    results = complete(task)
+    for result in results:
+        bad = [outcome for outcome in result["outcomes"] if outcome["left_out"]]
+        assert [outcome["left_out"] for outcome in result["outcomes"]] == [number == 3 for number in range(6)]
+        assert (bad[0]["bad_loss"], bad[0]["bad_gradient"]) == (([1], []) if what == "loss" else ([], [1]))
+        assert result["sums"][3] == result["sums"][2] and len(set(result["sums"])) == 5
+        assert result["sums"] == results[0]["sums"]
+    # The optimizer has not seen it either.
+    assert all(t.item() == 5 for shard in shards(task) for name, t in shard.items() if ".step" in name)
+
+
+def test_a_loss_scale_changes_no_bit(tmp_path: Path) -> None:
+    plain, scaled = (complete(Task(tmp_path / str(s), 2, sequences=4, loss_scale=s)) for s in (1.0, 4096.0))
+    assert plain[0]["sums"] == scaled[0]["sums"]
+    assert [o["gradient_norm"] for o in plain[0]["outcomes"]] == [
+        o["gradient_norm"] for o in scaled[0]["outcomes"]
+    ]
+
+
+def test_a_frozen_rank_is_noticed_within_seconds(tmp_path: Path) -> None:
+    def freeze(number: int, rank: Rank) -> None:
+        (tmp_path / f"step-{rank.rank}").write_text(str(number))
+        if number == 12 and rank.rank == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    everybody = dict.fromkeys(range(3), freeze)
+    task = Task(tmp_path, 3, {"collective_timeout": 600}, steps=1000, sequences=6, faults=everybody)
+    processes = start(task)
+    try:
+        deadline = time.monotonic() + 90
+        while not (file := tmp_path / "step-2").exists() or file.read_text() != "12":
+            assert time.monotonic() < deadline and all(process.is_alive() for process in processes)
+            time.sleep(0.02)
+        for process in processes[:2]:
+            process.join(60)
+            assert process.exitcode == 75
+    finally:
+        for process in processes:
+            process.kill()
+    for rank in (0, 1):
+        assert "no answer from another rank within 4.0 s" in (tmp_path / f"failed-{rank}.txt").read_text()
+
+
+@pytest.mark.parametrize("settings", [{}, MUON, SMALLEST], ids=["adamw", "muon", "smallest formats"])
+def test_three_and_one_go_on_where_five_have_stopped(settings: dict[str, Any], tmp_path: Path) -> None:
+    five = Task(tmp_path / "five", 5, settings, steps=3, sequences=30)
+    complete(five)
+    saved = shards(five)
+    same = complete(Task(tmp_path / "again", 5, settings, 3, 3, sequences=30, resume_from=five.folder))
+    straight = complete(Task(tmp_path / "straight", 5, settings, steps=6, sequences=30))
+    assert same[0]["sums"] == straight[0]["sums"][3:]
+    # Gradients and weights go over the wire in the format that they have.
+    width, numbers = 2 if settings is SMALLEST else 4, 6 * 5 * 4 * (4 + 5) * 8
+    assert sum(result["sent"] for result in straight) == 6 * 2 * elements(five) * 4 * width + numbers
+    for ranks in (3, 1):
+        # Nothing is lost on the way: what they have is what was saved.
+        only_loaded = Task(
+            tmp_path / f"{ranks} loaded", ranks, settings, 3, 0, sequences=30, resume_from=five.folder
+        )
+        complete(only_loaded)
+        assert by_element(shards(only_loaded)) == by_element(saved)
+        going_on = Task(tmp_path / f"{ranks}", ranks, settings, 3, 3, sequences=30, resume_from=five.folder)
+        found = complete(going_on)
+        assert all(result["sums"] == found[0]["sums"] for result in found)
+        tolerance = 1e-4 if settings is not SMALLEST else 2e-2  # other random numbers round
+        assert losses(found[0]) == pytest.approx(losses(straight[0])[3:], abs=tolerance)
+    back = Task(tmp_path / "back", 5, settings, 3, 0, sequences=30, resume_from=tmp_path / "1 loaded")
+    complete(back)
+    assert by_element(shards(back)) == by_element(saved)
+
+
+def by_element(parts: list[dict[str, torch.Tensor]]) -> dict[str, list[float]]:
+    """<parameter>.<kind>: its numbers in order, whoever has them."""
+    found: dict[str, dict[int, torch.Tensor]] = {}
+    for part in parts:
+        for name, tensor in part.items():
+            kind, _, place = name.partition("[")
+            found.setdefault(kind, {})[int(place.split(":")[0] or 0) if place else 0] = tensor
+    return {
+        kind: [next(iter(tensors.values())).item()]
+        if kind.endswith(".step")
+        else torch.cat([tensors[start].view(rows(kind), -1) for start in sorted(tensors)], 1)
+        .flatten()
+        .tolist()
+        for kind, tensors in found.items()
+    }
+
+
+def rows(kind: str) -> int:
+    return 2 if kind.endswith(".scales") else 1
+
+
+def test_only_parameters_that_differ_are_sent_at_the_start(tmp_path: Path) -> None:
+    def part(number: int, rank: Rank) -> None:
+        sent: list[int] = []
+        broadcast = rank.ranks.broadcast
+        rank.ranks.broadcast = lambda tensor, source: (
+            sent.append(tensor.numel()),
+            broadcast(tensor, source),
+        )[1]  # type: ignore
+        if rank.rank == 1:
+            rank.model.wpe.weight.data[3, 5] += 1
+        rank.strategy.start()
+        rank.strategy.start()
+        rank.seen = sent
+
+    task = Task(tmp_path, 3, steps=1, sequences=6, faults=dict.fromkeys(range(3), part))
+    for result in complete(task):
+        assert result["seen"] == [16 * 64]
+        assert result["odd"] == []
+
+
+def test_parameters_without_a_gradient_count_as_zeros(tmp_path: Path) -> None:
+    """The last positions are never used; then a whole layer is left out, by one rank and by all."""
+
+    def leave_out(number: int, rank: Rank) -> None:
+        if rank.rank == 0 or number == 3:
+            rank.model.h[1].forward = lambda x: x  # type: ignore[method-assign]
+
+    faults = dict.fromkeys(range(2), leave_out)
+    two = Task(tmp_path / "two", 2, steps=5, sequences=4, faults=faults)
+    results = complete(two)
+    assert results[0]["sums"] == results[1]["sums"] and len(set(results[0]["sums"])) == 5
+    assert all(not outcome["left_out"] for outcome in results[0]["outcomes"])
+    everywhere = dict.fromkeys(range(2), lambda number, rank: leave_out(3, rank))
+    both = Task(tmp_path / "both", 2, steps=5, sequences=4, faults=everywhere)
+    alone = Task(tmp_path / "alone", 1, steps=5, sequences=4, faults=everywhere)
+    (expected,) = complete(alone)
+    assert losses(complete(both)[0]) == pytest.approx(losses(expected), abs=1e-4)
+    for name, tensor in parameters(alone).items():
+        assert torch.allclose(parameters(both)[name], tensor, atol=1e-3), name
+
+
+def test_a_rank_whose_memory_errs_is_the_odd_one(tmp_path: Path) -> None:
+    def flip(number: int, rank: Rank) -> None:
+        if number == 5:
+            strategy, original = rank.strategy, rank.strategy.compare
+
+            def compare() -> list[int]:
+                strategy.complete()
+                rank.model.ln_f.weight.data.view(torch.int32)[7] ^= 1
+                return original()
+
+            rank.strategy.compare = compare  # type: ignore[method-assign]
+
+    for result in complete(Task(tmp_path, 3, sequences=6, faults={2: flip})):
+        assert result["odd"] == [2]

@@ -1,0 +1,166 @@
+"""Who owns what, how long a wait may be, and the names of the optimizer's state: without any process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from aura.config import TrainConfig, resolve
+from aura.errors import DataError
+from aura.model.gpt import GPT
+from aura.optim.loss_scale import LossScale
+from aura.strategy import pieces
+from aura.strategy.interface import outcome_of
+from aura.strategy.pieces import Segment, newton_schulz_work, owners, rounds
+from aura.strategy.sharded import ROUND_BYTES, _round_count, whole_matrices
+from aura.strategy.state import put_together
+from aura.strategy.wire import ENOUGH, SHORTEST, Patience
+
+GIGABIT = 118e6  # bytes of payload per second
+
+
+def cut(
+    config: TrainConfig, ranks: int
+) -> tuple[dict[str, tuple[int, ...]], dict[str, int], list[list[Segment]]]:
+    model = GPT(config, "meta")
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    whole = whole_matrices(model) if config.optimizer == "muon" else {}
+    return shapes, whole, owners(shapes, whole, ranks)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("preset", ["gpt2-nano", "gpt2", "gpt2-medium"])
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+def test_every_element_has_one_owner_and_shares_are_equal(preset: str, optimizer: str, ranks: int) -> None:
+    shapes, whole, owned = cut(resolve(preset, {"optimizer": optimizer}), ranks)
+    found = {
+        name: sorted((s.start, s.stop) for stream in owned for s in stream if s.name == name)
+        for name in shapes
+    }
+    for name, shape in shapes.items():
+        count = torch.Size(shape).numel()
+        assert found[name][0][0] == 0 and found[name][-1][1] == count
+        assert all(before[1] == after[0] for before, after in zip(found[name], found[name][1:], strict=False))
+        if name in whole:
+            assert len(found[name]) == whole[name]
+        assert all(stop % 128 == 0 or stop == count for _, stop in found[name])
+    shares = [sum(map(len, stream)) for stream in owned]
+    if (preset, ranks) != ("gpt2-nano", 8) or optimizer == "adamw":  # 12 matrices for 8
+        assert max(shares) - min(shares) <= 2 * pieces.GRAIN
+
+
+def test_the_work_of_newton_schulz_is_balanced() -> None:
+    for ranks in (2, 3, 5, 8):
+        shapes, whole, owned = cut(resolve("gpt2-medium", {"optimizer": "muon"}), ranks)
+        work = []
+        for stream in owned:
+            matrices = [segment for segment in stream if segment.name in whole]
+            sizes = [(shapes[s.name][0] // whole[s.name], shapes[s.name][1]) for s in matrices]
+            assert [rows * columns for rows, columns in sizes] == [len(segment) for segment in matrices]
+            work.append(sum(newton_schulz_work(*size) for size in sizes))
+        assert max(work) * ranks == sum(work)
+
+
+def test_rounds_are_short_and_have_a_piece_for_every_owner() -> None:
+    for optimizer in ("adamw", "muon"):
+        shapes, _, owned = cut(resolve("gpt2-medium", {"optimizer": optimizer}), 5)
+        cut_up = rounds(owned, _round_count(owned))
+        for owner, stream in enumerate(owned):
+            sent = [piece for round_ in cut_up for piece in round_.pieces[owner]]
+            assert sum(map(len, sent)) == sum(map(len, stream))
+            assert sum(round_.lengths[owner] for round_ in cut_up) == sum(map(len, stream))
+        assert all(min(round_.lengths) > 0 for round_ in cut_up)
+        largest = max(4 * (len(owned) - 1) * max(round_.lengths) for round_ in cut_up)
+        assert largest <= ROUND_BYTES + 4 * 4 * pieces.GRAIN and largest / GIGABIT < 0.5
+        # The first gradients do not wait for the last ones: a round needs what is about as far back as itself.
+        backward = list(reversed(shapes))
+        for number, round_ in enumerate(cut_up[: len(cut_up) // 2]):
+            needed = max(backward.index(name) for name in round_.names) / len(backward)
+            assert needed < 1.2 * (number + 1) / len(cut_up) + 0.1
+
+
+def test_the_cut_depends_on_nothing_but_shapes_and_ranks() -> None:
+    config = resolve("gpt2", {"optimizer": "muon"})
+    assert cut(config, 5) == cut(config, 5)
+
+
+def test_patience_follows_the_usual_wait() -> None:
+    patience = Patience(longest=60)
+    patience.add("weights", 50)  # the first step: not remembered
+    patience.delayed = False
+    for _ in range(ENOUGH - 1):
+        patience.add("weights", 0.1)
+    assert patience.seconds("weights") == 60
+    patience.add("weights", 0.1)
+    assert patience.seconds("weights") == SHORTEST
+    assert patience.seconds("gradients") == 60
+    for wait in (1.0, 2.0, 3.0) * 30:
+        patience.add("gradients", wait)
+    assert patience.seconds("gradients") == 2 + 10 * 1
+    patience.delayed = True
+    assert patience.seconds("weights") == 60
+
+
+def test_numbers_are_added_in_the_order_of_the_ranks() -> None:
+    rows = [[1e16, 8.0, 0.0, 1.0, 0, 0, 0], [1.0, 8.0, 1.0, 3.0, 0, 0, 0], [-1e16, 8.0, 0.0, 0.0, 0, 0, 0]]
+    outcome = outcome_of(rows)
+    assert outcome.loss_sum == 1e16 + 1.0 - 1e16
+    assert (outcome.tokens, outcome.gradient_norm, outcome.stopping) == (24, 2 / 24, True)
+    assert not outcome.left_out
+    rows[0][5] = 1.0
+    assert outcome_of(rows).bad_gradient == [1] and outcome_of(rows).left_out
+    rows[0][5], rows[2][3] = 0.0, float("inf")
+    assert outcome_of(rows).bad_gradient == [] and outcome_of(rows).left_out
+    rows[1][0] = float("nan")
+    assert outcome_of(rows).bad_loss == [1]
+
+
+def test_state_is_put_together_by_element() -> None:
+    values = torch.arange(1000.0)
+    parts = [
+        {"w.exp_avg[0:300]": values[:300], "w.exp_avg[512:1000]": values[512:], "w.step": torch.tensor(7.0)}
+    ]
+    parts += [{"w.exp_avg[200:600]": values[200:600].view(2, 200)}, {"v.exp_avg": torch.ones(2, 2)}]
+    w, v, step = torch.zeros(1, 500), torch.zeros(2), torch.zeros(())
+    wanted = {
+        "a": (Segment("w", 256, 756), "exp_avg", w),
+        "b": (Segment("v", 2, 4), "exp_avg", v),
+        "c": (Segment("w", 256, 756), "step", step),
+    }
+    put_together(wanted, parts)
+    assert torch.equal(w.view(-1), values[256:756]) and v.tolist() == [1, 1] and step.item() == 7
+    with pytest.raises(DataError, match="no a from element 300 on: a shard is missing"):
+        put_together(wanted, [parts[0], parts[2]])
+    with pytest.raises(DataError, match="'nonsense' is no name of an optimizer state"):
+        put_together(wanted, [{"nonsense": w}])
+
+
+def test_scales_belong_to_blocks() -> None:
+    scales = torch.arange(8.0).view(2, 4)  # of 1,000 elements
+    parts = [
+        {"w.scales[0:512]": scales[:, :2].contiguous(), "w.scales[512:1000]": scales[:, 2:].contiguous()}
+    ]
+    for start, stop, columns in ((256, 768, slice(1, 3)), (768, 1000, slice(3, 4)), (0, 1000, slice(0, 4))):
+        target = torch.zeros(2, columns.stop - columns.start)
+        put_together({"x": (Segment("w", start, stop), "scales", target)}, parts)
+        assert torch.equal(target, scales[:, columns])
+
+
+def test_the_loss_scale_is_that_of_torchs_grad_scaler() -> None:
+    scale, disabled = LossScale(512.0, enabled=True), LossScale(512.0, enabled=False)
+    theirs = torch.amp.GradScaler("cpu", init_scale=512.0)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    for step in range(2600):
+        left_out = step in (3, 2500)
+        parameter.grad = torch.full((1,), float("inf") if left_out else 1.0)
+        theirs.scale(torch.ones(()))  # type: ignore[no-untyped-call]
+        theirs.step(optimizer)
+        theirs.update()
+        scale.update(left_out)
+        disabled.update(left_out)
+        assert scale.value == theirs.get_scale()
+        if step == 1500:  # as at a resume
+            scale, before = LossScale(1.0, enabled=True), scale
+            scale.load(before.state())
+    assert scale.state() == {name: theirs.state_dict()[name] for name in ("scale", "_growth_tracker")}
+    assert (disabled.value, disabled.state()) == (1.0, {})

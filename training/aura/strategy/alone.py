@@ -1,0 +1,89 @@
+"""The strategy of a process that is alone: no pieces, no copies, no communication."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from aura.config import TrainConfig
+from aura.optim.muon import optimizer_of
+from aura.strategy.interface import Outcome, Told, clip_factor
+from aura.strategy.pieces import Segment
+from aura.strategy.state import put_together
+
+
+class Alone:
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+        self.parameters = list(model.parameters())
+        self.clip = config.clip
+        self.optimizer = optimizer_of(model, config)
+
+    def start(self) -> None:
+        pass
+
+    def begin_step(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @contextmanager
+    def last_backward(self) -> Iterator[None]:
+        yield
+        for parameter in self.parameters:
+            if parameter.grad is None:  # as with several ranks
+                parameter.grad = torch.zeros_like(parameter)
+
+    @torch.no_grad()
+    def apply(self, told: Told, lr: float) -> Outcome:
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norms = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients])
+        sum_norm = torch.linalg.vector_norm(norms, dtype=torch.float64)
+        loss_sum = torch.as_tensor(told.loss_sum, dtype=torch.float64, device=sum_norm.device)
+        loss, norm = torch.stack(
+            [loss_sum, sum_norm]
+        ).tolist()  # the one time that the host waits for the device
+        norm /= told.loss_scale * told.tokens
+        good_loss, good_norm = math.isfinite(loss), math.isfinite(norm)
+        if good_loss and good_norm:
+            factor = clip_factor(norm, self.clip, told.tokens) / told.loss_scale
+            for gradient in gradients:
+                gradient.mul_(factor)
+            self.optimizer.step(lr)
+        return Outcome(
+            loss_sum=loss,
+            tokens=told.tokens,
+            gradient_norm=norm,
+            stopping=told.stop,
+            bad_loss=[] if good_loss else [0],
+            bad_gradient=[] if good_norm else [0],
+            left_out=not (good_loss and good_norm),
+        )
+
+    def complete(self) -> None:
+        pass
+
+    def expect_delay(self) -> None:
+        pass
+
+    def agrees_after(self, step: int) -> bool:
+        return False
+
+    def compare(self) -> list[int]:
+        return []
+
+    def state(self) -> dict[str, Tensor]:
+        return self.optimizer.tensors()
+
+    def load(self, *parts: dict[str, Tensor]) -> None:
+        wanted = {}
+        for text, tensor in self.optimizer.tensors().items():
+            name, _, kind = text.rpartition(".")
+            wanted[text] = (Segment(name, 0, self.sizes[name]), kind, tensor)
+        put_together(wanted, parts)
+
+    def close(self) -> None:
+        pass

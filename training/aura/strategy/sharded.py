@@ -1,0 +1,394 @@
+"""The strategy `sharded`: every element of the parameters has an owner.
+
+    leg 1   during the last backward pass: gradients to their owners, which add them up in the order of the ranks, fp32
+    numbers losses, tokens, and the sums of squares of the owned gradients, from every rank to every rank
+    update  of the owned elements, with the optimizer's state that only the owner has
+    leg 2   during the next forward pass: the new weights from their owners to all, awaited layer by layer
+
+One rank computes each update and all take the same bytes, so parameters are bit-equal on all ranks, also on unlike
+processors and GPUs. Each leg moves (N - 1) / N of the parameters per rank and direction, together what an all-reduce
+moves. With bf16 on the wire both legs have half of the bytes: leg 2 then carries what is added to the weights, which
+all add alike, the owner to what it had before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from aura.cluster.ranks import Ranks, collective
+from aura.config import TrainConfig
+from aura.optim.muon import optimizer_of
+from aura.strategy.checksum import checksum
+from aura.strategy.interface import Outcome, Told, clip_factor, outcome_of
+from aura.strategy.pieces import Round, Segment, owners, rounds
+from aura.strategy.state import as_saved, key, put_together
+from aura.strategy.wire import Exchange, Patience, Wire
+
+# What a rank sends in one round, at the most: 34 ms at 1 Gbit/s, 0.34 s at 100 Mbit/s.
+ROUND_BYTES = 4 * 2**20
+FEWEST_ROUNDS = 4  # a small model's gradients leave while it computes, too
+
+
+class Shard(nn.Module):
+    """The owned elements, as if they were the parameters of a model: an optimizer sees no difference.
+
+    Whole matrices have two dimensions; so do parts of matrices and embeddings (one row), which say to the optimizer
+    that they decay. The gradients are parts of one flat fp32 tensor, in the order of the owner's stream.
+    """
+
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], segments: list[Segment], matrices: set[str]
+    ) -> None:
+        super().__init__()
+        self.segments: dict[str, Segment] = {}
+        self.views: dict[str, nn.Parameter] = {}
+        first = next(iter(parameters.values()))
+        self.format = first.dtype
+        self.gradient = torch.zeros(sum(map(len, segments)), device=first.device)
+        place = 0
+        for segment in segments:
+            parameter = parameters[segment.name]
+            columns = parameter.shape[-1] if segment.name in matrices else len(segment)
+            shape = (-1, columns) if parameter.dim() > 1 else (-1,)
+            part = parameter.data.view(-1)[segment.start : segment.stop].view(shape)
+            view = nn.Parameter(part, requires_grad=False)
+            view.grad_dtype = torch.float32  # also of bf16 parameters
+            view.grad = self.gradient[place : place + len(segment)].view(shape)
+            name = f"{segment.name}[{segment.start}:{segment.stop}]"
+            self.segments[name], self.views[name] = segment, view
+            place += len(segment)
+
+    def values(self) -> Tensor:
+        """A copy of the elements, flat, in the order of the stream."""
+        nothing = self.gradient.new_empty(0, dtype=self.format)  # torch.cat wants something
+        return torch.cat([nothing, *(view.view(-1) for view in self.views.values())])
+
+    def overwrite(self, values: Tensor) -> None:
+        parts = torch.split(values, [len(segment) for segment in self.segments.values()])
+        for view, part in zip(self.views.values(), parts, strict=True):
+            view.copy_(part.view_as(view))
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.views.items()
+
+
+class Sharded:
+    def __init__(
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        config: TrainConfig,
+        wire_format: torch.dtype = torch.float32,
+    ) -> None:
+        """wire_format: fp32, or bf16 for gradients and, where the parameters are in fp32, what is added to them. All
+        ranks have to call this together."""
+        self.model, self.ranks, self.clip = model, ranks, config.clip
+        self.parameters = dict(model.named_parameters())
+        self.flat = {name: parameter.data.view(-1) for name, parameter in self.parameters.items()}
+        first = next(iter(self.flat.values()))
+        self.device = first.device
+        # Gradients have the format of the parameters: a wider one on the wire would say nothing more.
+        self.wire_format = min(wire_format, first.dtype, key=lambda format_: torch.finfo(format_).bits)
+        # In bf16, weights would lose the small changes; the changes themselves only lose their last bits.
+        self.changes_only = torch.finfo(self.wire_format).bits < torch.finfo(first.dtype).bits
+        matrices = whole_matrices(model) if config.optimizer == "muon" else {}
+        shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
+        owned = owners(shapes, matrices, ranks.world_size)
+        self.rounds = rounds(owned, _round_count(owned))
+        self.shard = Shard(self.parameters, owned[ranks.rank], set(matrices))
+        self.optimizer = optimizer_of(self.shard, config)
+        # Of this rank's owned gradient: the sum of squares, and which ranks' parts are not finite
+        self.squares = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.bad = torch.zeros(ranks.world_size, dtype=torch.bool, device=self.device)
+        self.rounds_of: dict[str, list[int]] = {name: [] for name in self.parameters}
+        for number, round_ in enumerate(self.rounds):
+            for name in round_.names:
+                self.rounds_of[name].append(number)
+        with collective():
+            self.group = dist.new_group(timeout=timedelta(seconds=config.collective_timeout))
+        self.side: torch.cuda.Stream | None = None  # of the thread
+        if self.device.type == "cuda":
+            self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self.wire = Wire(Patience(config.collective_timeout), self._prepare_thread)
+        self.leaving = False  # gradients of this backward pass are those of the step
+        self.next_round = len(self.rounds)  # the first whose gradients have not left
+        self.weights: list[int] = [0] * len(self.rounds)  # leg 2 of every round, as the wire numbers it
+        self._hook_up(layer_by_layer=not config.compile)
+
+    def start(self) -> None:
+        """Nodes with different processors may draw different last bits from the same seed: rank 0's count. Only what
+        differs is sent."""
+        sums = self.ranks.gather([checksum([flat]) for flat in self.flat.values()])
+        for place, flat in enumerate(self.flat.values()):
+            if len({of_rank[place] for of_rank in sums}) > 1:
+                self.ranks.broadcast(flat, source=0)
+
+    def begin_step(self) -> None:
+        if not self.layer_by_layer:
+            self.complete()
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    @contextmanager
+    def last_backward(self) -> Iterator[None]:
+        """A parameter without a gradient, on this rank or on all, has a gradient of zeros."""
+        self.squares.zero_()
+        self.bad.zero_()
+        self.next_round = 0
+        self.missing = [set(round_.names) for round_ in self.rounds]
+        self.unsent = {name: len(numbers) for name, numbers in self.rounds_of.items()}
+        self._side_waits()
+        self.leaving = True
+        try:
+            yield
+        finally:
+            self.leaving = False
+        while self.next_round < len(self.rounds):
+            self._send_gradients()
+
+    @torch.no_grad()
+    def apply(self, told: Told, lr: float) -> Outcome:
+        assert self.next_round == len(self.rounds) and not self.leaving, "no gradients: see last_backward"
+        loss_sum = float(told.loss_sum)
+        self.wire.wait(self.wire.submitted)
+        self._wait_for_side()
+        squares = self.squares.item() / told.loss_scale**2
+        row = [loss_sum, float(told.tokens), float(told.stop), squares, *map(float, self.bad.tolist())]
+        outcome = outcome_of(self._from_all(row))
+        self.wire.patience.delayed = False
+        if outcome.left_out:
+            return outcome
+        factor = clip_factor(outcome.gradient_norm, self.clip, outcome.tokens)
+        self.shard.gradient.mul_(factor / told.loss_scale)
+        before = self.shard.values() if self.changes_only else None
+        if self.shard.views:
+            self.optimizer.step(lr)
+        after = self.shard.values()
+        if before is not None:
+            self.shard.overwrite(before)
+            after = after.sub_(before).to(self.wire_format)
+        self._send_weights(after)
+        return outcome
+
+    def complete(self) -> None:
+        self._await_weights(0)
+
+    def expect_delay(self) -> None:
+        self.wire.patience.delayed = True
+
+    def agrees_after(self, step: int) -> bool:
+        return True
+
+    def compare(self) -> list[int]:
+        self.complete()
+        return self.ranks.odd_ones(checksum(self.flat.values()))
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: as_saved(tensor, kind) for name, (_, kind, tensor) in self._named_state().items()}
+
+    def load(self, *parts: dict[str, Tensor]) -> None:
+        put_together(self._named_state(), parts)
+
+    def close(self) -> None:
+        self.complete()
+        self.wire.close()
+
+    def _named_state(self) -> dict[str, tuple[Segment, str, Tensor]]:
+        named = {}
+        for text, tensor in self.optimizer.tensors().items():
+            name, _, kind = text.rpartition(".")
+            segment = self.shard.segments[name]
+            named[key(segment, kind)] = (segment, kind, tensor)
+        return named
+
+    # Leg 1
+
+    def _hook_up(self, layer_by_layer: bool) -> None:
+        """layer_by_layer: a compiled model has no place for Python between its layers."""
+        self.layer_by_layer = layer_by_layer
+        for name, parameter in self.parameters.items():
+            parameter.register_post_accumulate_grad_hook(self._gradient_hook(name))  # type: ignore[no-untyped-call]
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        for module in self.model.modules() if layer_by_layer else ():
+            own = [names[id(parameter)] for parameter in module.parameters(recurse=False)]
+            if own:
+                # The rounds come in from the last to the first.
+                first = min(number for name in own for number in self.rounds_of[name])
+                module.register_forward_pre_hook(self._forward_hook(first))
+
+    def _gradient_hook(self, name: str) -> Callable[[Tensor], None]:
+        def gradient_is_there(_: Tensor) -> None:
+            if not self.leaving:
+                return
+            for number in self.rounds_of[name]:
+                self.missing[number].discard(name)
+            # In the order that is the same on all ranks, whatever the order of the gradients
+            while self.next_round < len(self.rounds) and not self.missing[self.next_round]:
+                self._send_gradients()
+
+        return gradient_is_there
+
+    @torch.no_grad()
+    def _send_gradients(self) -> None:
+        round_ = self.rounds[self.next_round]
+        parts = [self._gradient(piece) for pieces in round_.pieces for piece in pieces]
+        self._submit(
+            "gradients" if self.next_round else "first gradients",
+            self._on_the_wire(parts, self.wire_format),
+            round_.lengths,
+            [round_.lengths[self.ranks.rank]] * self.ranks.world_size,
+            partial(self._add_up, round_),
+        )
+        self.next_round += 1
+        for name in round_.names:
+            self.unsent[name] -= 1
+            if not self.unsent[name]:
+                self.parameters[name].grad = None
+
+    def _gradient(self, piece: Segment) -> Tensor:
+        gradient = self.parameters[piece.name].grad
+        if gradient is None:
+            return torch.zeros(len(piece), dtype=self.flat[piece.name].dtype, device=self.device)
+        return gradient.reshape(-1)[piece.start : piece.stop]
+
+    def _add_up(self, round_: Round, received: Tensor) -> None:
+        """In the order of the ranks, never in that of arrival; in fp32."""
+        length = round_.lengths[self.ranks.rank]
+        if not length:
+            return
+        parts = received.view(self.ranks.world_size, length).to(self.device)
+        total = self.shard.gradient[round_.start : round_.start + length]
+        total.copy_(parts[0])
+        for part in parts[1:]:
+            total.add_(part)
+        wide = total.double()
+        self.squares += wide.dot(wide)
+        # A sum is finite when its terms are, unless they are about as large as fp32 can hold.
+        self.bad |= ~parts.sum(dim=1, dtype=torch.float32).isfinite()
+
+    # Numbers
+
+    def _from_all(self, row: list[float]) -> list[list[float]]:
+        """The rows of all ranks, in fp64."""
+        lengths = [len(row)] * self.ranks.world_size
+        rows: list[list[float]] = []
+        sent = torch.tensor(row * self.ranks.world_size, dtype=torch.float64, device=self.ranks.device)
+
+        def use(received: Tensor) -> None:
+            rows.extend(received.view(-1, len(row)).tolist())
+
+        self.wire.wait(self._submit("numbers", lambda: sent, lengths, lengths, use))
+        return rows
+
+    # Leg 2
+
+    def _send_weights(self, stream: Tensor) -> None:
+        """stream: the owned weights, or what is added to them. The last round of the backward pass goes first: the
+        next forward pass begins with its layers."""
+        self._side_waits()
+        me, everybody = self.ranks.rank, self.ranks.world_size
+        for number in reversed(range(len(self.rounds))):
+            round_ = self.rounds[number]
+            part = stream[round_.start : round_.stops[me]]
+            self.weights[number] = self._submit(
+                "weights" if number < len(self.rounds) - 1 else "first weights",
+                partial(_for_everybody, self._on_the_wire([part], stream.dtype), everybody),
+                [round_.lengths[me]] * everybody,
+                round_.lengths,
+                partial(self._take_in, round_),
+            )
+
+    def _take_in(self, round_: Round, received: Tensor) -> None:
+        """Everybody takes what was sent, its owner too: whatever the wire does to it, it is the same for all."""
+        pieces = [piece for of_owner in round_.pieces for piece in of_owner]
+        parts = torch.split(received.to(self.device), [len(piece) for piece in pieces])
+        for piece, part in zip(pieces, parts, strict=True):
+            target = self.flat[piece.name][piece.start : piece.stop]
+            _ = target.add_(part) if self.changes_only else target.copy_(part)
+
+    def _await_weights(self, number: int) -> None:
+        """Until this round and all rounds behind it are in the parameters."""
+        self.wire.wait(self.weights[number])
+        self._wait_for_side()
+
+    def _forward_hook(self, number: int) -> Callable[..., None]:
+        return lambda *_: self._await_weights(number)
+
+    # The wire, and the GPU's streams. The thread has its own, so that what comes does not queue up behind a
+    # backward pass.
+
+    def _submit(
+        self,
+        kind: str,
+        pack: Callable[[], Tensor],
+        to_ranks: list[int],
+        from_ranks: list[int],
+        use: Callable[[Tensor], None],
+    ) -> int:
+        return self.wire.submit(Exchange(kind, self.group, pack, to_ranks, from_ranks, use))
+
+    def _on_the_wire(self, parts: list[Tensor], format_: torch.dtype) -> Callable[[], Tensor]:
+        """The parts one after the other, on the device that the wire takes them from; the function waits for them."""
+        packed = torch.cat(parts).to(format_)
+        if self.side is None:
+            return lambda: packed
+        if self.ranks.device.type == "cpu":
+            host = torch.empty(packed.shape, dtype=format_, pin_memory=True)
+            packed = host.copy_(packed, non_blocking=True)
+        else:
+            packed.record_stream(self.side)
+        there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        there.record()
+
+        def wait() -> Tensor:
+            if packed.is_cuda:
+                there.wait()
+            else:
+                there.synchronize()
+            return packed
+
+        return wait
+
+    def _prepare_thread(self) -> None:
+        torch.set_grad_enabled(False)
+        if self.side is not None:
+            torch.cuda.set_device(self.device)
+            torch.cuda.set_stream(self.side)
+
+    def _side_waits(self) -> None:
+        """The thread may use what has been asked for until now."""
+        if self.side is not None:
+            self.side.wait_stream(torch.cuda.current_stream())
+
+    def _wait_for_side(self) -> None:
+        """What the thread has done may be used."""
+        if self.side is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
+
+
+def _for_everybody(pack: Callable[[], Tensor], ranks: int) -> Tensor:
+    return pack().repeat(ranks)
+
+
+def whole_matrices(model: nn.Module) -> dict[str, int]:
+    """What Muon needs whole: the matrices of the blocks, and of how many each consists (c_attn: queries, keys and
+    values)."""
+    return {
+        name: 3 if name.endswith("c_attn.weight") else 1
+        for name, parameter in model.named_parameters()
+        if name.startswith("h.") and parameter.dim() == 2
+    }
+
+
+def _round_count(owned: list[list[Segment]]) -> int:
+    longest = max(sum(map(len, stream)) for stream in owned)
+    return max(FEWEST_ROUNDS, math.ceil((len(owned) - 1) * longest * 4 / ROUND_BYTES))

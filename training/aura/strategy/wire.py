@@ -1,0 +1,157 @@
+"""Exchanges between the ranks, one after the other in a thread of their own, while the others compute.
+
+All ranks submit the same exchanges in the same order. Two are under way at a time, so that the wire has something to
+do while the result of one is added up; memory is bounded by that.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from datetime import timedelta
+from queue import SimpleQueue
+
+import torch.distributed as dist
+from torch import Tensor
+
+from aura.cluster.ranks import CollectiveFailed, collective
+
+UNDER_WAY = 2
+SHORTEST = 4.0  # seconds; a TCP retransmission or two on a bad cable are no reason to give up
+DEVIATIONS = 10  # median absolute deviations above the median
+REMEMBERED, ENOUGH = 64, 8  # waits of one kind that are kept, and that say something
+
+
+class Exchange:
+    """Every rank sends a part of a flat tensor to every rank. gloo's reduce_scatter is an all-reduce inside, with twice
+    the bytes; all_to_all_single is what it says."""
+
+    def __init__(
+        self,
+        kind: str,
+        group: dist.ProcessGroup,
+        pack: Callable[[], Tensor],
+        to_ranks: list[int],
+        from_ranks: list[int],
+        use: Callable[[Tensor], None],
+    ) -> None:
+        """kind: waits of the same kind take about equally long. pack: makes what is sent, `to_ranks` elements for
+        each. use: gets what has come, `from_ranks` elements of each. Both are called in the thread."""
+        self.kind, self.group, self.pack, self.use = kind, group, pack, use
+        self.to_ranks, self.from_ranks = to_ranks, from_ranks
+
+    def begin(self) -> dist.Work:
+        self.sent = self.pack()
+        self.received = self.sent.new_empty(sum(self.from_ranks))
+        return dist.all_to_all_single(
+            self.received, self.sent, self.from_ranks, self.to_ranks, group=self.group, async_op=True
+        )
+
+    def end(self) -> int:
+        """The bytes that have left this rank."""
+        own = self.to_ranks[self.group.rank()]
+        sent = (sum(self.to_ranks) - own) * self.sent.element_size()
+        self.use(self.received)
+        del self.sent, self.received
+        return sent
+
+
+class Patience:
+    """How long to wait for the others: the median of the last waits of that kind and DEVIATIONS times their median
+    absolute deviation, at least SHORTEST; `longest` [seconds] while too few are known."""
+
+    def __init__(self, longest: float) -> None:
+        self.longest = longest
+        self.delayed = True  # the first step compiles, allocates, opens connections
+        self.waits: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+
+    def add(self, kind: str, seconds: float) -> None:
+        if not self.delayed:
+            self.waits[kind].append(seconds)
+
+    def seconds(self, kind: str) -> float:
+        waits = self.waits[kind]
+        if self.delayed or len(waits) < ENOUGH:
+            return self.longest
+        median = statistics.median(waits)
+        deviation = statistics.median(abs(wait - median) for wait in waits)
+        return min(self.longest, max(SHORTEST, median + DEVIATIONS * deviation))
+
+
+class Wire:
+    def __init__(self, patience: Patience, prepare: Callable[[], None] = lambda: None) -> None:
+        """prepare: called once in the thread, before all exchanges."""
+        self.patience, self.prepare = patience, prepare
+        self.submitted = self.finished = self.sent_bytes = 0
+        self.error: BaseException | None = None
+        self.queue: SimpleQueue[Exchange | None] = SimpleQueue()
+        self.changed = threading.Condition()
+        # A daemon: a rank that ends does not wait for an operation that will never end.
+        self.thread = threading.Thread(target=self._work, name="wire", daemon=True)
+        self.thread.start()
+
+    def submit(self, exchange: Exchange) -> int:
+        """Its number, for `wait`."""
+        self.queue.put(exchange)
+        self.submitted += 1
+        return self.submitted
+
+    def wait(self, number: int) -> None:
+        """Until this exchange and all before it have ended. Raises CollectiveFailed, or what went wrong in one."""
+        if self.finished < number:
+            with self.changed:
+                self.changed.wait_for(lambda: self.finished >= number or self.error is not None)
+        if self.finished < number:
+            assert self.error is not None
+            raise self.error
+
+    def close(self) -> None:
+        """After the last exchange has been waited for."""
+        self.queue.put(None)
+        self.thread.join()
+
+    def _work(self) -> None:
+        try:
+            self.prepare()
+            self._exchange()
+        except BaseException as error:  # whatever it is: the others wait for this thread
+            with self.changed:
+                self.error = error
+                self.changed.notify_all()
+
+    def _exchange(self) -> None:
+        under_way: deque[tuple[Exchange, dist.Work, float]] = deque()
+        last_end = 0.0
+        while True:
+            if not under_way or (len(under_way) < UNDER_WAY and not self.queue.empty()):
+                exchange = self.queue.get()
+                if exchange is None:
+                    return
+                with collective():
+                    under_way.append((exchange, exchange.begin(), time.perf_counter()))
+                continue
+            exchange, work, began = under_way.popleft()
+            self._await(work, exchange.kind)
+            # The wait for an exchange begins when the one before it has ended.
+            now = time.perf_counter()
+            self.patience.add(exchange.kind, now - max(began, last_end))
+            last_end = now
+            self.sent_bytes += exchange.end()
+            with self.changed:
+                self.finished += 1
+                self.changed.notify_all()
+
+    def _await(self, work: dist.Work, kind: str) -> None:
+        limit = self.patience.seconds(kind)
+        began = time.perf_counter()
+        try:
+            with collective():
+                work.wait(timedelta(seconds=limit))
+        except CollectiveFailed as error:
+            waited = time.perf_counter() - began
+            if waited < limit:
+                raise
+            raise CollectiveFailed(f"no answer from another rank within {waited:.1f} s ({kind})") from error
