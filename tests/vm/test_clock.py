@@ -35,7 +35,7 @@ def test_a_clock_that_is_minutes_off_is_set(vm: Callable[..., Machine], tmp_path
     server, client = vm("server"), vm("server", number=1)
     cluster = VirtualCluster([server, client], tmp_path / "inventory")
     # Nobody answers: the server's own clock is the time.
-    own: dict[str, object] = {"time_sync_adjust_clock": True, "time_sync_pools": ["ntp.invalid"]}
+    own: dict[str, object] = {"time_sync_pools": ["ntp.invalid"]}
     cluster.write(**{m.name: own | {"lan_address": m.address} for m in (server, client)})
     playbook = tmp_path / "clock.yml"
     playbook.write_text(PLAYBOOK)

@@ -1,0 +1,36 @@
+"""What the role time_sync says about a clock, near enough or not: its own task, without a node."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import tree
+import yaml
+
+NEAR = {"set": False, "offset": "0.000012"}
+FAR = {"set": False, "problem": "its clock is 3.000000 s from that of node0 (time_sync_limit: 0.1)."}
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "sentence"),
+    [(NEAR, 0, "0.000012 s from the clock of node0"), (FAR, 1, FAR["problem"])],
+    ids=["near", "far"],
+)
+def test_it_says_how_the_clock_is(tmp_path: Path, said: dict[str, object], code: int, sentence: str) -> None:
+    task = yaml.safe_load((tree.ROOT / "roles/time_sync/tasks/settle.yml").read_text())[-1]
+    known = {
+        "__time_sync_settled": {"rc": code, "stdout": json.dumps(said)},
+        "time_sync_address": "node1",
+        "time_sync_server": "node0",
+    }
+    play = {"hosts": "localhost", "gather_facts": False, "vars": known, "tasks": [task]}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    done = subprocess.run(
+        ["ansible-playbook", "-i", "localhost,", str(tmp_path / "play.yml")],
+        cwd=tree.ROOT, text=True, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert sentence in " ".join(done.stdout.split())
+    assert (done.returncode != 0) == (code != 0)
