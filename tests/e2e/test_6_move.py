@@ -14,7 +14,10 @@ from lab_cluster import ROOT, Cluster
 
 MOVED = ["node0", "node1", "node2"]
 HOME, ELSEWHERE = "198.18.50", "198.18.60"
-pytestmark = [pytest.mark.more, pytest.mark.timeout(2400)]  # five runs of site.yml, perhaps on a busy computer
+pytestmark = [
+    pytest.mark.more,
+    pytest.mark.timeout(2400),
+]  # five runs of site.yml, perhaps on a busy computer
 
 
 def write_inventory(place: Path, to: str, since: str) -> str:
