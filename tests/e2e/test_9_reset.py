@@ -15,11 +15,12 @@ pytestmark = [pytest.mark.more, pytest.mark.timeout(5400)]
 # What a node is, as far as the roles change it. Packages stay, and what they bring.
 STATE = r"""
 cd /
-for path in etc/netplan etc/hosts etc/hostname etc/ssh/sshd_config.d etc/aura etc/aura-firewall.nft opt/aura \
+for path in etc/netplan etc/hosts etc/hostname etc/ssh/sshd_config.d etc/aura etc/aura-firewall.nft \
     var/lib/aura usr/local/lib/aura var/lib/aura-safe-change etc/cloud etc/systemd/journald.conf.d; do
   [ -e $path ] && find $path \( -type f -o -type l -o -type d \) -printf '%p %y %M %u %g %l ' \
     \( -type f -exec sha256sum {} \; -o -printf '\n' \)
 done | sed 's/  .*//' | sort
+find opt/aura -maxdepth 2 -printf '%p %y %M %u %g %l\n' | sort  # a release has thousands of files
 hostname
 find etc/systemd/system -name '*aura*' -o -lname /dev/null | sort
 getent passwd aura
