@@ -16,7 +16,7 @@ STEPS = {"preflight", "install", "configure", "run"}
 # The others' way to change something: without it they could not. Its README says so.
 WITHOUT_SWITCH = {"safe_change"}
 # What is done as a whole: a driver with its restart, an address, a time daemon in place of another one, a release.
-ONE_PIECE = {"nvidia_driver", "static_network", "time_sync", "trainer"}
+ONE_PIECE = {"static_network", "trainer"}
 # What a module does, as a step: the one that a task with it must have, and must not have.
 MODULES = {
     "apt": ("install", {"configure", "run"}),

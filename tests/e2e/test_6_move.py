@@ -14,10 +14,8 @@ from lab_cluster import ROOT, Cluster
 
 MOVED = ["node0", "node1", "node2"]
 HOME, ELSEWHERE = "198.18.50", "198.18.60"
-pytestmark = [
-    pytest.mark.more,
-    pytest.mark.timeout(2400),
-]  # five runs of site.yml, perhaps on a busy computer
+# Five runs of site.yml, perhaps on a busy computer.
+pytestmark = [pytest.mark.more, pytest.mark.timeout(2400)]
 
 
 def write_inventory(place: Path, to: str, since: str) -> str:

@@ -29,9 +29,8 @@ class Outcome:
     gradient_norm: float  # L2, of the mean over all tokens, before clipping
     stopping: bool  # a rank was asked to stop
     bad_loss: list[int]  # the ranks whose loss is not finite
-    bad_gradient: list[
-        int
-    ]  # the ranks whose gradient is not finite; empty too when only the sum over all is not
+    # The ranks whose gradient is not finite; empty too when only the sum over all is not.
+    bad_gradient: list[int]
     left_out: bool  # something was not finite: parameters and optimizer are as before
 
     @property
