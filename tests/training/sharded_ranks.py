@@ -57,7 +57,7 @@ class Task:
 
     @property
     def config(self) -> TrainConfig:
-        return resolve("gpt2-nano", SMALL | self.settings)
+        return resolve("gpt2-nano", SMALL | {"wire": self.wire} | self.settings)
 
 
 class Rank:
@@ -68,11 +68,8 @@ class Rank:
         nodes = [f"node{number}" for number in range(task.world_size)]
         self.model = GPT(config)
         self.ranks = Ranks(rank, nodes, torch.device("cpu"))
-        wire = {"fp32": torch.float32, "bf16": torch.bfloat16}[task.wire]
         self.strategy: Sharded | Alone = (
-            Sharded(self.model, self.ranks, config, wire)
-            if task.world_size > 1
-            else Alone(self.model, config)
+            Sharded(self.model, self.ranks, config) if task.world_size > 1 else Alone(self.model, config)
         )
         self.outcomes: list[dict[str, Any]] = []
         self.sums: list[int] = []  # checksum of the parameters after each step

@@ -21,6 +21,7 @@ from aura.corpus.prepare import prepare
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from aura.run import attempt
+from aura.strategy.sharded import Sharded
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import TINY, Trainer, at_step, complete, curve, send_self, start
 
@@ -256,7 +257,8 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
         assert trainer.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
 
 
-def test_ranks_that_have_drifted_apart_stop(corpus: Corpus, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "sharded --wire bf16"])
+def test_ranks_that_have_drifted_apart_stop(strategy: str, corpus: Corpus, tmp_path: Path) -> None:
     def drift() -> None:
         original, calls = GPT.loss_sum, 0
 
@@ -269,7 +271,31 @@ def test_ranks_that_have_drifted_apart_stop(corpus: Corpus, tmp_path: Path) -> N
 
         GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
-    ranks = start(tmp_path, corpus, 3, faults={1: drift})
+    stop_after_five_steps(start(tmp_path, corpus, 3, f"--strategy {strategy}", faults={1: drift}))
+
+
+def test_a_bit_that_changes_after_the_owners_have_sent_their_weights_is_found(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    """Before that, the owners' weights come over it."""
+
+    def drift() -> None:
+        original, calls = Sharded.compare, 0
+
+        def compare(self: Sharded) -> list[int]:
+            nonlocal calls
+            calls += 1
+            if calls == 5:  # at the start, after steps 1, 5 (and before it is saved) and 10
+                self.complete()
+                self.parameters["wte.weight"].data.view(torch.int32)[3, 3] ^= 1
+            return original(self)
+
+        Sharded.compare = compare  # type: ignore[method-assign]
+
+    stop_after_five_steps(start(tmp_path, corpus, 3, faults={1: drift}))
+
+
+def stop_after_five_steps(ranks: list[Trainer]) -> None:
     assert [trainer.end() for trainer in ranks] == [65, 65, 65], ranks[0].text
     for trainer in ranks:
         assert "Sync=FAILED at step 10: the parameters of rank 1 on node1 differ" in trainer.text

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import Any
 
 from aura.errors import DataError
-from aura.optim.adamw import Optimizer
 from aura.run import directory
 from aura.run.board import Board
 from aura.run.observers import Comparison
@@ -36,8 +36,8 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
 class Saving:
     """A checkpoint every `save_every` steps, at the end, and when a rank is asked to stop."""
 
-    def __init__(self, trainer: Trainer, optimizer: Optimizer, comparison: Comparison, board: Board) -> None:
-        self.trainer, self.run, self.optimizer = trainer, trainer.run, optimizer
+    def __init__(self, trainer: Trainer, comparison: Comparison, board: Board) -> None:
+        self.trainer, self.run = trainer, trainer.run
         self.comparison, self.board = comparison, board
         self.under_way = ""  # the name of a checkpoint
 
@@ -55,14 +55,19 @@ class Saving:
         self._finish()
 
     def _save(self, kind: str, wait: bool) -> None:
-        run = self.run
+        run, strategy = self.run, self.trainer.strategy
         self._finish()
         run.status.set(state="saving")
         self.under_way = f"{kind}-step-{self.trainer.progress.step}"
-        self.trainer.strategy.complete()
-        self.trainer.strategy.expect_delay()
+        strategy.complete()
+        strategy.expect_delay()
+        began = time.perf_counter()
+        optimizer, is_copy = strategy.whole_state(wanted=run.saves)
+        putting_together = time.perf_counter() - began
         if run.saves:
-            run.saver.begin(self.under_way, self.trainer.model, self.optimizer, state_of(self.trainer))
+            state = state_of(self.trainer)
+            run.saver.begin(self.under_way, self.trainer.model, optimizer, state, is_copy)
+            run.saver.stall += putting_together
         if wait:
             self._finish()
         run.status.set(state="training")
