@@ -195,14 +195,14 @@ def _moments(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> dict[st
         ),
         # Both halves of the embedding's gradient
         "embedding": (0, 0, 0, s.parameter * (2 * s.embedding + s.unit)),
-        # What an owner sends is a copy of its weights, or of what is added to them.
-        "optimizer": (
-            0,
-            0,
-            0,
-            _update_bytes(config, min(PIECE, max(s.embedding, matrix)), on_gpu) + s.parameter * share,
-        ),
+        "optimizer": (0, 0, 0, max(0, _of_update(config, s, on_gpu, share))),
     }
+
+
+def _of_update(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> int:
+    """Where there are several owners, all gradients have left, and what an owner sends is a copy of its weights."""
+    temporary = _update_bytes(config, min(PIECE, max(s.embedding, 4 * config.d_model**2)), on_gpu)
+    return temporary + (s.parameter * share - parameter_bytes(config) if share else 0)
 
 
 def _update_bytes(config: TrainConfig, piece: int, on_gpu: bool) -> int:
