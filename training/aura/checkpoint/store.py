@@ -105,6 +105,10 @@ class Saver:
             self.thread.join()
         self.stall = time.perf_counter() - began
 
+    @property
+    def is_writing(self) -> bool:
+        return self.thread.is_alive()
+
     def wait(self, seconds: float | None = None) -> bool:
         """Until the checkpoint is on the disk; False when it could not be written (`error` says why) or is not yet."""
         if self.thread.ident is not None:

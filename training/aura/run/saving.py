@@ -40,11 +40,17 @@ class Saving:
         self.trainer, self.run = trainer, trainer.run
         self.comparison, self.board = comparison, board
         self.under_way = ""  # the name of a checkpoint
+        self.began = 0.0  # when
+        self.writing = (
+            60.0  # seconds after that in which a rank may still be writing it; after the first one, measured
+        )
 
     def begin(self) -> None:
         pass
 
     def after(self, step: Step) -> None:
+        if self._may_be_written():
+            self.trainer.strategy.expect_delay()
         if step.stopping and not step.is_last:
             self._save("interrupt", wait=True)
         elif step.number % self.run.config.save_every == 0 or step.is_last:
@@ -61,9 +67,9 @@ class Saving:
         self.under_way = f"{kind}-step-{self.trainer.progress.step}"
         strategy.complete()
         strategy.expect_delay()
-        began = time.perf_counter()
+        self.began = time.monotonic()
         optimizer, is_copy = strategy.whole_state(wanted=run.saves)
-        putting_together = time.perf_counter() - began
+        putting_together = time.monotonic() - self.began
         if run.saves:
             state = state_of(self.trainer)
             run.saver.begin(self.under_way, self.trainer.model, optimizer, state, is_copy)
@@ -71,6 +77,11 @@ class Saving:
         if wait:
             self._finish()
         run.status.set(state="training")
+
+    def _may_be_written(self) -> bool:
+        """A disk that is busy with a checkpoint keeps whatever else its rank writes waiting, and so all ranks."""
+        ends = self.began + self.writing
+        return bool(self.under_way) and (self.run.saver.is_writing or time.monotonic() < ends)
 
     def _finish(self) -> None:
         """Wait for the save that is under way. One node without space does not end a run that others have saved."""
@@ -83,7 +94,9 @@ class Saving:
                 f"{run.checkpoints / name} could not be written: {directory.reason_of(saver.error)}. "
                 "Older checkpoints are untouched."
             )
-        if run.ranks.total([float(saved)])[0] == 0:
+        saves, seconds = run.ranks.total([float(saved), saver.seconds])
+        self.writing = 2 * seconds  # of all ranks together, so more than that of the slowest
+        if saves == 0:
             raise DataError(f"No rank could write {name}: stopped. Make space and start again.")
         if saved and run.leads:
             run.say(console.saved(name, saver.stall, saver.seconds))
