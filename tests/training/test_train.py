@@ -403,6 +403,18 @@ def test_one_full_disk_does_not_stop_the_others(corpus: Corpus, tmp_path: Path) 
     assert "No rank could write checkpoint-step-5" in ranks[0].status["message"]
 
 
+def test_a_rank_without_memory_for_a_checkpoint_leaves_it_to_the_others(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    def have_no_room() -> None:
+        checkpoint.has_room = lambda size: False
+
+    first, second = complete(start(tmp_path, corpus, 2, faults={1: have_no_room}))
+    assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
+    assert second.checkpoints() == []
+    assert "checkpoint-step-5 could not be written: Cannot allocate memory." in second.text
+
+
 def two_on_one_disk(
     folder: Path, corpus: Corpus, settings: str = "", fault: Callable[[], None] | None = None
 ) -> list[Trainer]:

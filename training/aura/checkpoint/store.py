@@ -95,7 +95,7 @@ class Saver:
         self.name, self.error = name, None
         parameters = parameters_of(model)
         to_copy = [*parameters.values(), *([] if optimizer_is_copy else optimizer.values())]
-        fits = sum(tensor.nbytes for tensor in to_copy) < 0.8 * psutil.virtual_memory().available
+        fits = has_room(sum(tensor.nbytes for tensor in to_copy))
         if fits:
             parameters = _copies(parameters)
             optimizer = optimizer if optimizer_is_copy else _copies(optimizer)
@@ -104,6 +104,10 @@ class Saver:
         if not fits:
             self.thread.join()
         self.stall = time.perf_counter() - began
+
+    def fail(self, name: str, error: Exception) -> None:
+        """This checkpoint cannot even be begun."""
+        self.name, self.error = name, error
 
     @property
     def is_writing(self) -> bool:
@@ -125,6 +129,11 @@ class Saver:
         except Exception as error:  # whatever it is: without this, a save that failed would count as one
             self.error = error
         self.seconds = time.perf_counter() - began
+
+
+def has_room(size: int) -> bool:
+    """May so many bytes of memory be taken?"""
+    return size < 0.8 * psutil.virtual_memory().available
 
 
 def write(

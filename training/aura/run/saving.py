@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from dataclasses import asdict
 from typing import Any
 
+from aura.checkpoint import store
 from aura.errors import DataError
+from aura.plan.memory import moment_bytes
 from aura.run import directory
 from aura.run.board import Board
 from aura.run.observers import Comparison
@@ -41,9 +45,8 @@ class Saving:
         self.comparison, self.board = comparison, board
         self.under_way = ""  # the name of a checkpoint
         self.began = 0.0  # when
-        self.writing = (
-            60.0  # seconds after that in which a rank may still be writing it; after the first one, measured
-        )
+        # Seconds after that in which a rank may still be writing it: a guess until the first one has been written.
+        self.writing = 60.0
 
     def begin(self) -> None:
         pass
@@ -68,9 +71,12 @@ class Saving:
         strategy.complete()
         strategy.expect_delay()
         self.began = time.monotonic()
-        optimizer, is_copy = strategy.whole_state(wanted=run.saves)
+        has_room = store.has_room(moment_bytes(run.config))
+        optimizer, is_copy = strategy.whole_state(wanted=run.saves and has_room)
         putting_together = time.monotonic() - self.began
-        if run.saves:
+        if run.saves and is_copy and not has_room:
+            run.saver.fail(self.under_way, OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+        elif run.saves:
             state = state_of(self.trainer)
             run.saver.begin(self.under_way, self.trainer.model, optimizer, state, is_copy)
             run.saver.stall += putting_together
