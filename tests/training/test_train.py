@@ -333,7 +333,9 @@ def test_ranks_that_have_drifted_apart_stop(strategy: str, corpus: Corpus, tmp_p
 
         GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
-    stop_after_five_steps(start(tmp_path, corpus, 3, f"--strategy {strategy}", faults={1: drift}))
+    ranks = start(tmp_path, corpus, 3, f"--strategy {strategy}", faults={1: drift})
+    stop_after_five_steps(ranks)
+    assert ("Unlike machines need --strategy sharded." in ranks[0].text) == (strategy == "ddp")
 
 
 def test_a_bit_that_changes_after_the_owners_have_sent_their_weights_is_found(
