@@ -98,6 +98,7 @@ test-vm: $(DEV) ## test on virtual machines what needs a kernel of its own: netw
 
 .PHONY: test-more
 test-more: $(DEV) $(TRAINER) ## the tests that take too long for those two: before a release
+	@python tests/run roles --more
 	@pytest tests/vm tests/e2e -m more
 
 .PHONY: lab-up

@@ -17,6 +17,7 @@ author: Aura
 short_description: Gives every inventory the variables in inventory/group_vars
 description:
   - An inventory that lies anywhere gets the variables of C(inventory/group_vars/GROUP/) for its groups of these names.
+  - Every host has its name in C(cluster_host_name).
   - Whatever the inventory says itself, in its hosts.yml or its own group_vars, wins over them.
 options:
   stage:
@@ -47,6 +48,9 @@ class VarsModule(BaseVarsPlugin):
                 found |= {
                     name: value for name, value in shared(loader, entity.name).items() if name not in own
                 }
+            else:
+                # Where a task is delegated, inventory_hostname is not the host that we log in to; a host's own variable is.
+                found["cluster_host_name"] = entity.name
         return found
 
 

@@ -93,3 +93,20 @@ def test_the_firewall_guards_the_port_that_tensorboard_has(inventory: Path) -> N
     asked = " ".join(f"{{{{ {name} }}}}" for name in names)
     said = ansible("ansible", "-i", inventory, "a", "-m", "ansible.builtin.debug", "-a", f"msg='{asked}'")
     assert "6007 6007 6007" in said
+
+
+def test_a_task_that_is_delegated_asks_for_the_key_of_the_host_it_goes_to(
+    inventory: Path, tmp_path: Path
+) -> None:
+    """inventory_hostname is the other one there, and its key would be "changed"."""
+    task = {"ansible.builtin.command": "true", "delegate_to": "b"}
+    # Nobody listens there; the words for ssh are what is looked at.
+    closed = {"ansible_host": "127.0.0.1", "ansible_port": 1}
+    playbook = tmp_path / "delegated.yml"
+    playbook.write_text(yaml.safe_dump([{"hosts": "a", "tasks": [task], "vars": closed}]))
+    said = subprocess.run(
+        ["ansible-playbook", "-vvvv", "-i", inventory / "hosts.yml", playbook],
+        cwd=tree.ROOT, capture_output=True, text=True, check=False,
+    ).stdout  # fmt: skip
+    assert "HostKeyAlias=b" in said, said[-2000:]
+    assert "HostKeyAlias=a" not in said

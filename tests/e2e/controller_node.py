@@ -8,23 +8,10 @@ from pathlib import Path
 
 from lab_cluster import LAB, ROOT
 
-SSH = [
-    "ssh", "-o", f"UserKnownHostsFile={ROOT}/inventory/lab/state/known_hosts", "-o", "HostKeyAlias=node0",
-    "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", "-i", f"{ROOT}/inventory/lab/state/id_ed25519",
-    "ubuntu@198.18.50.20",
-]  # fmt: skip
+AS_ROOT = [LAB, "exec", "node0", "env", "LC_ALL=C.UTF-8", "bash", "-c"]
 INSIDE = [
-    LAB,
-    "exec",
-    "node0",
-    "runuser",
-    "-u",
-    "ubuntu",
-    "--",
-    "env",
-    "-C",
-    "/home/ubuntu",
-    "HOME=/home/ubuntu",
+    *(LAB, "exec", "node0", "runuser", "-u", "ubuntu", "--"),
+    *("env", "-C", "/home/ubuntu", "HOME=/home/ubuntu", "LC_ALL=C.UTF-8", "bash", "-c"),
 ]
 
 
@@ -45,16 +32,18 @@ class ControllerNode:
         send(["tar", "-C", str(ROOT), "-c", "inventory/lab/state"], "tar -x -C aura")
         wheelhouses = [path.name for path in cache.glob("wheelhouse-*") if "." not in path.name]
         send(["tar", "-C", str(cache), "-c", *wheelhouses], "tar -x -C .cache/aura")
+        # As root: a bare node's sudo asks for a password, and it has no package lists yet.
         self.run(
-            "sudo apt-get -qq install -y make python3-venv rsync >/dev/null && cd aura && make controller"
+            "apt-get -qq update && apt-get -qq install -y make python3-venv rsync sshpass >/dev/null", AS_ROOT
         )
+        self.run("cd aura && make controller")
 
-    def run(self, script: str) -> str:
+    def run(self, script: str, words: list[str | Path] = INSIDE) -> str:
         """Run a script there as its user, past the network, which may change meanwhile; its output."""
         done = subprocess.run(
-            [*INSIDE, "LC_ALL=C.UTF-8", "bash", "-c", script],
+            [*words, script],
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            timeout=900, check=False,
+            timeout=1800, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{script}:\n{done.stdout[-6000:]}"
         return done.stdout
@@ -67,7 +56,7 @@ class ControllerNode:
 def send(pack: list[str], unpack: str, names: bytes = b"") -> None:
     packed = subprocess.Popen(pack, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert packed.stdin is not None
-    unpacked = subprocess.Popen([*SSH, unpack], stdin=packed.stdout)
+    unpacked = subprocess.Popen([*INSIDE, unpack], stdin=packed.stdout)
     packed.stdin.write(names)
     packed.stdin.close()
     assert unpacked.wait(300) == 0

@@ -93,6 +93,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(
     cluster.ansible(str(playbook), *second)
 
 
+@pytest.mark.more
 def test_a_controller_that_slept_finds_that_others_went_on_without_it(
     cluster: Cluster, first: subprocess.Popen[bytes], playbook: Path
 ) -> None:

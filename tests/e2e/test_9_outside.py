@@ -11,7 +11,7 @@ import pytest
 from lab_cluster import ROOT, Cluster
 
 STRANGER = "198.18.50.200/24"
-EVERY_PORT = ["nmap", "-n", "-Pn", "-sS", "-p-", "--min-rate", "8000", "--max-retries", "2", "-oG", "-"]
+EVERY_PORT = ["nmap", "-n", "-Pn", "-sS", "-p-", "--min-rate", "30000", "--max-retries", "2", "-oG", "-"]
 
 
 def host(*words: str) -> str:
