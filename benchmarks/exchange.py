@@ -43,10 +43,10 @@ class LossSum(nn.Module):
         return self.model.loss_sum(tokens[:, :-1], tokens[:, 1:])
 
 
-def sharded(config: TrainConfig, rank: int, ranks: int, wire: torch.dtype) -> Way:
+def sharded(config: TrainConfig, rank: int, ranks: int) -> Way:
     model = GPT(config)
     nodes = [f"node{number}" for number in range(ranks)]
-    strategy = Sharded(model, Ranks(rank, nodes, torch.device("cpu")), config, wire)
+    strategy = Sharded(model, Ranks(rank, nodes, torch.device("cpu")), config)
     loss_of = LossSum(model)
 
     def step(batches: list[torch.Tensor]) -> None:
@@ -108,9 +108,9 @@ def work(given: argparse.Namespace, rank: int, port: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.TCPStore("127.0.0.1", port, given.ranks, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
-    config = resolve(given.preset, {"optimizer": given.optimizer})
+    config = resolve(given.preset, {"optimizer": given.optimizer, "wire": given.wire})
     wire = {"fp32": torch.float32, "bf16": torch.bfloat16}[given.wire]
-    ways = {"sharded": sharded(config, rank, given.ranks, wire), "DDP": torchs_ddp(config, given.ranks, wire)}
+    ways = {"sharded": sharded(config, rank, given.ranks), "DDP": torchs_ddp(config, given.ranks, wire)}
     elements = sum(parameter.numel() for parameter in GPT(config, "meta").parameters())
     generator = torch.Generator().manual_seed(rank)
     shape = (config.gradient_accumulation_steps, config.batch_size, config.seq_len + 1)

@@ -57,7 +57,7 @@ class Task:
 
     @property
     def config(self) -> TrainConfig:
-        return resolve("gpt2-nano", SMALL | self.settings)
+        return resolve("gpt2-nano", SMALL | {"wire": self.wire} | self.settings)
 
 
 class Rank:
@@ -68,11 +68,8 @@ class Rank:
         nodes = [f"node{number}" for number in range(task.world_size)]
         self.model = GPT(config)
         self.ranks = Ranks(rank, nodes, torch.device("cpu"))
-        wire = {"fp32": torch.float32, "bf16": torch.bfloat16}[task.wire]
         self.strategy: Sharded | Alone = (
-            Sharded(self.model, self.ranks, config, wire)
-            if task.world_size > 1
-            else Alone(self.model, config)
+            Sharded(self.model, self.ranks, config) if task.world_size > 1 else Alone(self.model, config)
         )
         self.outcomes: list[dict[str, Any]] = []
         self.sums: list[int] = []  # checksum of the parameters after each step
@@ -123,6 +120,10 @@ class Rank:
         save_file(dict(self.model.state_dict()), task.folder / f"parameters-{self.rank}.safetensors")
         state = {name: tensor.contiguous() for name, tensor in self.strategy.state().items()}
         save_file(state, task.folder / f"shard-{self.rank}.safetensors")
+        # One rank wants no whole state, as those that share a disk with another.
+        whole, _ = self.strategy.whole_state(wanted=self.rank != 1)
+        whole = {name: tensor.contiguous() for name, tensor in whole.items()}
+        save_file(whole, task.folder / f"whole-{self.rank}.safetensors")
         sent = self.strategy.wire.sent_bytes if isinstance(self.strategy, Sharded) else 0
         result = {"outcomes": self.outcomes, "sums": self.sums, "odd": odd, "sent": sent, "seen": self.seen}
         result["capability"] = torch.backends.cpu.get_cpu_capability()

@@ -46,6 +46,19 @@ def save(directory: Path, step: int, kind: str = "checkpoint") -> Path:
     return write(directory, f"{kind}-step-{step}", *trained(step), {"step": step})
 
 
+def begin(saver: checkpoint.Saver, step: int) -> None:
+    model, optimizer = trained(step)
+    saver.begin(f"checkpoint-step-{step}", model, optimizer.tensors(), {"step": step})
+
+
+def into(optimizer: AdamW) -> Callable[[dict[str, torch.Tensor]], None]:
+    def load(state: dict[str, torch.Tensor]) -> None:
+        for name, tensor in optimizer.tensors().items():
+            tensor.copy_(state[name])
+
+    return load
+
+
 def accept(state: checkpoint.State) -> None:
     pass
 
@@ -53,7 +66,7 @@ def accept(state: checkpoint.State) -> None:
 def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     save(tmp_path, 3)
     (wanted_model, wanted), (model, optimizer) = trained(3), trained(0)
-    state = checkpoint.agree_and_load(tmp_path, model, optimizer, ALONE, accept, print)
+    state = checkpoint.agree_and_load(tmp_path, model, into(optimizer), ALONE, accept, print)
     assert state == {"step": 3}
     assert torch.equal(model.weight, wanted_model.weight)
     assert torch.equal(model.bias, wanted_model.bias)
@@ -71,7 +84,7 @@ def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_nothing_to_load(tmp_path: Path) -> None:
     model, optimizer = trained(0)
-    assert checkpoint.agree_and_load(tmp_path / "none", model, optimizer, ALONE, accept, print) is None
+    assert checkpoint.agree_and_load(tmp_path / "none", model, into(optimizer), ALONE, accept, print) is None
 
 
 def test_a_refused_state_touches_no_parameter(tmp_path: Path) -> None:
@@ -83,7 +96,7 @@ def test_a_refused_state_touches_no_parameter(tmp_path: Path) -> None:
         raise ValueError
 
     with pytest.raises(ValueError):
-        checkpoint.agree_and_load(tmp_path, model, optimizer, ALONE, refuse, print)
+        checkpoint.agree_and_load(tmp_path, model, into(optimizer), ALONE, refuse, print)
     assert torch.equal(model.weight, before)
 
 
@@ -157,7 +170,7 @@ def test_a_save_that_fails_for_whatever_reason_does_not_count(
 
     monkeypatch.setattr(checkpoint, "_save_tensors", fail)
     saver = checkpoint.Saver(tmp_path, keep=1, keep_every=0)
-    saver.begin("checkpoint-step-1", *trained(1), {"step": 1})
+    begin(saver, 1)
     assert not saver.wait()
     assert str(saver.error) == "out of pinned memory"
     assert not [*tmp_path.iterdir()]
@@ -185,7 +198,7 @@ def test_a_save_in_the_background_holds_what_was_there_when_it_began(
     saver = checkpoint.Saver(tmp_path, keep=2, keep_every=0)
     model, optimizer = trained(3)
     wanted = model.weight.detach().clone()
-    saver.begin("checkpoint-step-3", model, optimizer, {"step": 3})
+    saver.begin("checkpoint-step-3", model, optimizer.tensors(), {"step": 3})
     assert not saver.wait(0)
     model.weight.data.zero_()
     disk_is_free.set()
@@ -201,7 +214,7 @@ def test_where_memory_is_short_training_waits_for_the_disk(
     monkeypatch.setattr(checkpoint, "_copies", lambda tensors: pytest.fail("copied"))
     monkeypatch.setattr(checkpoint.psutil, "virtual_memory", lambda: SimpleNamespace(available=10))
     saver = checkpoint.Saver(tmp_path, keep=2, keep_every=0)
-    saver.begin("checkpoint-step-3", *trained(3), {"step": 3})
+    begin(saver, 3)
     manifest.verify(tmp_path / "checkpoint-step-3")
     assert saver.wait(0)
 
@@ -223,7 +236,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_that_save_at_most(moment: int, tmp
 
         checkpoint.flush = flush
         saver = checkpoint.Saver(tmp_path, keep=1, keep_every=0)
-        saver.begin("checkpoint-step-2", *trained(2), {"step": 2})
+        begin(saver, 2)
         saver.wait()
 
     process = multiprocessing.get_context("fork").Process(target=die)

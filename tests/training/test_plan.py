@@ -96,7 +96,7 @@ def test_the_rank_with_the_largest_micro_batch_decides() -> None:
     made = plan.plan_for(unequal, 5, A100)
     assert made.sequences_per_step == 60
     assert made.tokens_per_step == 60 * 1024
-    assert made.memory == memory_of(unequal, 8, on_gpu=True)
+    assert made.memory == memory_of(unequal, 8, on_gpu=True, ranks=5)
     assert (
         made.compute_seconds == plan.plan_for(replace(unequal, rank_batch_sizes=""), 5, A100).compute_seconds
     )
@@ -113,7 +113,7 @@ def test_every_rank_is_counted_with_its_own_gpu() -> None:
     assert not [note for note in made.notes if "fit" in note]
     assert made.device == "1 x RTX 3050 Laptop, 2 x RTX 3060"
     assert made.fullest_rank is not None
-    assert made.memory == memory_of(config, (2, 48, 4)[made.fullest_rank], on_gpu=True)
+    assert made.memory == memory_of(config, (2, 48, 4)[made.fullest_rank], on_gpu=True, ranks=3)
     assert made.peak_flops_of_all == sum(device.peak["bf16"] for device in devices)
     times = [
         plan.plan_for(replace(config, rank_batch_sizes="", batch_size=size), 1, device).compute_seconds

@@ -31,6 +31,9 @@ from aura.plan.memory import (
     settings_that_fit,
 )
 from aura.strategy.data_parallel import DataParallel
+from aura.strategy.pieces import owners
+from aura.strategy.shard import Shard
+from aura.strategy.sharded import whole_matrices
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -125,6 +128,27 @@ def test_parameters_gradients_and_moments_are_exact(formats: tuple[str, str, str
     assert checkpoint_bytes(config) == predicted.parameters + predicted.moments
 
 
+@pytest.mark.parametrize("preset", ["gpt2-medium", "gpt2-medium-4gb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_owners_divide_the_moments(preset: str, optimizer: str) -> None:
+    """On the device `meta`: what every rank of five allocates."""
+    config = resolve(preset, {"optimizer": optimizer} if preset == "gpt2-medium" else {})
+    model = GPT(config, "meta")
+    parameters = dict(model.named_parameters())
+    matrices = whole_matrices(model) if config.optimizer == "muon" else {}
+    owned = owners({name: tuple(p.shape) for name, p in parameters.items()}, matrices, 5)
+    predicted = memory_of(config, config.batch_size, on_gpu=False, ranks=5)
+    for segments in owned:
+        shard = Shard(parameters, segments, set(matrices))
+        held = optimizer_of(shard, config).tensors().values()
+        assert predicted.moments == pytest.approx(sum(tensor.nbytes for tensor in held), rel=0.01)
+        assert predicted.gradients - parameter_bytes(config) == pytest.approx(shard.gradient.nbytes, rel=0.01)
+    alone = memory_of(config, config.batch_size, on_gpu=False)
+    assert predicted.moments == pytest.approx(alone.moments / 5, rel=1e-3)
+    with_ddp = replace(config, strategy="ddp")
+    assert memory_of(with_ddp, config.batch_size, on_gpu=False, ranks=5) == alone
+
+
 @pytest.mark.parametrize("formats", [FORMATS[0], FORMATS[1], FORMATS[4]])
 @pytest.mark.parametrize("loss_chunk", [0, 128])
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -216,6 +240,6 @@ def test_every_divisor_of_the_micro_batch_is_tried_and_what_is_kept_is_kept() ->
 
 def test_every_rank_may_have_its_own_room() -> None:
     config = resolve("gpt2", {"rank_batch_sizes": "2,8", "moment_format": "int8"})
-    rooms = [memory_of(config, size, on_gpu=True).total for size in (2, 8)]
+    rooms = [memory_of(config, size, on_gpu=True, ranks=2).total for size in (2, 8)]
     assert settings_that_fit(config, rooms, on_gpu=True) == {}
     assert settings_that_fit(config, rooms[::-1], on_gpu=True) != {}

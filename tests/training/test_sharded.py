@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from aura.strategy.sharded import Sharded
+from safetensors.torch import load_file
 from sharded_ranks import Rank, Task, complete, parameters, shards, start
 
 MUON = {"optimizer": "muon"}
@@ -160,6 +161,9 @@ def test_three_and_one_go_on_where_five_have_stopped(settings: dict[str, Any], t
     five = Task(tmp_path / "five", 5, settings, steps=3, sequences=30)
     complete(five)
     saved = shards(five)
+    wholes = [load_file(five.folder / f"whole-{rank}.safetensors") for rank in range(5)]
+    assert wholes[1] == {}
+    assert all(by_element([whole]) == by_element(saved) for whole in wholes if whole)
     same = complete(Task(tmp_path / "again", 5, settings, 3, 3, sequences=30, resume_from=five.folder))
     straight = complete(Task(tmp_path / "straight", 5, settings, steps=6, sequences=30))
     assert same[0]["sums"] == straight[0]["sums"][3:]
@@ -178,6 +182,12 @@ def test_three_and_one_go_on_where_five_have_stopped(settings: dict[str, Any], t
         assert all(result["sums"] == found[0]["sums"] for result in found)
         tolerance = 1e-4 if settings is not SMALLEST else 2e-2  # other random numbers round
         assert losses(found[0]) == pytest.approx(losses(straight[0])[3:], abs=tolerance)
+    # In the names and shapes of a rank that is alone
+    alone = load_file(tmp_path / "1 loaded/shard-0.safetensors")
+    assert {name: (t.shape, t.dtype) for name, t in wholes[0].items()} == {
+        name: (t.shape, t.dtype) for name, t in alone.items()
+    }
+    assert by_element([alone]) == by_element(saved)
     back = Task(tmp_path / "back", 5, settings, 3, 0, sequences=30, resume_from=tmp_path / "1 loaded")
     complete(back)
     assert by_element(shards(back)) == by_element(saved)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from aura.config import TrainConfig, resolve
 from aura.errors import DataError
 from aura.model.gpt import GPT
 from aura.optim.loss_scale import LossScale
-from aura.strategy import pieces
+from aura.strategy import pieces, wire
 from aura.strategy.interface import outcome_of
 from aura.strategy.pieces import Segment, newton_schulz_work, owners, rounds
 from aura.strategy.sharded import ROUND_BYTES, _round_count, whole_matrices
@@ -98,6 +100,22 @@ def test_patience_follows_the_usual_wait() -> None:
     assert patience.seconds("gradients") == 2 + 10 * 1
     patience.delayed = True
     assert patience.seconds("weights") == 60
+
+
+def test_patience_lasts_for_a_step_that_takes_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr(wire, "time", clock)
+    patience, now = Patience(longest=60), 0.0
+    patience.step_is_done()  # the first one
+    for seconds in (20.0, 21.0, 22.0):
+        now += seconds
+        patience.step_is_done()
+    patience.delayed = True
+    now += 500  # a validation
+    patience.step_is_done()
+    for _ in range(ENOUGH):
+        patience.add("gradients", 0.1)
+    assert patience.seconds("gradients") == 21
 
 
 def test_numbers_are_added_in_the_order_of_the_ranks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from aura.corpus.corpus import Corpus
 from trainers import TINY
 
 
-def test_torchrun_on_two_nodes(corpus: Corpus, tmp_path: Path) -> None:
+def test_torchrun_on_two_nodes_with_unlike_processors(corpus: Corpus, tmp_path: Path) -> None:
+    """They round differently, and still have the same parameters: each update is computed by one of them."""
     port = free_port()
     environment = {
         **os.environ,
@@ -33,7 +35,11 @@ def test_torchrun_on_two_nodes(corpus: Corpus, tmp_path: Path) -> None:
         launchers.append(
             subprocess.Popen(
                 [sys.executable, *command.split()],
-                env={**environment, "AURA_NODE": f"node{node}"},
+                env={
+                    **environment,
+                    "AURA_NODE": f"node{node}",
+                    **({"ATEN_CPU_CAPABILITY": "default"} if node else {}),
+                },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -48,8 +54,14 @@ def test_torchrun_on_two_nodes(corpus: Corpus, tmp_path: Path) -> None:
                 os.killpg(launcher.pid, signal.SIGKILL)
     for rank, (launcher, output) in enumerate(zip(launchers, outputs, strict=True)):
         assert launcher.returncode == 0, output
-        assert f"[Rank {rank}/2 | Node node{rank} | Device cpu] Epoch 1 | Step 20 |" in output
+        line = re.escape(f"[Rank {rank}/2 | Node node{rank} | Device cpu] Epoch 1 | Step ")
+        assert re.findall(rf"^{line}(\d+) \| Loss: .* \| Sync=(\w+)$", output, re.M) == [
+            (step, "OK") for step in ("1", "5", "10", "15", "20")
+        ]
         assert "Entrenamiento completado. Gradientes sincronizados." in output
+    files = [tmp_path / f"node{node}/run/checkpoints/checkpoint-step-20" for node in (0, 1)]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (files[0] / name).read_bytes() == (files[1] / name).read_bytes()
     assert list((tmp_path / "runs/node0").glob("events.*"))
     assert not (tmp_path / "runs/node1").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import re
@@ -16,11 +17,12 @@ import pytest
 import torch
 from aura.checkpoint import store as checkpoint
 from aura.commands.launch_local import free_port
-from aura.corpus.corpus import Corpus
+from aura.corpus.corpus import Corpus, sha256_of
 from aura.corpus.prepare import prepare
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from aura.run import attempt
+from aura.strategy.sharded import Sharded
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import TINY, Trainer, at_step, complete, curve, send_self, start
 
@@ -222,6 +224,67 @@ def test_another_number_of_ranks_goes_on_with_the_same_data(
     assert curve(first) == pytest.approx(curve(reference[0]), abs=1e-4)
 
 
+@pytest.mark.parametrize("settings", ["", "--optimizer muon"], ids=["adamw", "muon"])
+def test_five_ranks_three_and_two_with_ddp_are_one_run(settings: str, corpus: Corpus, tmp_path: Path) -> None:
+    """A checkpoint knows neither how many have written it nor with which strategy (tolerance 1e-4 nats)."""
+    (one,) = complete(start(tmp_path / "one", corpus, 1, f"{settings} --batch-size 30"))
+
+    def until(step: int, world_size: int, more: str) -> str:
+        # A signal that comes during a step is agreed on in the next one.
+        stop = {0: at_step(step - 1, send_self(signal.SIGTERM))}
+        ranks = start(tmp_path, corpus, world_size, f"{settings} {more}", stop)
+        assert [trainer.end() for trainer in ranks] == [0, *[75] * (world_size - 1)], ranks[0].text
+        assert ranks[0].checkpoints()[-1] == f"interrupt-step-{step}"
+        return ranks[0].text
+
+    until(4, 5, "--batch-size 6")
+    assert "ranks 5 -> 3" in until(8, 3, "--batch-size 10")
+    text = until(13, 2, "--batch-size 15 --strategy ddp")
+    assert "strategy sharded -> ddp" in text and "ranks 3 -> 2" in text
+    five = complete(start(tmp_path, corpus, 5, f"{settings} --batch-size 6"))
+    assert "strategy ddp -> sharded" in five[0].text and "ranks 2 -> 5" in five[0].text
+    assert "sends step 13 to rank 2 on node2, rank 3 on node3, rank 4 on node4" in five[4].text
+    assert len({trainer.files("checkpoint-step-20") for trainer in five}) == 1
+    assert curve(five[0]) == pytest.approx(curve(one), abs=1e-4)
+
+
+def test_a_checkpoint_from_before_there_were_strategies_goes_on(
+    reference: list[Trainer], corpus: Corpus, tmp_path: Path
+) -> None:
+    stop = at_step(9, send_self(signal.SIGTERM))
+    for trainer in start(tmp_path, corpus, 2, "--strategy ddp", {0: stop}):
+        assert trainer.end() in (0, 75), trainer.text
+    for node in ("node0", "node1"):
+        path = tmp_path / node / "run/checkpoints/interrupt-step-10"
+        state = json.loads((path / "state.json").read_text())
+        del state["config"]["wire"]
+        (path / "state.json").write_text(json.dumps(state))
+        manifest = json.loads((path / "manifest.json").read_text())
+        file = path / "state.json"
+        manifest["files"]["state.json"] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+        (path / "manifest.json").write_text(json.dumps(manifest))
+    ranks = complete(start(tmp_path, corpus, 2))
+    (changes,) = [line for line in ranks[0].text.splitlines() if "Cambios desde el paso 10" in line]
+    assert changes.endswith("Cambios desde el paso 10: strategy ddp -> sharded.")
+    assert curve(ranks[0]) == pytest.approx(curve(reference[0]), abs=1e-4)
+
+
+def test_a_frozen_rank_is_named_and_the_others_end_in_time(corpus: Corpus, tmp_path: Path) -> None:
+    freeze = at_step(12, send_self(signal.SIGSTOP))
+    ranks = start(tmp_path, corpus, 3, "--collective-timeout 600", faults={1: freeze})
+    try:
+        while "Step 10 |" not in ranks[0].text:
+            time.sleep(0.05)
+        began = time.monotonic()
+        for trainer in (ranks[0], ranks[2]):
+            assert trainer.end() == 75
+            assert "rank 1 on node1" in trainer.text.splitlines()[-1]
+        # 4 s for the exchange, 4 s for the verdict, on a machine that has nothing else to do
+        assert time.monotonic() - began < 45
+    finally:
+        ranks[1].process.kill()
+
+
 def test_a_rank_without_checkpoint_gets_it_from_another(
     reference: list[Trainer], corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -256,7 +319,8 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
         assert trainer.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
 
 
-def test_ranks_that_have_drifted_apart_stop(corpus: Corpus, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "sharded --wire bf16"])
+def test_ranks_that_have_drifted_apart_stop(strategy: str, corpus: Corpus, tmp_path: Path) -> None:
     def drift() -> None:
         original, calls = GPT.loss_sum, 0
 
@@ -269,7 +333,33 @@ def test_ranks_that_have_drifted_apart_stop(corpus: Corpus, tmp_path: Path) -> N
 
         GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
-    ranks = start(tmp_path, corpus, 3, faults={1: drift})
+    ranks = start(tmp_path, corpus, 3, f"--strategy {strategy}", faults={1: drift})
+    stop_after_five_steps(ranks)
+    assert ("Unlike machines need --strategy sharded." in ranks[0].text) == (strategy == "ddp")
+
+
+def test_a_bit_that_changes_after_the_owners_have_sent_their_weights_is_found(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    """Before that, the owners' weights come over it."""
+
+    def drift() -> None:
+        original, calls = Sharded.compare, 0
+
+        def compare(self: Sharded) -> list[int]:
+            nonlocal calls
+            calls += 1
+            if calls == 5:  # at the start, after steps 1, 5 (and before it is saved) and 10
+                self.complete()
+                self.parameters["wte.weight"].data.view(torch.int32)[3, 3] ^= 1
+            return original(self)
+
+        Sharded.compare = compare  # type: ignore[method-assign]
+
+    stop_after_five_steps(start(tmp_path, corpus, 3, faults={1: drift}))
+
+
+def stop_after_five_steps(ranks: list[Trainer]) -> None:
     assert [trainer.end() for trainer in ranks] == [65, 65, 65], ranks[0].text
     for trainer in ranks:
         assert "Sync=FAILED at step 10: the parameters of rank 1 on node1 differ" in trainer.text
@@ -313,6 +403,18 @@ def test_one_full_disk_does_not_stop_the_others(corpus: Corpus, tmp_path: Path) 
     ranks = start(tmp_path / "all", corpus, 2, faults={0: full_disk, 1: full_disk})
     assert [trainer.end() for trainer in ranks] == [65, 65]
     assert "No rank could write checkpoint-step-5" in ranks[0].status["message"]
+
+
+def test_a_rank_without_memory_for_a_checkpoint_leaves_it_to_the_others(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    def have_no_room() -> None:
+        checkpoint.has_room = lambda size: False
+
+    first, second = complete(start(tmp_path, corpus, 2, faults={1: have_no_room}))
+    assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
+    assert second.checkpoints() == []
+    assert "checkpoint-step-5 could not be written: Cannot allocate memory." in second.text
 
 
 def two_on_one_disk(

@@ -11,7 +11,6 @@ import pytest
 import torch
 from aura.corpus.corpus import Corpus
 from aura.model.gpt import GPT
-from aura.strategy.data_parallel import DataParallel
 from trainers import Fault, at_step, complete, curve, send_self, start
 
 
@@ -51,16 +50,19 @@ def infinite_gradient(step: int) -> Fault:
     """The loss is good: only the backward pass goes wrong, as on a GPU with bad memory."""
 
     def put_in() -> None:
-        original, calls = DataParallel.gradient_is_finite, 0
+        original, calls = GPT.loss_sum, 0
 
-        def gradient_is_finite(self: DataParallel) -> bool:
+        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
             nonlocal calls
-            calls += 1
-            if calls == step:
-                self.parameters[0].grad.view(-1)[3] = math.inf  # type: ignore[union-attr]
-            return original(self)
+            calls += self.training
+            if calls == step and self.training:
+                parameter = self.h[0].mlp.c_fc.bias
+                handle = parameter.register_hook(
+                    lambda gradient: (handle.remove(), gradient.index_fill(0, torch.tensor(3), math.inf))[1]
+                )
+            return original(self, *arguments)
 
-        DataParallel.gradient_is_finite = gradient_is_finite  # type: ignore[method-assign]
+        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
     return put_in
 

@@ -90,7 +90,15 @@ class TrainConfig:
         "accept a corpus smaller than one optimizer step, which then sees the same text more than once"
     )
     # How ranks agree
-    strategy: str = _setting("how ranks agree", choices=("ddp",))
+    strategy: str = _setting(
+        "how ranks agree; sharded: every element of the parameters has an owner that updates it for all, which suits "
+        "unlike machines too; ddp: every rank updates all of them",
+        choices=("sharded", "ddp"),
+    )
+    wire: str = _setting(
+        "sharded: number format in which fp32 gradients and updates go from rank to rank; bf16 halves the bytes",
+        choices=("fp32", "bf16"),
+    )
     collective_timeout: int = _setting("longest wait for another rank in one operation [seconds]", minimum=5)
     # The run
     seed: int = _setting("seed of the initial weights, of the data order and of dropout", minimum=0)
@@ -116,6 +124,10 @@ class TrainConfig:
             raise ConfigError(
                 f"optimizer=muon needs parameter_format=fp32 and moment_format=fp32, this is parameter_format="
                 f"{self.parameter_format} and moment_format={self.moment_format}: set both, or optimizer=adamw."
+            )
+        if self.wire == "bf16" and self.strategy != "sharded":
+            raise ConfigError(
+                f"wire=bf16 needs strategy=sharded, this is strategy={self.strategy}: set both, or wire=fp32."
             )
         if self.d_model % self.heads:
             raise ConfigError(f"d_model={self.d_model} cannot be divided among heads={self.heads}.")
@@ -149,6 +161,8 @@ class TrainConfig:
 
 
 SETTINGS = {setting.name: setting for setting in fields(TrainConfig) if setting.name != "preset"}
+# What a configuration on a disk means that is older than these settings.
+BEFORE = {"optimizer": "adamw", "wire": "fp32"}
 AUTO, MANUAL = "auto", "manual"
 MANUAL_NEEDS = ("layers", "heads", "d_model", "seq_len")
 # What the guides call a setting: what it is called here. Both are accepted wherever a person names a setting.
@@ -241,6 +255,7 @@ def _flags(name: str) -> list[str]:
 
 def from_values(values: Mapping[str, Any]) -> TrainConfig:
     """A configuration from all its settings, for example from config.json."""
+    values = BEFORE | dict(values)
     for name in values:
         if name not in SETTINGS and name != "preset":
             raise _unknown_setting(name)

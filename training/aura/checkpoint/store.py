@@ -42,18 +42,17 @@ from aura.checkpoint.manifest import (
     verify,
 )
 from aura.cluster.ranks import Ranks
-from aura.config import TrainConfig
+from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.durable import flush
 from aura.errors import ConfigError
-from aura.optim.adamw import Optimizer
 
 DAMAGED, SUPERSEDED = "damaged-", "superseded-"
 TEMPORARY = ".tmp-"
 # A checkpoint of a run with other values of these is another model or another order of the data.
 FIXED = (
     *("layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),
-    *("parameter_format", "optimizer", "moment_format", "seed", "strategy"),
+    *("parameter_format", "optimizer", "moment_format", "seed"),
 )
 
 State = dict[str, Any]
@@ -81,21 +80,38 @@ class Saver:
         self.error: Exception | None = None
         self.thread = threading.Thread()
 
-    def begin(self, name: str, model: nn.Module, optimizer: Optimizer, state: State) -> None:
-        """The one before must have been waited for."""
+    def begin(
+        self,
+        name: str,
+        model: nn.Module,
+        optimizer: dict[str, Tensor],
+        state: State,
+        optimizer_is_copy: bool = False,
+    ) -> None:
+        """The one before must have been waited for. optimizer: its whole state; when it is a copy, nobody else changes
+        it."""
         assert not self.thread.is_alive()
         began = time.perf_counter()
         self.name, self.error = name, None
-        tensors = parameters_of(model), optimizer.tensors()
-        size = sum(tensor.nbytes for part in tensors for tensor in part.values())
-        fits = size < 0.8 * psutil.virtual_memory().available
+        parameters = parameters_of(model)
+        to_copy = [*parameters.values(), *([] if optimizer_is_copy else optimizer.values())]
+        fits = has_room(sum(tensor.nbytes for tensor in to_copy))
         if fits:
-            tensors = _copies(tensors[0]), _copies(tensors[1])
-        self.thread = threading.Thread(target=self._write, args=(name, *tensors, state))
+            parameters = _copies(parameters)
+            optimizer = optimizer if optimizer_is_copy else _copies(optimizer)
+        self.thread = threading.Thread(target=self._write, args=(name, parameters, optimizer, state))
         self.thread.start()
         if not fits:
             self.thread.join()
         self.stall = time.perf_counter() - began
+
+    def fail(self, name: str, error: Exception) -> None:
+        """This checkpoint cannot even be begun."""
+        self.name, self.error = name, error
+
+    @property
+    def is_writing(self) -> bool:
+        return self.thread.is_alive()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Until the checkpoint is on the disk; False when it could not be written (`error` says why) or is not yet."""
@@ -113,6 +129,11 @@ class Saver:
         except Exception as error:  # whatever it is: without this, a save that failed would count as one
             self.error = error
         self.seconds = time.perf_counter() - began
+
+
+def has_room(size: int) -> bool:
+    """May so many bytes of memory be taken?"""
+    return size < 0.8 * psutil.virtual_memory().available
 
 
 def write(
@@ -195,15 +216,15 @@ def load_parameters(path: Path, model: nn.Module) -> None:
 def agree_and_load(
     directory: Path,
     model: nn.Module,
-    optimizer: Optimizer,
+    load_optimizer: Callable[[dict[str, Tensor]], None],
     ranks: Ranks,
     check: Callable[[State], None],
     report: Report,
 ) -> State | None:
     """Put all ranks on the newest valid checkpoint that any of them holds; its state, or None when there is none.
 
-    Ranks that lack it get it from the lowest rank that has it. `check` may refuse the state, before any parameter is
-    touched and alike on all ranks, by raising.
+    Ranks that lack it get it from the lowest rank that has it. `load_optimizer` takes what it needs of the optimizer's
+    whole state. `check` may refuse the state, before any parameter is touched and alike on all ranks, by raising.
     """
     found = newest_valid(directory, report)
     mine = [found.step, int(found.model_sha256[:15], 16)] if found else [-1, 0]
@@ -219,15 +240,19 @@ def agree_and_load(
         state_json = ranks.broadcast_bytes(state_json, source)
     state: State = json.loads(state_json)
     check(state)
+    optimizer: dict[str, Tensor] = {}
     if found and have:
         load_parameters(found.path, model)
-        _overwrite(optimizer.tensors(), load_file(found.path / OPTIMIZER))
+        load_optimizer(optimizer := load_file(found.path / OPTIMIZER))
     if lacking:
         if ranks.rank in (source, *lacking):
             report(f"{ranks.name([source])} sends step {best} to {ranks.name(lacking)}.")
         # All ranks take part in a broadcast, also those that have read the same from their disk.
-        for tensor in (*parameters_of(model).values(), *optimizer.tensors().values()):
+        for tensor in parameters_of(model).values():
             ranks.broadcast(tensor, source)
+        received = ranks.broadcast_tensors(optimizer, source, wanted=not have)
+        if not have:
+            load_optimizer(received)
     return state
 
 
@@ -248,7 +273,7 @@ def tidy(directory: Path, step: int) -> None:
 
 def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_size: int) -> list[str]:
     """Refuse a checkpoint of another model or other data; the other changes. Raises ConfigError."""
-    before, now = {"optimizer": "adamw", **state["config"]}, asdict(config)  # once there was no other
+    before, now = BEFORE | state["config"], asdict(config)
     way_out = "use another --run-dir for a new run."
     for name in FIXED:
         if before.get(name) != now[name]:

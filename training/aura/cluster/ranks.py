@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -58,6 +59,13 @@ class Ranks:
             dist.all_gather(rows, tensor)
             return [row.tolist() for row in rows]
 
+    def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
+        """That of every rank, by rank; all of the same size."""
+        tensors = [torch.empty_like(tensor, device=self.device) for _ in range(self.world_size)]
+        with collective():
+            dist.all_gather(tensors, tensor.to(self.device))
+        return tensors
+
     def odd_ones(self, value: int) -> list[int]:
         """The ranks whose value differs from that of the majority (of rank 0, when there is none)."""
         values = [row[0] for row in self.gather([value])]
@@ -77,3 +85,17 @@ class Ranks:
         if self.rank == source:
             buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         return bytes(self.broadcast(buffer, source).cpu().numpy())
+
+    def broadcast_tensors(self, tensors: dict[str, Tensor], source: int, wanted: bool) -> dict[str, Tensor]:
+        """Those of rank `source` by name, in the CPU's memory; nothing where they are not wanted."""
+        described = [(name, str(t.dtype).split(".")[1], list(t.shape)) for name, t in tensors.items()]
+        received = {}
+        for name, kind, shape in json.loads(self.broadcast_bytes(json.dumps(described).encode(), source)):
+            if self.rank == source:
+                tensor = tensors[name].to(self.device)
+            else:
+                tensor = torch.empty(shape, dtype=getattr(torch, kind), device=self.device)
+            self.broadcast(tensor, source)
+            if wanted:
+                received[name] = tensor.cpu()
+        return received

@@ -76,6 +76,11 @@ def parameter_bytes(config: TrainConfig) -> int:
     return stored_parameters(config) * BYTES[config.parameter_format]
 
 
+def wire_bytes(config: TrainConfig) -> int:
+    """All gradients, or all weights, in the number format in which ranks send them."""
+    return stored_parameters(config) * min(BYTES[config.parameter_format], BYTES[config.wire])
+
+
 def moment_bytes(config: TrainConfig) -> int:
     """Both moments of AdamW, and what belongs to them; one of Muon for the matrices of the blocks."""
     d, layers = config.d_model, config.layers
@@ -98,15 +103,23 @@ def checkpoint_bytes(config: TrainConfig) -> int:
     return parameter_bytes(config) + moment_bytes(config)
 
 
-def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool) -> Memory:
-    """Of a rank with that micro-batch [sequences]."""
-    moments = _moments(config, Sizes(config, micro_batch), on_gpu)
+def owners(config: TrainConfig, ranks: int) -> int:
+    """How many divide the optimizer's state and work between them."""
+    return ranks if config.strategy == "sharded" else 1
+
+
+def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool, ranks: int = 1) -> Memory:
+    """Of one of so many ranks, with that micro-batch [sequences]."""
+    parts = owners(config, ranks)
+    share = math.ceil(stored_parameters(config) / parts) if parts > 1 else 0  # elements that this rank owns
+    moments = _moments(config, Sizes(config, micro_batch), on_gpu, share)
     name = max(moments, key=lambda name: sum(moments[name]))
     weight_copies, activations, logits, workspace = moments[name]
     return Memory(
         parameters=parameter_bytes(config),
-        gradients=parameter_bytes(config),
-        moments=moment_bytes(config),
+        # An owner adds up the gradients of all ranks in fp32.
+        gradients=parameter_bytes(config) + 4 * share,
+        moments=math.ceil(moment_bytes(config) / parts),
         weight_copies=weight_copies,
         activations=activations,
         logits=logits,
@@ -142,8 +155,9 @@ class Sizes:
         self.copy_of_embedding = 2 * self.embedding if self.autocast else 0
 
 
-def _moments(config: TrainConfig, s: Sizes, on_gpu: bool) -> dict[str, tuple[int, int, int, int]]:
-    """The moments of a step that may need most: (weight copies, kept activations, logits, workspace)."""
+def _moments(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> dict[str, tuple[int, int, int, int]]:
+    """The moments of a step that may need most: (weight copies, kept activations, logits, workspace). share: elements
+    that the rank owns where there are several owners."""
     all_copies = config.layers * s.copy_of_block
     copies = s.copy_of_block if config.gradient_checkpointing else all_copies
     matrix = 4 * config.d_model**2  # elements of the largest of a block
@@ -181,8 +195,14 @@ def _moments(config: TrainConfig, s: Sizes, on_gpu: bool) -> dict[str, tuple[int
         ),
         # Both halves of the embedding's gradient
         "embedding": (0, 0, 0, s.parameter * (2 * s.embedding + s.unit)),
-        "optimizer": (0, 0, 0, _update_bytes(config, min(PIECE, max(s.embedding, matrix)), on_gpu)),
+        "optimizer": (0, 0, 0, max(0, _of_update(config, s, on_gpu, share))),
     }
+
+
+def _of_update(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> int:
+    """Where there are several owners, all gradients have left, and what an owner sends is a copy of its weights."""
+    temporary = _update_bytes(config, min(PIECE, max(s.embedding, 4 * config.d_model**2)), on_gpu)
+    return temporary + (s.parameter * share - parameter_bytes(config) if share else 0)
 
 
 def _update_bytes(config: TrainConfig, piece: int, on_gpu: bool) -> int:
@@ -196,9 +216,13 @@ def _update_bytes(config: TrainConfig, piece: int, on_gpu: bool) -> int:
 
 
 def settings_that_fit(
-    config: TrainConfig, available: float | Sequence[float], on_gpu: bool, keep: Collection[str] = ()
+    config: TrainConfig,
+    available: float | Sequence[float],
+    on_gpu: bool,
+    keep: Collection[str] = (),
+    ranks: int = 1,
 ) -> dict[str, Any] | None:
-    """Changes with which every rank needs at most `available` bytes, one number for all or one for each rank; None
+    """Changes with which every rank needs at most `available` bytes, one number for all `ranks` or one for each; None
     when none of them is enough.
 
     The least harmful first: what costs nothing, then time, then precision. The tokens per step stay the same, and the
@@ -223,17 +247,17 @@ def settings_that_fit(
         if not set(keep).isdisjoint(way):
             continue
         changes |= {name: value for name, value in way.items() if getattr(config, name) != value}
-        if _fits(replace(config, **changes), available, on_gpu):
+        if _fits(replace(config, **changes), available, on_gpu, ranks):
             return changes
     return None
 
 
-def _fits(config: TrainConfig, available: float | Sequence[float], on_gpu: bool) -> bool:
+def _fits(config: TrainConfig, available: float | Sequence[float], on_gpu: bool, ranks: int) -> bool:
     if not isinstance(available, Sequence):
-        return memory_of(config, largest_micro_batch(config), on_gpu).total <= available
+        return memory_of(config, largest_micro_batch(config), on_gpu, ranks).total <= available
     sizes = config.batch_sizes(len(available))
     pairs = zip(sizes, available, strict=True)
-    return all(memory_of(config, size, on_gpu).total <= room for size, room in pairs)
+    return all(memory_of(config, size, on_gpu, len(sizes)).total <= room for size, room in pairs)
 
 
 def largest_micro_batch(config: TrainConfig) -> int:

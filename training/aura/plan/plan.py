@@ -17,9 +17,10 @@ from aura.plan.memory import (
     Memory,
     checkpoint_bytes,
     memory_of,
-    parameter_bytes,
+    owners,
     parameter_count,
     settings_that_fit,
+    wire_bytes,
 )
 from aura.texts.console import text
 
@@ -152,13 +153,14 @@ def plan_for(
     devices = [gpu] * ranks if isinstance(gpu, Gpu) else list(gpu)
     sizes = config.batch_sizes(ranks)
     of_ranks = [
-        _Rank(config, *each, math.ceil(ranks / nodes), mfu) for each in zip(devices, sizes, strict=True)
+        _Rank(config, *each, ranks, math.ceil(ranks / nodes), mfu)
+        for each in zip(devices, sizes, strict=True)
     ]
     fullest = max(of_ranks, key=lambda rank: rank.memory.total / rank.room)
     # The others wait for the slowest; one whose speed is not known may be it.
     slowest = max(of_ranks, key=lambda rank: math.inf if rank.seconds is None else rank.seconds)
     compute = slowest.seconds
-    sent = 2 * (ranks - 1) * parameter_bytes(config) // ranks if nodes > 1 else 0
+    sent = 2 * (ranks - 1) * wire_bytes(config) // ranks if nodes > 1 else 0
     communication = sent / (GIGABIT * link_mbit / 1000)
     tokens_per_step = sum(sizes) * config.gradient_accumulation_steps * config.seq_len
     if hours is not None:
@@ -217,17 +219,23 @@ class _Rank:
     """What one rank needs and has: memory [bytes], and the time that it computes in one step [s]."""
 
     def __init__(
-        self, config: TrainConfig, device: Gpu, micro_batch: int, on_its_node: int, mfu: float | None
+        self,
+        config: TrainConfig,
+        device: Gpu,
+        micro_batch: int,
+        ranks: int,
+        on_its_node: int,
+        mfu: float | None,
     ) -> None:
         sharing = 1 if device.is_gpu else on_its_node  # the ranks of one node share its processor
         self.device, self.room = device, device.memory / sharing
-        self.memory = memory_of(config, micro_batch, device.is_gpu)
+        self.memory = memory_of(config, micro_batch, device.is_gpu, ranks)
         self.peak = device.peak.get(config.precision)
         self.utilisation, self.why = utilisation(config, device, mfu)
         self.seconds: float | None = None
         if self.peak:
             tokens = micro_batch * config.gradient_accumulation_steps * config.seq_len
-            work = tokens * flops_per_token(config) + update_flops(config)
+            work = tokens * flops_per_token(config) + update_flops(config) / owners(config, ranks)
             self.seconds = work * sharing / (self.peak * self.utilisation)
 
     def assumptions(self, config: TrainConfig) -> Iterator[str]:

@@ -272,15 +272,16 @@ def is_out_of_memory(error: Exception) -> bool:
 def out_of_memory(config: TrainConfig, place: Place, device: torch.device) -> str:
     """What to do about it: the least harmful changes with which the same step fits, by the plan's memory model."""
     size, on_gpu = config.batch_sizes(place.world_size)[place.rank], device.type == "cuda"
-    room, needed = gpu_of(device).memory, memory_of(config, largest_micro_batch(config), on_gpu).total
+    room, ranks = gpu_of(device).memory, place.world_size
+    needed = memory_of(config, largest_micro_batch(config), on_gpu, ranks).total
     what = f"Out of memory on rank {place.rank} on {place.node} with a micro-batch of {size} x {config.seq_len} tokens."
     # The model has just been too hopeful, or somebody else uses the memory: leave more of it.
-    changes = settings_that_fit(config, min(0.95 * room, 0.9 * needed), on_gpu)
+    changes = settings_that_fit(config, min(0.95 * room, 0.9 * needed), on_gpu, ranks=ranks)
     if not changes:
         return f"{what} Nothing that the plan knows makes it fit: take a smaller model (`aura plan --preset auto`)."
     smaller = replace(config, **changes)
     flags = " ".join(f"--{name.replace('_', '-')} {str(value).lower()}" for name, value in changes.items())
-    now = memory_of(smaller, largest_micro_batch(smaller), on_gpu).total
+    now = memory_of(smaller, largest_micro_batch(smaller), on_gpu, ranks).total
     # What a run has begun with, it keeps.
     where = " and another --run-dir" if any(name in store.FIXED for name in changes) else ""
     return f"{what} The same step needs {now / needed:.0%} of the memory with {flags}{where}"

@@ -41,10 +41,11 @@ class Comparison:
         self.strategy.complete()
         if odd := self.strategy.compare():
             self.run.status.set(sync="FAILED")
+            hint = " Unlike machines need --strategy sharded." if self.run.config.strategy == "ddp" else ""
             raise DataError(
                 f"Sync=FAILED at step {self.progress.step}: the parameters of {self.run.ranks.name(odd)} differ from "
                 "the others'. Stopped; nothing was saved. Check the memory of that node, and that all nodes run the "
-                "same release."
+                f"same release.{hint}"
             )
         return "OK"
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import time
 from dataclasses import asdict
 from typing import Any
 
+from aura.checkpoint import store
 from aura.errors import DataError
-from aura.optim.adamw import Optimizer
+from aura.plan.memory import moment_bytes
 from aura.run import directory
 from aura.run.board import Board
 from aura.run.observers import Comparison
@@ -36,15 +40,20 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
 class Saving:
     """A checkpoint every `save_every` steps, at the end, and when a rank is asked to stop."""
 
-    def __init__(self, trainer: Trainer, optimizer: Optimizer, comparison: Comparison, board: Board) -> None:
-        self.trainer, self.run, self.optimizer = trainer, trainer.run, optimizer
+    def __init__(self, trainer: Trainer, comparison: Comparison, board: Board) -> None:
+        self.trainer, self.run = trainer, trainer.run
         self.comparison, self.board = comparison, board
         self.under_way = ""  # the name of a checkpoint
+        self.began = 0.0  # when
+        # Seconds after that in which a rank may still be writing it: a guess until the first one has been written.
+        self.writing = 60.0
 
     def begin(self) -> None:
         pass
 
     def after(self, step: Step) -> None:
+        if self._may_be_written():
+            self.trainer.strategy.expect_delay()
         if step.stopping and not step.is_last:
             self._save("interrupt", wait=True)
         elif step.number % self.run.config.save_every == 0 or step.is_last:
@@ -55,17 +64,30 @@ class Saving:
         self._finish()
 
     def _save(self, kind: str, wait: bool) -> None:
-        run = self.run
+        run, strategy = self.run, self.trainer.strategy
         self._finish()
         run.status.set(state="saving")
         self.under_way = f"{kind}-step-{self.trainer.progress.step}"
-        self.trainer.strategy.complete()
-        self.trainer.strategy.expect_delay()
-        if run.saves:
-            run.saver.begin(self.under_way, self.trainer.model, self.optimizer, state_of(self.trainer))
+        strategy.complete()
+        strategy.expect_delay()
+        self.began = time.monotonic()
+        has_room = store.has_room(moment_bytes(run.config))
+        optimizer, is_copy = strategy.whole_state(wanted=run.saves and has_room)
+        putting_together = time.monotonic() - self.began
+        if run.saves and is_copy and not has_room:
+            run.saver.fail(self.under_way, OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+        elif run.saves:
+            state = state_of(self.trainer)
+            run.saver.begin(self.under_way, self.trainer.model, optimizer, state, is_copy)
+            run.saver.stall += putting_together
         if wait:
             self._finish()
         run.status.set(state="training")
+
+    def _may_be_written(self) -> bool:
+        """A disk that is busy with a checkpoint keeps whatever else its rank writes waiting, and so all ranks."""
+        ends = self.began + self.writing
+        return bool(self.under_way) and (self.run.saver.is_writing or time.monotonic() < ends)
 
     def _finish(self) -> None:
         """Wait for the save that is under way. One node without space does not end a run that others have saved."""
@@ -78,7 +100,9 @@ class Saving:
                 f"{run.checkpoints / name} could not be written: {directory.reason_of(saver.error)}. "
                 "Older checkpoints are untouched."
             )
-        if run.ranks.total([float(saved)])[0] == 0:
+        saves, seconds = run.ranks.total([float(saved), saver.seconds])
+        self.writing = 2 * seconds  # of all ranks together, so more than that of the slowest
+        if saves == 0:
             raise DataError(f"No rank could write {name}: stopped. Make space and start again.")
         if saved and run.leads:
             run.say(console.saved(name, saver.stall, saver.seconds))

@@ -13,7 +13,6 @@ from aura.corpus.corpus import Corpus
 from aura.corpus.windows import Windows
 from aura.errors import ConfigError, DataError
 from aura.model.gpt import GPT
-from aura.optim.adamw import Optimizer
 from aura.optim.loss_scale import LossScale
 from aura.optim.muon import check_devices, optimizer_of
 from aura.optim.schedule import warmup_steps
@@ -27,7 +26,10 @@ from aura.run.run import Run
 from aura.run.runlog import LOG, RunLog
 from aura.run.saving import Completion, Saving
 from aura.run.trainer import Trainer
+from aura.strategy.alone import Alone
 from aura.strategy.ddp import Ddp
+from aura.strategy.interface import Strategy
+from aura.strategy.sharded import Sharded
 from aura.texts import console
 
 
@@ -35,16 +37,13 @@ def trainer_of(run: Run, resume_from: Path | None = None) -> Trainer:
     """What trains: on the newest checkpoint that any rank holds, or on `resume_from`, or from the beginning. Every rank
     has to ask at the same time. Raises ConfigError and DataError, on all ranks alike."""
     check_ranks_mean_the_same(run.ranks, run.config, run.corpus)
-    if run.config.optimizer == "muon":
-        check_devices(run.ranks, run.device)
     model = GPT(run.config, run.device)
-    optimizer = optimizer_of(model, run.config)
-    strategy = Ddp(model, optimizer, run.ranks, run.config.clip)
+    strategy = strategy_of(run, model)
     loss_scale = loss_scale_of(run.config, run.place.world_size)
     windows = Windows(run.corpus, "train", run.config.seq_len)
     batches = Batches(windows, run.config, run.place.rank, run.place.world_size, run.device)
     say_what_is_trained(run, model, batches)
-    state = newest_state(run, model, optimizer, resume_from)
+    state = newest_state(run, model, strategy, resume_from)
     progress = Progress(**state["progress"]) if state else Progress()
     run = replace(run, config=with_steps(run.config, progress, len(windows), batches.per_step))
     run.status.set(max_steps=run.config.steps)
@@ -56,7 +55,7 @@ def trainer_of(run: Run, resume_from: Path | None = None) -> Trainer:
     if run.saves:
         take_directory(run, model, progress)
     trainer = Trainer(run, model, batches, strategy, loss_scale, progress)
-    trainer.observers = observers_of(trainer, optimizer, resumed_step=progress.step if state else None)
+    trainer.observers = observers_of(trainer, resumed_step=progress.step if state else None)
     return trainer
 
 
@@ -68,6 +67,18 @@ def check_ranks_mean_the_same(ranks: Ranks, config: TrainConfig, corpus: Corpus)
         )
     if odd := ranks.odd_ones(int(corpus.fingerprint[:15], 16)):
         raise DataError(f"The corpus of {ranks.name(odd)} differs from the others': copy one to every node.")
+
+
+def strategy_of(run: Run, model: GPT) -> Strategy:
+    """Raises the same error on all ranks."""
+    config, ranks = run.config, run.ranks
+    if ranks.world_size == 1:
+        return Alone(model, config)
+    if config.strategy == "sharded":
+        return Sharded(model, ranks, config)
+    if config.optimizer == "muon":
+        check_devices(ranks, run.device)
+    return Ddp(model, optimizer_of(model, config), ranks, config.clip)
 
 
 def loss_scale_of(config: TrainConfig, world_size: int) -> LossScale:
@@ -88,7 +99,7 @@ def say_what_is_trained(run: Run, model: GPT, batches: Batches) -> None:
             run.say(console.long_warmup(warmup, config.steps))
 
 
-def newest_state(run: Run, model: GPT, optimizer: Optimizer, resume_from: Path | None) -> store.State | None:
+def newest_state(run: Run, model: GPT, strategy: Strategy, resume_from: Path | None) -> store.State | None:
     """Put all ranks on one checkpoint; its state, or None where the run begins."""
 
     def check(state: store.State) -> None:
@@ -100,7 +111,7 @@ def newest_state(run: Run, model: GPT, optimizer: Optimizer, resume_from: Path |
         if run.saves:
             store.supersede(run.checkpoints, manifest.step_of(resume_from))
         run.ranks.total([0.0])  # nobody looks at a disk before its newer checkpoints are out of the way
-    return store.agree_and_load(run.checkpoints, model, optimizer, run.ranks, check, run.say)
+    return store.agree_and_load(run.checkpoints, model, strategy.load, run.ranks, check, run.say)
 
 
 def with_steps(config: TrainConfig, progress: Progress, windows: int, per_step: int) -> TrainConfig:
@@ -127,7 +138,7 @@ def take_directory(run: Run, model: GPT, progress: Progress) -> None:
         directory.describe(run.directory, run.config, run.corpus, model.parameter_count())
 
 
-def observers_of(trainer: Trainer, optimizer: Optimizer, resumed_step: int | None) -> list[Observer]:
+def observers_of(trainer: Trainer, resumed_step: int | None) -> list[Observer]:
     """In the order in which they are told: what one finds out, those behind it write down."""
     run, strategy, progress = trainer.run, trainer.strategy, trainer.progress
     board = Board(run.log_dir, run.place.rank, progress.step, run.say)
@@ -141,6 +152,6 @@ def observers_of(trainer: Trainer, optimizer: Optimizer, resumed_step: int | Non
         Curves(run, board, progress),
         Log(log, progress),
         Epochs(run, trainer.batches, board, progress),
-        Saving(trainer, optimizer, comparison, board),
+        Saving(trainer, comparison, board),
         Completion(trainer, comparison, pace),
     ]

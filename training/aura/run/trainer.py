@@ -61,6 +61,7 @@ class Trainer:
             stopping = outcome.stopping
         for observer in self.observers:
             observer.end()
+        self.strategy.close()
         return self.progress.step >= self.config.steps
 
     def forward_and_backward(self) -> Tensor:

@@ -78,6 +78,9 @@ class Alone:
     def state(self) -> dict[str, Tensor]:
         return self.optimizer.tensors()
 
+    def whole_state(self, wanted: bool) -> tuple[dict[str, Tensor], bool]:
+        return self.state(), False
+
     def load(self, *parts: dict[str, Tensor]) -> None:
         wanted = {}
         for text, tensor in self.optimizer.tensors().items():

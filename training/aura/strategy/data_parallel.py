@@ -18,15 +18,14 @@ BUCKET_BYTES = 25 * 1024 * 1024  # as torch's DDP: large enough for the bandwidt
 
 class DataParallel:
     """All gradients are views into a few flat buffers, in the order of the parameters, so the wire sees few large
-    operations, and the order of summation never changes. A rank that is alone needs no buffers (`in_buckets`): its
-    gradients stay where the backward pass makes them, which saves adding them to zeros.
+    operations, and the order of summation never changes.
     """
 
-    def __init__(self, model: nn.Module, ranks: Ranks, in_buckets: bool = True) -> None:
+    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         self.ranks = ranks
         self.parameters = list(model.parameters())
         self.buckets: list[Tensor] = []
-        for group in _buckets(self.parameters) if in_buckets else []:
+        for group in _buckets(self.parameters):
             sizes = [parameter.numel() for parameter in group]
             flat = torch.zeros(sum(sizes), dtype=group[0].dtype, device=group[0].device)
             self.buckets.append(flat)
@@ -42,26 +41,17 @@ class DataParallel:
     def zero_gradients(self) -> None:
         for bucket in self.buckets:
             bucket.zero_()
-        if not self.buckets:
-            for parameter in self.parameters:
-                parameter.grad = None
 
     def reduce_gradients(self) -> None:
-        if self.buckets:
-            places = [p.grad.data_ptr() for p in self.parameters if p.grad is not None]
-            assert places == self._places, "a gradient has left its bucket"
+        places = [p.grad.data_ptr() for p in self.parameters if p.grad is not None]
+        assert places == self._places, "a gradient has left its bucket"
         if self.ranks.world_size > 1:
             with collective():
                 for work in [dist.all_reduce(bucket, async_op=True) for bucket in self.buckets]:
                     work.wait()
 
     def gradient_is_finite(self) -> bool:
-        """A sum is finite when its terms are, unless they are about as large as fp32 can hold.
-
-        A rank that is alone is not asked: its norm says it.
-        """
-        if not self.buckets:
-            return True
+        """A sum is finite when its terms are, unless they are about as large as fp32 can hold."""
         return bool(
             torch.isfinite(torch.stack([bucket.sum(dtype=torch.float32) for bucket in self.buckets]).sum())
         )
@@ -72,18 +62,15 @@ class DataParallel:
         Different GPUs add in different order, and clipping by two different norms would part the ranks for ever.
         """
         norms = torch.stack(
-            [torch.linalg.vector_norm(part, dtype=torch.float32) for part in self._gradients()]
+            [torch.linalg.vector_norm(bucket, dtype=torch.float32) for bucket in self.buckets]
         )
         norm = torch.linalg.vector_norm(norms).to(self.ranks.device)
         with collective():  # NCCL reports a failed operation when its result is read
             return self.ranks.broadcast(norm, source=0).item()
 
     def scale_gradients(self, factor: float) -> None:
-        for part in self._gradients():
-            part.mul_(factor)
-
-    def _gradients(self) -> list[Tensor]:
-        return self.buckets or [p.grad for p in self.parameters if p.grad is not None]
+        for bucket in self.buckets:
+            bucket.mul_(factor)
 
 
 def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

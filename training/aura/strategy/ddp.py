@@ -1,4 +1,7 @@
-"""The strategy `ddp`: exact synchronous data parallelism. Every rank applies the same gradient in every step."""
+"""The strategy `ddp`: exact synchronous data parallelism. Every rank applies the same gradient in every step.
+
+All have to round alike: on unlike machines parameters part.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ class Ddp:
     def __init__(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks, clip: float) -> None:
         """`clip`: the largest L2 norm of the mean gradient."""
         self.model, self.optimizer, self.ranks, self.clip = model, optimizer, ranks, clip
-        self.gradients = DataParallel(model, ranks, in_buckets=ranks.world_size > 1)
+        self.gradients = DataParallel(model, ranks)
 
     def start(self) -> None:
         self.gradients.start()
@@ -43,8 +46,6 @@ class Ddp:
             # From the sum to the mean over all tokens, and clipped, in one pass over the gradients
             self.gradients.scale_gradients(clip_factor(norm, self.clip, tokens))
             self.optimizer.step(lr)
-        elif self.ranks.world_size == 1 and not bad_loss:
-            bad_gradient = [0]
         return Outcome(
             loss_sum=loss_sum,
             tokens=tokens,
@@ -85,6 +86,9 @@ class Ddp:
 
     def state(self) -> dict[str, Tensor]:
         return self.optimizer.tensors()
+
+    def whole_state(self, wanted: bool) -> tuple[dict[str, Tensor], bool]:
+        return self.state(), False
 
     def load(self, *parts: dict[str, Tensor]) -> None:
         for name, tensor in self.optimizer.tensors().items():

@@ -69,6 +69,10 @@ class Strategy(Protocol):
     def state(self) -> dict[str, Tensor]:
         """This rank's part of the optimizer's state; see state.py for the names."""
 
+    def whole_state(self, wanted: bool) -> tuple[dict[str, Tensor], bool]:
+        """The optimizer's state of all ranks together, in the names and shapes of a rank that is alone; and whether it
+        is a copy, which no step changes. All ranks have to ask at the same time; who does not want it gets nothing."""
+
     def load(self, *parts: dict[str, Tensor]) -> None:
         """`state` of other ranks, also of other numbers of ranks, that together have all that this rank needs."""
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,8 +27,10 @@ from aura.cluster.ranks import Ranks, collective
 from aura.config import TrainConfig
 from aura.optim.muon import optimizer_of
 from aura.strategy.checksum import checksum
+from aura.strategy.gather import Outline, shapes_of, whole_state
 from aura.strategy.interface import Outcome, Told, clip_factor, outcome_of
 from aura.strategy.pieces import Round, Segment, owners, rounds
+from aura.strategy.shard import Shard
 from aura.strategy.state import as_saved, key, put_together
 from aura.strategy.wire import Exchange, Patience, Wire
 
@@ -38,73 +39,24 @@ ROUND_BYTES = 4 * 2**20
 FEWEST_ROUNDS = 4  # a small model's gradients leave while it computes, too
 
 
-class Shard(nn.Module):
-    """The owned elements, as if they were the parameters of a model: an optimizer sees no difference.
-
-    Whole matrices have two dimensions; so do parts of matrices and embeddings (one row), which say to the optimizer
-    that they decay. The gradients are parts of one flat fp32 tensor, in the order of the owner's stream.
-    """
-
-    def __init__(
-        self, parameters: dict[str, nn.Parameter], segments: list[Segment], matrices: set[str]
-    ) -> None:
-        super().__init__()
-        self.segments: dict[str, Segment] = {}
-        self.views: dict[str, nn.Parameter] = {}
-        first = next(iter(parameters.values()))
-        self.format = first.dtype
-        self.gradient = torch.zeros(sum(map(len, segments)), device=first.device)
-        place = 0
-        for segment in segments:
-            parameter = parameters[segment.name]
-            columns = parameter.shape[-1] if segment.name in matrices else len(segment)
-            shape = (-1, columns) if parameter.dim() > 1 else (-1,)
-            part = parameter.data.view(-1)[segment.start : segment.stop].view(shape)
-            view = nn.Parameter(part, requires_grad=False)
-            view.grad_dtype = torch.float32  # also of bf16 parameters
-            view.grad = self.gradient[place : place + len(segment)].view(shape)
-            name = f"{segment.name}[{segment.start}:{segment.stop}]"
-            self.segments[name], self.views[name] = segment, view
-            place += len(segment)
-
-    def values(self) -> Tensor:
-        """A copy of the elements, flat, in the order of the stream."""
-        nothing = self.gradient.new_empty(0, dtype=self.format)  # torch.cat wants something
-        return torch.cat([nothing, *(view.view(-1) for view in self.views.values())])
-
-    def overwrite(self, values: Tensor) -> None:
-        parts = torch.split(values, [len(segment) for segment in self.segments.values()])
-        for view, part in zip(self.views.values(), parts, strict=True):
-            view.copy_(part.view_as(view))
-
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        yield from self.views.items()
-
-
 class Sharded:
-    def __init__(
-        self,
-        model: nn.Module,
-        ranks: Ranks,
-        config: TrainConfig,
-        wire_format: torch.dtype = torch.float32,
-    ) -> None:
-        """wire_format: fp32, or bf16 for gradients and, where the parameters are in fp32, what is added to them. All
-        ranks have to call this together."""
-        self.model, self.ranks, self.clip = model, ranks, config.clip
+    def __init__(self, model: nn.Module, ranks: Ranks, config: TrainConfig) -> None:
+        """All ranks have to call this together."""
+        self.model, self.ranks, self.config = model, ranks, config
         self.parameters = dict(model.named_parameters())
         self.flat = {name: parameter.data.view(-1) for name, parameter in self.parameters.items()}
         first = next(iter(self.flat.values()))
         self.device = first.device
         # Gradients have the format of the parameters: a wider one on the wire would say nothing more.
-        self.wire_format = min(wire_format, first.dtype, key=lambda format_: torch.finfo(format_).bits)
+        asked_for = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.wire]
+        self.wire_format = min(asked_for, first.dtype, key=lambda format_: torch.finfo(format_).bits)
         # In bf16, weights would lose the small changes; the changes themselves only lose their last bits.
         self.changes_only = torch.finfo(self.wire_format).bits < torch.finfo(first.dtype).bits
         matrices = whole_matrices(model) if config.optimizer == "muon" else {}
         shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
-        owned = owners(shapes, matrices, ranks.world_size)
-        self.rounds = rounds(owned, _round_count(owned))
-        self.shard = Shard(self.parameters, owned[ranks.rank], set(matrices))
+        self.owned = owners(shapes, matrices, ranks.world_size)
+        self.rounds = rounds(self.owned, _round_count(self.owned))
+        self.shard = Shard(self.parameters, self.owned[ranks.rank], set(matrices))
         self.optimizer = optimizer_of(self.shard, config)
         # Of this rank's owned gradient: the sum of squares, and which ranks' parts are not finite
         self.squares = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -164,10 +116,10 @@ class Sharded:
         squares = self.squares.item() / told.loss_scale**2
         row = [loss_sum, float(told.tokens), float(told.stop), squares, *map(float, self.bad.tolist())]
         outcome = outcome_of(self._from_all(row))
-        self.wire.patience.delayed = False
+        self.wire.patience.step_is_done()
         if outcome.left_out:
             return outcome
-        factor = clip_factor(outcome.gradient_norm, self.clip, outcome.tokens)
+        factor = clip_factor(outcome.gradient_norm, self.config.clip, outcome.tokens)
         self.shard.gradient.mul_(factor / told.loss_scale)
         before = self.shard.values() if self.changes_only else None
         if self.shard.views:
@@ -194,6 +146,11 @@ class Sharded:
 
     def state(self) -> dict[str, Tensor]:
         return {name: as_saved(tensor, kind) for name, (_, kind, tensor) in self._named_state().items()}
+
+    def whole_state(self, wanted: bool) -> tuple[dict[str, Tensor], bool]:
+        outlined = optimizer_of(Outline(self.parameters), self.config).tensors()
+        shapes = shapes_of(self.parameters, outlined)
+        return whole_state(self.ranks, self.owned, self.state(), shapes, wanted), True
 
     def load(self, *parts: dict[str, Tensor]) -> None:
         put_together(self._named_state(), parts)

@@ -5,20 +5,8 @@ of the flattened parameter, in their order. Without brackets it is the whole par
 `.scales` (2, blocks) belong to blocks of 256 elements, `.step` to the whole parameter. Nothing else is needed to put
 parts together: not who owned them, nor how many ranks there were.
 
-Checkpoints. What is replicated (parameters, state.json) every node writes, and its own shard beside it:
-
-    checkpoint-step-200/
-        model.safetensors               as now
-        optimizer-1-of-5.safetensors    the shard of rank 1, in the names above
-        optimizer-2-of-5.safetensors    those of its two neighbours, which send them after the step, in the
-        optimizer-3-of-5.safetensors    background: so any two nodes may be lost and the rest holds everything
-        state.json, manifest.json       as now; the manifest also has the attempt, and the SHA-256 of all shards
-
-A checkpoint is complete when the ranks that have come hold all of its shards between them. The newest complete one of
-the last sealed attempt is taken; empty disks do not vote. A rank that lacks what it now owns gets it from the lowest
-rank that has it: shards are cut again for the ranks that have come, so only the elements that change their owner and
-lie on no disk of the new one are sent. A run of one rank writes one file with whole parameters, as now.
-Sending to the neighbours and choosing the checkpoint are not here; `owned_part` is what both need.
+A checkpoint holds the whole state by whole parameters, whoever has owned what: gather.py puts it together, and a rank
+takes what it owns out of it. So any one disk is enough, and any number of ranks can go on, with any strategy.
 """
 
 from __future__ import annotations
@@ -54,7 +42,7 @@ def put_together(
             segment, kind = _read(text, tensor)
             found.setdefault((segment.name, kind), []).append((segment, tensor))
     for text, (segment, kind, target) in wanted.items():
-        unit, sources = _unit(kind), found.get((segment.name, kind), [])
+        unit, sources = unit_of(kind), found.get((segment.name, kind), [])
         covered = _fill(segment, target, sources, unit)
         if covered is not None:
             raise DataError(
@@ -72,7 +60,7 @@ def _read(text: str, tensor: Tensor) -> tuple[Segment, str]:
     return Segment(match["name"], int(start or 0), int(stop) if stop else length), match["kind"]
 
 
-def _unit(kind: str) -> int:
+def unit_of(kind: str) -> int:
     """Elements of the parameter for one of the tensor; 0: it belongs to all of them."""
     return {"scales": BLOCK, "step": 0}.get(kind, 1)
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from aura.cluster.ranks import CollectiveFailed, collective
 
 UNDER_WAY = 2
-SHORTEST = 4.0  # seconds; a TCP retransmission or two on a bad cable are no reason to give up
+# Seconds. A node that stalls for less is not worth an attempt: a bad cable, a disk that is busy, two cores for five ranks.
+SHORTEST = 8.0
 DEVIATIONS = 10  # median absolute deviations above the median
 REMEMBERED, ENOUGH = 64, 8  # waits of one kind that are kept, and that say something
 
@@ -61,16 +62,25 @@ class Exchange:
 
 class Patience:
     """How long to wait for the others: the median of the last waits of that kind and DEVIATIONS times their median
-    absolute deviation, at least SHORTEST; `longest` [seconds] while too few are known."""
+    absolute deviation, at least SHORTEST, and at least as long as a step usually takes: another program may make
+    a rank half as fast. `longest` [seconds] while too few are known."""
 
     def __init__(self, longest: float) -> None:
         self.longest = longest
         self.delayed = True  # the first step compiles, allocates, opens connections
         self.waits: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self.steps: deque[float] = deque(maxlen=REMEMBERED)  # seconds of the last ones
+        self.last_step: float | None = None  # when it ended
 
     def add(self, kind: str, seconds: float) -> None:
         if not self.delayed:
             self.waits[kind].append(seconds)
+
+    def step_is_done(self) -> None:
+        now = time.perf_counter()
+        if self.last_step is not None and not self.delayed:
+            self.steps.append(now - self.last_step)
+        self.last_step, self.delayed = now, False
 
     def seconds(self, kind: str) -> float:
         waits = self.waits[kind]
@@ -78,7 +88,8 @@ class Patience:
             return self.longest
         median = statistics.median(waits)
         deviation = statistics.median(abs(wait - median) for wait in waits)
-        return min(self.longest, max(SHORTEST, median + DEVIATIONS * deviation))
+        step = statistics.median(self.steps) if self.steps else 0.0
+        return min(self.longest, max(SHORTEST, step, median + DEVIATIONS * deviation))
 
 
 class Wire:

@@ -1,0 +1,123 @@
+"""The state of an optimizer whose elements many ranks own, put together on the ranks that want all of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aura.cluster.ranks import Ranks
+from aura.strategy.pieces import Segment
+from aura.strategy.state import key, unit_of
+
+CHUNK = 4 * 2**20  # bytes of every rank that are on their way at once
+
+
+class Outline(nn.Module):
+    """Of every parameter one element. An optimizer of it says what its state consists of; torch's device `meta` would
+    say it too, but to import that takes half a second."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.outlines = {
+            name: nn.Parameter(torch.zeros([1] * p.dim(), dtype=p.dtype), requires_grad=False)
+            for name, p in parameters.items()
+        }
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.outlines.items()
+
+
+def shapes_of(
+    parameters: Mapping[str, Tensor], outlined: Mapping[str, Tensor]
+) -> dict[str, tuple[list[int], torch.dtype]]:
+    """Shapes and number formats of the whole state. outlined: the state of an optimizer of the Outline."""
+    shapes = {}
+    for text, tensor in outlined.items():
+        name, _, kind = text.rpartition(".")
+        parameter, unit = parameters[name], unit_of(kind)
+        if not unit:
+            shape: list[int] = []
+        elif unit == 1:
+            shape = list(parameter.shape)
+        else:
+            shape = [len(tensor), ceil(parameter.numel() / unit)]
+        shapes[text] = shape, tensor.dtype
+    return shapes
+
+
+def whole_state(
+    ranks: Ranks,
+    owned: Sequence[Sequence[Segment]],
+    part: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[list[int], torch.dtype]],
+    wanted: bool,
+) -> dict[str, Tensor]:
+    """The state by whole parameters, in the CPU's memory; nothing where it is not wanted. All ranks have to call this.
+
+    owned: the segments of every rank. part: what this rank has of the state, by `key`. shapes: see `shapes_of`. Every
+    rank sends its part to all, a chunk at a time: what a rank needs beside the result is a copy of its part and a few
+    chunks.
+    """
+    kinds: dict[str, list[str]] = {}
+    for name in shapes:
+        parameter, _, kind = name.rpartition(".")
+        kinds.setdefault(parameter, []).append(kind)
+    mine = _bytes_of(part, owned[ranks.rank], kinds)
+    regions = [list(_regions(segments, kinds, shapes)) for segments in owned]
+    lengths = [sum(last - first for _, first, last in of_rank) for of_rank in regions]
+    result = {name: torch.empty(shape, dtype=kind) for name, (shape, kind) in shapes.items() if wanted}
+    flat = {name: tensor.view(-1).view(torch.uint8) for name, tensor in result.items()}
+    targets = [
+        deque(flat[name][first:last] for name, first, last in of_rank if wanted) for of_rank in regions
+    ]
+    for start in range(0, max(lengths), CHUNK):
+        chunk = torch.zeros(min(CHUNK, max(lengths) - start), dtype=torch.uint8)
+        sent = mine[start : start + CHUNK]
+        chunk[: len(sent)] = sent
+        for target, length, received in zip(targets, lengths, ranks.gather_tensors(chunk), strict=True):
+            if wanted:
+                _pour(received[: max(0, length - start)].cpu(), target)
+    return result
+
+
+def _bytes_of(part: Mapping[str, Tensor], segments: Sequence[Segment], kinds: dict[str, list[str]]) -> Tensor:
+    """In the order of `_regions`."""
+    nothing = torch.empty(0, dtype=torch.uint8)  # torch.cat wants something
+    tensors = [part[key(segment, kind)] for segment in segments for kind in kinds[segment.name]]
+    return torch.cat([nothing, *(t.detach().cpu().reshape(-1).view(torch.uint8) for t in tensors)])
+
+
+def _regions(
+    segments: Sequence[Segment],
+    kinds: Mapping[str, list[str]],
+    shapes: Mapping[str, tuple[list[int], torch.dtype]],
+) -> Iterator[tuple[str, int, int]]:
+    """Where the state of these segments belongs, in their order: the name of a whole tensor, and the bytes of it from
+    the first to before the last."""
+    for segment in segments:
+        for kind in kinds[segment.name]:
+            name, unit = f"{segment.name}.{kind}", unit_of(kind)
+            shape, size = shapes[name][0], shapes[name][1].itemsize
+            if not unit:
+                yield name, 0, size
+                continue
+            rows, columns = (shape[0], shape[1]) if unit > 1 else (1, 0)
+            for row in range(rows):
+                first, last = segment.start // unit, ceil(segment.stop / unit)
+                yield name, (row * columns + first) * size, (row * columns + last) * size
+
+
+def _pour(received: Tensor, targets: deque[Tensor]) -> None:
+    """Into the targets, one after the other; what is filled leaves."""
+    while len(received):
+        target = targets.popleft()
+        count = min(len(target), len(received))
+        target[:count] = received[:count]
+        received = received[count:]
+        if count < len(target):
+            targets.appendleft(target[count:])
