@@ -49,7 +49,7 @@ class VarsModule(BaseVarsPlugin):
                     name: value for name, value in shared(loader, entity.name).items() if name not in own
                 }
             else:
-                # Where a task is delegated, inventory_hostname is not the host that we log in to; a host's own variable is.
+                # Where a task is delegated, inventory_hostname is not the host that we log in to; this is.
                 found["cluster_host_name"] = entity.name
         return found
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from aura.cluster.ranks import CollectiveFailed, collective
 
 UNDER_WAY = 2
-# Seconds. A node that stalls for less is not worth an attempt: a bad cable, a disk that is busy, two cores for five ranks.
+# Seconds. Who stalls for less is not worth an attempt: a bad cable, a busy disk, two cores for five ranks.
 SHORTEST = 8.0
 DEVIATIONS = 10  # median absolute deviations above the median
 REMEMBERED, ENOUGH = 64, 8  # waits of one kind that are kept, and that say something
