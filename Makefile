@@ -90,7 +90,7 @@ roles: $(DEV) ## test each role on a fresh virtual node (one only: make roles RO
 
 .PHONY: e2e
 e2e: $(DEV) $(TRAINER) ## test the whole cluster on five virtual nodes
-	@pytest tests/e2e -m "not more"
+	@pytest tests/e2e -m "not more" --durations=12
 
 .PHONY: test-vm
 test-vm: $(DEV) ## test on virtual machines what needs a kernel of its own: network cards, power cuts, the clock
