@@ -8,6 +8,7 @@ from lab_cluster import NODES, ROOT, RUNS, Cluster
 NANO = ("-e", "preset=gpt2-nano")
 
 
+@pytest.mark.more
 def test_stopped_in_the_middle_and_launched_again_gives_the_same_parameters(cluster: Cluster) -> None:
     settings = (*NANO, "-e", "steps=80", "-e", "save_every=1000")
     cluster.ansible("launch.yml", *settings, "-e", "run=straight", "-e", "wait=true")
