@@ -32,10 +32,9 @@ class ControllerNode:
         send(["tar", "-C", str(ROOT), "-c", "inventory/lab/state"], "tar -x -C aura")
         wheelhouses = [path.name for path in cache.glob("wheelhouse-*") if "." not in path.name]
         send(["tar", "-C", str(cache), "-c", *wheelhouses], "tar -x -C .cache/aura")
-        # As root: a bare node's sudo asks for a password, and it has no package lists yet.
-        self.run(
-            "apt-get -qq update && apt-get -qq install -y make python3-venv rsync sshpass >/dev/null", AS_ROOT
-        )
+        # As root: a bare node's sudo asks for a password. It has no package lists yet, and apt is busy after a boot.
+        apt = "apt-get -qq -o DPkg::Lock::Timeout=300"
+        self.run(f"{apt} update && {apt} install -y make python3-venv rsync sshpass >/dev/null", AS_ROOT)
         self.run("cd aura && make controller")
 
     def run(self, script: str, words: list[str | Path] = INSIDE) -> str:
