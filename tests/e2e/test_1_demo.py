@@ -8,6 +8,7 @@ import re
 import socket
 import urllib.request
 
+import pytest
 from lab_cluster import NODES, Cluster
 
 TENSORBOARD = ("198.18.50.20", 6006)
@@ -77,6 +78,7 @@ def test_connectivity_is_green_and_machine_readable(cluster: Cluster, tmp_path) 
     assert {check["status"] for check in checks} <= {"ok", "warning"}
 
 
+@pytest.mark.more
 def test_connectivity_names_the_node_whose_cable_is_out_and_the_slow_one(cluster: Cluster, tmp_path) -> None:
     found = tmp_path / "connectivity.json"
     cluster.lab("cut", "node3")
