@@ -10,7 +10,7 @@ NANO = ("-e", "preset=gpt2-nano")
 
 @pytest.mark.more
 def test_stopped_in_the_middle_and_launched_again_gives_the_same_parameters(cluster: Cluster) -> None:
-    settings = (*NANO, "-e", "steps=80", "-e", "save_every=1000")
+    settings = (*NANO, "-e", "steps=150", "-e", "save_every=1000")
     cluster.ansible("launch.yml", *settings, "-e", "run=straight", "-e", "wait=true")
 
     cluster.ansible("launch.yml", *settings, "-e", "run=broken")
@@ -20,13 +20,13 @@ def test_stopped_in_the_middle_and_launched_again_gives_the_same_parameters(clus
     assert {status["state"] for status in stopped} == {"stopped"}
     assert len({status["step"] for status in stopped}) == 1
     step = stopped[0]["step"]
-    assert 10 <= step < 80
+    assert 10 <= step < 150
     for node in NODES:
         assert f"interrupt-step-{step}" in cluster.sh(node, f"ls {RUNS}/broken/checkpoints")
 
     cluster.ansible("launch.yml", *settings, "-e", "run=broken", "-e", "wait=true")
     straight, broken = cluster.done("straight"), cluster.done("broken")
-    assert straight[0]["step"] == broken[0]["step"] == 80
+    assert straight[0]["step"] == broken[0]["step"] == 150
     assert {done["parameters_checksum"] for done in straight + broken} == {straight[0]["parameters_checksum"]}
 
 

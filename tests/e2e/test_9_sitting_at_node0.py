@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 from controller_node import ControllerNode
-from lab_cluster import LAB
+from one_node import lab
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(3600)]
 
 TYPED = "inventory/lab/state/password"
-
-
-def lab(*words: str) -> None:
-    subprocess.run([LAB, *words], stdin=subprocess.DEVNULL, timeout=300, check=True)
 
 
 @pytest.fixture

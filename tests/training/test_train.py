@@ -279,7 +279,7 @@ def test_a_frozen_rank_is_named_and_the_others_end_in_time(corpus: Corpus, tmp_p
         for trainer in (ranks[0], ranks[2]):
             assert trainer.end() == 75
             assert "rank 1 on node1" in trainer.text.splitlines()[-1]
-        # 4 s for the exchange, 4 s for the verdict, on a machine that has nothing else to do
+        # 8 s for the exchange, 4 s for the verdict, on a machine that has nothing else to do
         assert time.monotonic() - began < 45
     finally:
         ranks[1].process.kill()
