@@ -2,18 +2,23 @@
 
     python benchmarks/exchange.py --preset gpt2-nano --ranks 5 --steps 40
 
-All ranks are processes of this machine, over loopback; both do the same steps with the same optimizer, in turns. The
-bytes are those of the interface `lo`, with TCP's headers and whatever else uses it: for a count of these alone, run it
-in a network of its own (`unshare --net sh -c 'ip link set lo up; python benchmarks/exchange.py'`).
+All ranks are processes of this machine; both ways do the same steps with the same optimizer, in turns. They talk over
+loopback, or, with --lab RATE, over the links of the lab's nodes (`make lab-up` first, as root), shaped to that rate: each
+rank in the network of a node, with nothing else of it. The bytes are those that the ranks' network cards have sent, with
+TCP's headers and whatever else uses them: for a count of these alone over loopback, run it in a network of its own
+(`unshare --net sh -c 'ip link set lo up; python benchmarks/exchange.py'`).
 """
 
 import argparse
-import multiprocessing
+import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -96,18 +101,28 @@ def bf16_on_the_wire(_: None, bucket: dist.GradBucket) -> torch.futures.Future[t
     return work.get_future().then(lambda future: bucket.buffer().copy_(future.value()[0]))
 
 
-def bytes_of_lo() -> int:
+def bytes_sent(card: str) -> int:
     (line,) = (
-        text for text in Path("/proc/net/dev").read_text().splitlines() if text.strip().startswith("lo:")
+        text for text in Path("/proc/net/dev").read_text().splitlines() if text.strip().startswith(f"{card}:")
     )
     return int(line.split(":")[1].split()[8])
 
 
-def work(given: argparse.Namespace, rank: int, port: int) -> None:
+def bytes_of_all(card: str, ranks: int) -> int:
+    """Over loopback all ranks see the same card."""
+    counted = torch.tensor([bytes_sent(card)])
+    dist.all_reduce(counted)
+    return int(counted.item()) // (ranks if card == "lo" else 1)
+
+
+def work(given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.TCPStore("127.0.0.1", port, given.ranks, rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
+    rank, (address, port) = given.rank, given.store.split(":")
+    os.environ["GLOO_SOCKET_IFNAME"] = given.card
+    store = dist.TCPStore(address, int(port), given.ranks, rank == 0)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=given.ranks, timeout=timedelta(minutes=3)
+    )
     config = resolve(given.preset, {"optimizer": given.optimizer, "wire": given.wire})
     wire = {"fp32": torch.float32, "bf16": torch.bfloat16}[given.wire]
     ways = {"sharded": sharded(config, rank, given.ranks), "DDP": torchs_ddp(config, given.ranks, wire)}
@@ -120,19 +135,22 @@ def work(given: argparse.Namespace, rank: int, port: int) -> None:
     for turn in range(given.turns + 1):  # the first one warms up
         for way, (step, finish) in ways.items():
             dist.barrier()
-            before, began, cpu = bytes_of_lo(), time.perf_counter(), time.process_time()
+            before = bytes_of_all(given.card, given.ranks)
+            began, cpu = time.perf_counter(), time.process_time()
             for _ in range(given.steps):
                 step(list(torch.randint(config.vocab_size, shape, generator=generator)))
             finish()
             cpu = time.process_time() - cpu
             dist.barrier()
+            took, after = time.perf_counter() - began, bytes_of_all(given.card, given.ranks)
             if turn:
-                seconds[way].append((time.perf_counter() - began) / given.steps)
+                seconds[way].append(took / given.steps)
                 busy[way].append(cpu / given.steps)
-                sent[way].append((bytes_of_lo() - before) // given.steps)
+                sent[way].append((after - before) // given.steps)
     if rank == 0:
         of_all_reduce = 2 * (given.ranks - 1) * elements * 4
-        print(f"{given.preset}, {given.optimizer}, {given.wire} on the wire, {given.ranks} ranks")
+        link = f"links of {given.lab}" if given.lab else "loopback"
+        print(f"{given.preset}, {given.optimizer}, {given.wire} on the wire, {given.ranks} ranks, {link}")
         for way in ways:
             median, low, high = statistics.median(seconds[way]), min(seconds[way]), max(seconds[way])
             on_wire = statistics.median(sent[way])
@@ -145,6 +163,27 @@ def work(given: argparse.Namespace, rank: int, port: int) -> None:
     os._exit(0)
 
 
+def in_the_lab(ranks: int, rate: str) -> list[tuple[list[str], str, str]]:
+    """For each rank: what puts a process into the network of its node, the node's card and its address."""
+    lab = str(Path(__file__).parents[1] / "tests/lab/lab")
+    nodes = json.loads(subprocess.check_output([lab, "status", "--json"]))["nodes"]
+    nodes = [node for node in nodes if node["kind"] == "container" and node["addresses"]][:ranks]
+    if len(nodes) < ranks:
+        sys.exit(
+            f"{ranks} ranks need {ranks} nodes with an address, and the lab has {len(nodes)}: make lab-up"
+        )
+    for node in nodes:
+        subprocess.check_call([lab, "rate", node["name"], rate])
+    return [
+        (
+            ["nsenter", f"--target={node['pid']}", "--net", "--"],
+            node["nic"],
+            node["addresses"][0].split("/")[0],
+        )
+        for node in nodes
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -155,13 +194,26 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20, help="of one turn")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--lab", metavar="RATE", default="", help="over the lab's links, 100mbit say")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)  # one process of those that main starts
+    parser.add_argument("--card", default="lo", help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    context, port = multiprocessing.get_context("fork"), free_port()
-    processes = [context.Process(target=work, args=(given, rank, port)) for rank in range(given.ranks)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    if given.rank is not None:
+        work(given)
+        return
+    places = in_the_lab(given.ranks, given.lab) if given.lab else [([], "lo", "127.0.0.1")] * given.ranks
+    store = f"{places[0][2]}:{free_port()}"
+    processes = [
+        subprocess.Popen(
+            [*enter, sys.executable, *sys.argv, f"--rank={rank}", f"--card={card}", f"--store={store}"]
+        )
+        for rank, (enter, card, _) in enumerate(places)
+    ]
+    codes = [process.wait() for process in processes]
+    if given.lab:
+        in_the_lab(given.ranks, "1gbit")
+    sys.exit(max(codes, key=abs))
 
 
 if __name__ == "__main__":

@@ -80,11 +80,15 @@ class Cluster:
         return time.monotonic() - began
 
     def training(self, nodes: list[str] | None = None, other_than: str = "") -> bool:
-        """Every rank has done a step in one attempt, the same on all, and not the attempt `other_than`."""
+        """Every rank has done a step in one attempt, the same on all, and not the attempt `other_than`.
+
+        A rank that is just saving trains too: with a checkpoint every 20 steps there is often one.
+        """
         said = self.status(nodes)
         attempts = {status.get("attempt") for status in said}
         return (
             len(attempts) == 1
             and attempts != {other_than}
-            and all(status.get("state") == "training" and status.get("loss") is not None for status in said)
+            and all(status.get("state") in ("training", "saving") for status in said)
+            and all(status.get("loss") is not None for status in said)
         )

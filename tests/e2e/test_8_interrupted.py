@@ -15,11 +15,14 @@ from one_node import NAME, ansible, bare_node, inventory_of_one, lab
 
 HELD = "at work on it"  # the lock's sentence
 
-# node_name is not among them: bootstrap has done its work.
+# Not among them: packages (changes nothing where it is alone), and what asks for a graphics card or a kernel of its own
+# (nvidia_driver, nfs_server, nfs_client).
 ROLES = (
-    *("base", "safe_change", "static_network", "firewall", "sshd"),
-    *("time_sync", "python_env", "trainer", "tensorboard"),
+    *("base", "safe_change", "static_network", "firewall", "node_name", "sshd"),
+    *("time_sync", "python_env", "trainer", "tensorboard", "run_copies"),
 )
+# Copies of runs go to a directory of the node's own here: nobody shares one.
+SETTINGS = "run_copies_enabled: true\nrun_copies_directory: /srv/aura/runs\n"
 # What a node is, as far as site.yml has a say in it.
 STATE = r"""
 cd /
@@ -85,7 +88,10 @@ def run_until_death_in(role: str, inventory: Path) -> tuple[bool, int, str]:
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Iterator[Path]:
-    yield inventory_of_one(tmp_path / "one")
+    one = inventory_of_one(tmp_path / "one")
+    settings = one / "group_vars/all/settings.yml"
+    settings.write_text(settings.read_text() + SETTINGS)
+    yield one
     lab("down", "--only", NAME)
 
 
@@ -97,6 +103,8 @@ def test_what_is_left_half_done_is_finished_by_the_next_run(inventory: Path) -> 
     undisturbed = state(NAME)
 
     bare_node(inventory)
+    # bootstrap has done node_name's work.
+    lab("exec", NAME, "hostnamectl", "set-hostname", "somebody")
     died_in = [role for role in ROLES if die_in(role, inventory)]
     assert died_in == list(ROLES)
     assert "changed=0" in finished(inventory).splitlines()[-1]
