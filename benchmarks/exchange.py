@@ -2,11 +2,11 @@
 
     python benchmarks/exchange.py --preset gpt2-nano --ranks 5 --steps 40
 
-All ranks are processes of this machine; both ways do the same steps with the same optimizer, in turns. They talk over
-loopback, or, with --lab RATE, over the links of the lab's nodes (`make lab-up` first, as root), shaped to that rate: each
-rank in the network of a node, with nothing else of it. The bytes are those that the ranks' network cards have sent, with
-TCP's headers and whatever else uses them: for a count of these alone over loopback, run it in a network of its own
-(`unshare --net sh -c 'ip link set lo up; python benchmarks/exchange.py'`).
+All ranks are processes of this machine; both ways do the same steps with the same optimizer, in turns. They talk
+over loopback, or, with --lab RATE, over the links of the lab's nodes (`make lab-up` first, as root), shaped to that
+rate: each rank in the network of a node, with nothing else of it. The bytes are those that the ranks' network cards
+have sent, with TCP's headers and whatever else uses them: for a count of these alone over loopback, run it in a
+network of its own (`unshare --net sh -c 'ip link set lo up; python benchmarks/exchange.py'`).
 """
 
 import argparse
