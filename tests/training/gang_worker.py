@@ -1,4 +1,8 @@
-"""One rank for test_gang.py: joins, all-reduces in a loop, prints what happens, exits as the trainer does."""
+"""One rank for test_gang.py: joins, all-reduces in a loop, prints what happens, exits as the trainer does.
+
+Its faults: `refuse` (cannot take part), `give-up` (ends alone with 64), `hang` (the main thread stops while computing),
+`sleep` (the machine sleeps for a minute).
+"""
 
 import os
 import sys
@@ -7,38 +11,56 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from aura.cluster import gang as gang_module
+from aura.cluster import activity as activity_module
+from aura.cluster.activity import Activity
+from aura.cluster.join import join
+from aura.cluster.rendezvous import GangBroken, GangMismatch, GangRefused
+from aura.errors import DataError
 
 
 def say(sentence: str) -> None:
     print(sentence, flush=True)
 
 
-def end(sentence: str) -> None:
+def end(sentence: str, exit_code: int = 75) -> None:
     say(f"BROKEN {sentence}")
-    os._exit(75)
+    os._exit(exit_code)
 
 
-def work(rank: int, world_size: int, port: int, run: str, seconds: float, output: str) -> None:
+def sleep_for_a_minute() -> None:
+    """As a closed laptop: of the clocks, only CLOCK_BOOTTIME goes on."""
+    clock = time.clock_gettime
+    time.clock_gettime = lambda which: clock(which) + 60 * (which == time.CLOCK_BOOTTIME)
+
+
+def work(
+    rank: int, world_size: int, port: int, run: str, seconds: float, output: str, fault: str, reached_at: int
+) -> None:
     sys.stdout = open(output, "w")  # noqa: SIM115 - open until the process ends
     torch.set_num_threads(1)
+    activity_module.LEAST = 3.0
     try:
-        gang = gang_module.join(
+        gang = join(
             rank=rank,
             world_size=world_size,
             master_address="127.0.0.1",
-            master_port=port,
+            master_port=reached_at or port,
             run=run,
             node=f"node{rank}",
             join_timeout=40,
+            refusal=DataError("its corpus is damaged") if fault == "refuse" else None,
             report=say,
         )
-    except gang_module.GangMismatch as exc:
+    except GangMismatch as exc:
         say(f"MISMATCH {exc}")
         os._exit(64)
-    except gang_module.GangBroken as exc:
+    except GangRefused as exc:
+        say(f"REFUSED {exc}")
+        os._exit(exc.exit_code)
+    except GangBroken as exc:
         end(str(exc))
-    gang.watch(end)
+    activity = Activity()
+    gang.watch(end, activity)
     say(f"ATTEMPT {gang.attempt}")
     try:
         timeout = timedelta(seconds=60)
@@ -46,12 +68,24 @@ def work(rank: int, world_size: int, port: int, run: str, seconds: float, output
         deadline = time.monotonic() + seconds
         going_on = torch.ones(1)
         say("WORKS")
+        step = 0
         while going_on.item() > 0:
+            activity.compute(step := step + 1)
             time.sleep(0.05)
+            if step == 20 and fault == "hang":
+                time.sleep(1000)
+            if step == 20 and fault == "sleep":
+                sleep_for_a_minute()
+            if step == 20 and fault == "give-up":
+                gang.give_up("out of memory", 64)
+                gang.leave()
+                os._exit(64)
+            activity.exchange()
             going_on = torch.tensor([float(time.monotonic() < deadline)])
             dist.all_reduce(going_on, op=dist.ReduceOp.MIN)
+            activity.rest()
     except RuntimeError as exc:
-        end(gang.explain(exc))
+        end(*gang.explain(exc))
     gang.leave()
     say("LEFT")
     os._exit(0)

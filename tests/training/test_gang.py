@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import gang_worker
+import psutil
 import pytest
 from aura.commands.launch_local import free_port
+from torch.distributed import PrefixStore, TCPStore
 
 # A server process that has imported torch once forks the ranks: importing it in each costs seconds.
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -19,11 +25,21 @@ PROCESSES.set_forkserver_preload(["torch", "torch.distributed"])
 
 
 class Rank:
-    def __init__(self, folder: Path, rank: int, world_size: int, port: int, run: str, seconds: float) -> None:
-        self.rank = rank
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        world_size: int,
+        port: int,
+        run: str,
+        seconds: float,
+        fault: str,
+        reached_at: int,
+    ) -> None:
+        self.rank, self.port = rank, port
         self.output = folder / f"rank{rank}-{time.monotonic_ns()}.txt"
         self.output.touch()
-        arguments = (rank, world_size, port, run, seconds, str(self.output))
+        arguments = (rank, world_size, port, run, seconds, str(self.output), fault, reached_at)
         self.process = PROCESSES.Process(target=gang_worker.work, args=arguments, daemon=True)
         self.process.start()
 
@@ -59,8 +75,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
     port = free_port()
     started: list[Rank] = []
 
-    def start_rank(rank: int, world_size: int = 3, run: str = "test", seconds: float = 60) -> Rank:
-        started.append(Rank(tmp_path, rank, world_size, port, run, seconds))
+    def start_rank(
+        rank: int,
+        world_size: int = 3,
+        run: str = "test",
+        seconds: float = 60,
+        fault: str = "",
+        reached_at: int = 0,
+    ) -> Rank:
+        started.append(Rank(tmp_path, rank, world_size, port, run, seconds, fault, reached_at))
         return started[-1]
 
     yield start_rank
@@ -69,8 +92,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         rank.process.join()
 
 
-def working_gang(start: Start) -> list[Rank]:
-    gang = [start(rank) for rank in range(3)]
+def working_gang(start: Start, faults: dict[int, str] | None = None) -> list[Rank]:
+    gang = [start(rank, fault=(faults or {}).get(rank, "")) for rank in range(3)]
     for rank in gang:
         rank.wait_for("WORKS", 30)
     return gang
@@ -151,3 +174,111 @@ def test_a_taken_port_is_a_sentence(start: Start) -> None:
     second = start(0)
     assert second.exit_code(20) == 75
     assert "cannot be opened" in second.lines("BROKEN")[0]
+
+
+@pytest.mark.parametrize("guilty", [0, 2])
+def test_a_rank_that_cannot_take_part_ends_all_with_its_sentence_and_code(start: Start, guilty: int) -> None:
+    """Also those that come long after it: they would wait for ever."""
+    early = [start(rank, fault="refuse" if rank == guilty else "") for rank in (0, 2)]
+    time.sleep(3)
+    for rank in (*early, start(1)):
+        assert rank.exit_code(30) == 65, rank.text()
+        assert f"rank {guilty} on node{guilty}" in rank.lines("REFUSED")[0]
+        assert "cannot take part: its corpus is damaged" in rank.lines("REFUSED")[0]
+
+
+@pytest.mark.parametrize("guilty", [0, 2])
+def test_a_member_that_gives_up_ends_all_with_its_sentence_and_code(start: Start, guilty: int) -> None:
+    gang = working_gang(start, {guilty: "give-up"})
+    for rank in gang:
+        assert rank.exit_code(20) == 64, rank.text()
+        if rank.rank != guilty:
+            assert f"rank {guilty} on node{guilty} (127.0.0.1): out of memory" in rank.lines("BROKEN")[0]
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_a_main_thread_that_hangs_is_named_although_its_heartbeat_goes_on(start: Start, guilty: int) -> None:
+    for rank in working_gang(start, {guilty: "hang"}):
+        assert rank.exit_code(25) == 75, rank.text()
+        (sentence,) = rank.lines("BROKEN")
+        assert sentence.startswith(f"rank {guilty} on node{guilty}"), sentence
+        assert "hangs: step 20 has not ended" in sentence
+
+
+def test_a_rank_that_has_slept_ends_itself(start: Start) -> None:
+    gang = working_gang(start, {1: "sleep"})
+    assert gang[1].exit_code(20) == 75
+    assert "rank 1 on node1 (127.0.0.1) was frozen for 6" in gang[1].lines("BROKEN")[0]
+
+
+def test_the_store_listens_on_the_rendezvous_address_only(start: Start) -> None:
+    rank0 = start(0)
+    rank0.wait_for("waits for", 20)
+    listening = [
+        connection.laddr.ip
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == rank0.port
+    ]
+    assert listening == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("moment", ["while they meet", "while they work"])
+def test_what_no_rank_has_written_in_the_store_ends_all_with_a_sentence(start: Start, moment: str) -> None:
+    if moment == "while they work":
+        gang = working_gang(start)
+    else:
+        gang = [start(rank) for rank in (0, 1)]
+        gang[1].wait_for("has joined", 20)
+    timeout = timedelta(seconds=10)
+    store = TCPStore("127.0.0.1", gang[0].port, is_master=False, timeout=timeout, wait_for_workers=False)
+    store = PrefixStore("aura", store)
+    if moment == "while they work":
+        store.set("attempt", "GET / HTTP/1.1")
+    else:
+        store.set(f"{gang[0].lines('Attempt')[0].split(':')[0]}/join/2", "GET / HTTP/1.1")
+    assert gang[0].exit_code(20) == 75
+    assert "stands what no rank writes (b'GET / HTTP/1.1')" in gang[0].lines("BROKEN")[0]
+    if moment == "while they work":
+        for rank in gang[1:]:
+            assert rank.exit_code(20) == 75
+
+
+class Cable(threading.Thread):
+    """Between a rank and rank 0. What goes over connections that stood when it was cut never arrives; new ones work."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.target = port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.cuts = 0
+
+    def run(self) -> None:
+        while True:
+            here, _ = self.listener.accept()
+            there = socket.create_connection(("127.0.0.1", self.target))
+            for pair in ((here, there), (there, here)):
+                threading.Thread(target=self._carry, args=(*pair, self.cuts), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, cuts: int) -> None:
+        with contextlib.suppress(OSError):  # one side has ended
+            while data := source.recv(65536):
+                if self.cuts == cuts:
+                    sink.sendall(data)
+            if self.cuts == cuts:
+                sink.shutdown(socket.SHUT_WR)
+
+
+def test_a_rank_that_waited_when_the_cable_was_cut_joins_over_a_new_connection(start: Start) -> None:
+    """TCP tries a connection that was cut ever more rarely: after 30 s without a cable it stays silent for 20 more."""
+    rank0 = start(0, seconds=1)
+    rank0.wait_for("waits for", 20)
+    cable = Cable(rank0.port)
+    cable.start()
+    waiting = start(1, seconds=1, reached_at=cable.port)
+    waiting.wait_for("has joined", 20)
+    time.sleep(1)
+    cable.cuts += 1
+    time.sleep(1)
+    third = start(2, seconds=1)
+    assert [rank.exit_code(40) for rank in (rank0, waiting, third)] == [0, 0, 0]

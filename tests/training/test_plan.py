@@ -136,6 +136,7 @@ def test_ranks_on_one_cpu_share_it() -> None:
     assert alone.compute_seconds and four.compute_seconds == pytest.approx(4 * alone.compute_seconds)
     assert four.device_memory == alone.device_memory / 4
     assert alone.memory.context == 0
+    assert any("other programs on it" in sentence for sentence in alone.assumptions)
 
 
 def test_what_does_not_fit_comes_with_settings_that_do() -> None:
@@ -159,12 +160,14 @@ def test_too_few_tokens_are_called_so() -> None:
 def test_predicted_against_measured() -> None:
     made = plan.plan_for(resolve("gpt2", {"loss_chunk": 0}), 1, A100)
     assert made.seconds_per_step is not None
-    words = plan.compare(made, made.seconds_per_step * 1.25, made.memory.tensors * 9 // 10)
-    assert "(+25%)" in words and "(-10%)" in words
-    assert "of tensors" not in plan.compare(made, 1.0, None)
+    words = plan.compare(made, made.seconds_per_step * 1.25, made.memory.tensors * 9 // 10, steps=17)
+    assert "(+25%) over 17 steps, without the first ones" in words and "(-10%)" in words
+    assert "of tensors" not in plan.compare(made, 1.0, None, steps=17)
     unknown = plan.plan_for(resolve("gpt2"), 1, gpus.called("NVIDIA Unheard 1", 2**34))
     assert unknown.seconds_per_step is None
-    assert "no time per step, measured 2 s" in plan.compare(unknown, 2.0, None)
+    assert "measured 2 s over 2 steps, the slow first ones among them" in plan.compare(
+        unknown, 2.0, None, steps=2, warmed_up=False
+    )
 
 
 def test_the_components_add_up() -> None:
@@ -349,7 +352,7 @@ def test_nothing_of_a_spanish_plan_is_english(monkeypatch: pytest.MonkeyPatch) -
     tight = resolve("gpt2-medium", {"dropout": 0.1, "gradient_checkpointing": True, "steps": 20})
     made = plan.plan_for(tight, 5, gpus.find("RTX 3050 Laptop"), link_mbit=10, corpus_tokens=10**6)
     said = "\n".join([*made.lines(), *plan.plan_for(tight, 2, gpus.called("X", 2**40)).lines()])
-    said += plan.compare(made, 2.0, 10**9)
+    said += plan.compare(made, 2.0, 10**9, steps=17) + plan.compare(made, 2.0, None, 3, warmed_up=False)
     english = set(
         "the of and is to at each every with not per it than which assumed note measured run step".split()
     )

@@ -7,13 +7,19 @@ import math
 import os
 import shutil
 import signal
+import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from aura.cluster import activity
 from aura.corpus.corpus import Corpus
 from aura.corpus.windows import Windows
+from aura.errors import ConfigError
 from aura.model import export
+from aura.model.gpt import GPT
 from aura.run import attempt
 from safetensors.torch import load_file
 from trainers import Trainer, at_step, complete, send_self, start
@@ -120,3 +126,64 @@ def test_a_node_whose_disk_is_full_from_the_start_trains_to_the_end(
     assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
     assert f"{second.run_dir} does not get all of its files: No space left on device." in second.text
     assert [*small_disk.rglob("checkpoint-step-*")] == []
+
+
+def test_one_rank_without_its_corpus_ends_all_with_its_sentence(corpus: Corpus, tmp_path: Path) -> None:
+    """Nothing starts it again, so the others would wait for it for ever."""
+    ranks = start(tmp_path, [corpus, replace(corpus, path=tmp_path / "nowhere"), corpus], 3)
+    codes = [trainer.end() for trainer in ranks]
+    assert codes[0] in (64, 65)
+    assert len(set(codes)) == 1, codes
+    for trainer in (ranks[0], ranks[2]):
+        assert "rank 1 on node1 (127.0.0.1) cannot take part: " in trainer.text
+        assert f"{tmp_path}/nowhere" in trainer.status["message"]
+        assert trainer.status["state"] == "failed"
+
+
+def test_one_rank_that_its_machine_cannot_serve_ends_all_with_its_sentence(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    def break_the_driver() -> None:
+        def refuse(*_: object) -> None:
+            raise ConfigError("the driver is broken")
+
+        attempt.choose_device = refuse  # type: ignore[assignment]
+
+    for trainer in start(tmp_path, corpus, 2, faults={1: break_the_driver}):
+        assert trainer.end() == 64, trainer.text
+        assert "the driver is broken" in trainer.text
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_out_of_memory_on_one_rank_ends_all_with_its_sentence(
+    guilty: int, corpus: Corpus, tmp_path: Path
+) -> None:
+    def exhaust() -> None:
+        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
+            return torch.empty(1 << 50)
+
+        at_step(5, lambda: setattr(GPT, "loss_sum", loss_sum))()
+
+    for trainer in start(tmp_path, corpus, 2, faults={guilty: exhaust}):
+        assert trainer.end() == 64, trainer.text
+        assert f"Out of memory on rank {guilty} on node{guilty}" in trainer.status["message"]
+
+
+def test_a_lone_rank_that_hangs_says_so_and_no_longer_answers_systemd(corpus: Corpus, tmp_path: Path) -> None:
+    name = f"aura-{os.getpid()}-{time.monotonic_ns()}"
+
+    def hang() -> None:
+        os.environ.update(NOTIFY_SOCKET=f"@{name}", AURA_WATCHDOG="120")
+        activity.LEAST = 1.0
+        at_step(10, lambda: time.sleep(1000))()
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0{name}")
+        systemd.settimeout(60)
+        (trainer,) = start(tmp_path, corpus, 1, faults={0: hang})
+        assert systemd.recv(100) == b"WATCHDOG_USEC=120000000"
+        with contextlib.suppress(TimeoutError):
+            while systemd.recv(100) == b"WATCHDOG=1":
+                systemd.settimeout(8)
+    assert "This rank hangs: step 10 has not ended for" in trainer.text
+    trainer.process.kill()

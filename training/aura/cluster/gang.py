@@ -1,73 +1,44 @@
-"""One attempt, one gang: who trains together, and how they notice that one is missing.
+"""The watch over one attempt: how its ranks notice that one is missing, hangs, or has ended for a reason of its own.
 
-The protocol is described in docs/attempts.md. `join` blocks until every rank of this attempt has
-come, `Gang.watch` starts the heartbeat, `Gang.explain` turns a failed collective into a sentence
-that names the node at fault, `Gang.leave` ends in good order.
+The protocol is described in docs/attempts.md. `join` (join.py) makes the gang, `Gang.watch` starts the heartbeat,
+`Gang.explain` turns a failed collective into a sentence that names the node at fault, `Gang.give_up` tells all why this
+rank ends, `Gang.leave` ends in good order.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from contextlib import suppress
+from dataclasses import asdict
+from typing import NamedTuple
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store
+
+from aura.cluster.activity import Activity, Report, stalled
+from aura.cluster.rendezvous import GangBroken, Member, first_line, now, read, read_header
+from aura.errors import EXIT_DATA, EXIT_TEMPORARY, EXIT_USAGE
 
 BEAT = 1.0  # seconds between two heartbeats of a member
 SILENCE = 8.0  # seconds without a heartbeat after which a member counts as gone
 SILENCE_HURT = 4.0  # the same, once a collective has failed or the rank has been started again
-LINGER = 2.5  # seconds that rank 0 keeps the store up after a verdict, so that all can read it
-CONNECT_TIMEOUT = 10.0  # seconds for one try to reach the store
+LINGER = 5.0  # most seconds that rank 0 keeps the store up after a verdict, so that all can read it
+OWN_WORDS = (
+    2.0  # seconds in which a rank may find out by itself what another has met: it has better words then
+)
 
 
-class GangBroken(Exception):
-    """The gang cannot go on; a new attempt may. The text is a sentence for a person."""
+class Verdict(NamedTuple):
+    """Why the attempt is over, for a person, and what every rank ends with."""
 
+    sentence: str
+    exit_code: int = EXIT_TEMPORARY
 
-class GangMismatch(Exception):
-    """This rank and rank 0 do not mean the same run: trying again does not help."""
-
-
-@dataclass(frozen=True)
-class Member:
-    rank: int
-    node: str
-    address: str
-    token: str
-    backend: str = ""  # nccl where this rank can use it, else gloo
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} on {self.node} ({self.address})"
-
-
-def join(
-    *,
-    rank: int,
-    world_size: int,
-    master_address: str,
-    master_port: int,
-    run: str,
-    node: str,
-    backend: str = "gloo",
-    join_timeout: float = 600.0,
-    report: Callable[[str], None] = print,
-) -> Gang:
-    """Wait until all `world_size` ranks of one attempt have come, and return the gang.
-
-    Raises GangBroken when they have not come within `join_timeout` seconds or the port is taken,
-    GangMismatch when rank 0 has another run or another world size.
-    """
-    deadline = time.monotonic() + join_timeout
-    me = Member(rank, node, _own_address(master_address, master_port), secrets.token_hex(8), backend)
-    if rank == 0:
-        return _open_attempt(me, world_size, master_address, master_port, run, deadline, report)
-    return _join_attempt(me, world_size, master_address, master_port, run, deadline, report)
+    @property
+    def is_final(self) -> bool:
+        return self.exit_code in (EXIT_USAGE, EXIT_DATA)
 
 
 class Gang:
@@ -82,34 +53,50 @@ class Gang:
         self._me = me
         self._base = base  # keeps rank 0's server alive
         self._watch_store = watch
-        self._verdict: str | None = None
+        self._activity = Activity()
+        self._verdict: Verdict | None = None
         self._verdict_known = threading.Event()
         self._leaving = threading.Event()
-        self._store_answered = time.monotonic()
-        self._on_broken: Callable[[str], None] | None = None
+        self._store_answered = now()
+        self._on_broken: Callable[[str, int], None] | None = None
         self._lock = threading.Lock()
 
     def without_nccl(self) -> list[Member]:
         return [member for member in self.members if member.backend != "nccl"]
 
-    def watch(self, on_broken: Callable[[str], None]) -> None:
-        """Start the heartbeat. `on_broken` gets the verdict, once, from a thread; it must end the process."""
+    def watch(self, on_broken: Callable[[str, int], None], activity: Activity | None = None) -> None:
+        """Start the heartbeat; `activity` is what it says of the main thread.
+
+        `on_broken` gets the verdict and the exit code, once, from a thread; it must end the process.
+        """
         self._on_broken = on_broken
-        self._store_answered = time.monotonic()
+        if activity:
+            self._activity = activity
+            activity.alone = False
+        self._store_answered = now()
         threading.Thread(target=self._beat_loop, name="gang-beat", daemon=True).start()
         if self.rank != 0:
             threading.Thread(target=self._guard_loop, name="gang-guard", daemon=True).start()
 
-    def explain(self, exc: BaseException, timeout: float = 15.0) -> str:
+    def explain(self, exc: BaseException, timeout: float = 15.0) -> Verdict:
         """After a failed collective: wait for the verdict, at most `timeout` seconds, and return it."""
         try:
             hurt = PrefixStore(self.attempt, self._base)
             hurt.set("hurt", str(self.rank))
         except RuntimeError:
             pass  # the store is gone: the watching threads say so
-        if self._verdict_known.wait(timeout):
-            return self._verdict or ""
-        return f"A collective operation failed, and every rank still answers: {exc}"
+        if self._verdict_known.wait(timeout) and self._verdict:
+            return self._verdict
+        return Verdict(f"A collective operation failed, and every rank still answers: {exc}")
+
+    def give_up(self, sentence: str, exit_code: int) -> None:
+        """Tell all that this rank ends, and why, before it leaves. With 64 or 65 they end with the same code: starting
+        again would not help them either. With any other they are started again."""
+        self._leaving.set()
+        final = Verdict(sentence, exit_code).is_final
+        verdict = Verdict(f"{self._me}: {sentence}", exit_code if final else EXIT_TEMPORARY)
+        with suppress(RuntimeError):  # rank 0 has ended before us
+            _publish(PrefixStore(self.attempt, self._base), verdict)
 
     def leave(self, timeout: float = 15.0) -> None:
         """End in good order: nobody is blamed any more, and rank 0 keeps the store up until all have left."""
@@ -117,242 +104,150 @@ class Gang:
         left = PrefixStore(self.attempt, self._base)
         try:
             left.add("left", 1)
-            deadline = time.monotonic() + timeout
-            while self.rank == 0 and left.add("left", 0) < self.world_size and time.monotonic() < deadline:
+            deadline = now() + timeout
+            while self.rank == 0 and left.add("left", 0) < self.world_size and now() < deadline:
                 time.sleep(0.05)
         except RuntimeError:
             pass  # rank 0 has gone before us; we are leaving anyway
 
     def _beat_loop(self) -> None:
-        """Beat, read the verdict; on rank 0 also watch everybody else's beat."""
+        """Watch until the attempt is over. A watch that ended silently would look like one that sees nothing."""
         store = PrefixStore(self.attempt, self._watch_store)
-        seen: dict[int, tuple[int, float]] = {}
-        previous = time.monotonic()
-        while not self._leaving.wait(BEAT):
-            now = time.monotonic()
-            if now - previous > SILENCE:
-                self._broken(
-                    f"{self._me} was frozen for {now - previous:.0f} s; the others have gone on without it."
-                )
-                return
-            previous = now
-            try:
-                store.add(f"beat/{self._me.token}", 1)
-                current = json.loads(self._watch_store.get("attempt"))["attempt"]
-                if current != self.attempt:
-                    self._broken(f"Attempt {current} has begun; {self._me} belongs to {self.attempt}.")
-                    return
-                if store.check(["broken"]):
-                    self._broken(store.get("broken").decode())
-                    return
-                if self.rank == 0 and (verdict := self._find_silent(store, seen)):
-                    store.compare_set("broken", "", verdict)
-                    time.sleep(LINGER)
-                    self._broken(verdict)
-                    return
-            except RuntimeError as exc:
-                if not self._leaving.is_set():
-                    self._broken(
-                        f"{self.members[0]} has ended: its store no longer answers ({_first_line(exc)})."
-                    )
-                return
-            self._store_answered = time.monotonic()
+        try:
+            verdict = self._watch_until_over(store)
+        except RuntimeError as error:
+            verdict = Verdict(
+                f"{self.members[0]} has ended: its store no longer answers ({first_line(error)})."
+            )
+        except GangBroken as error:
+            verdict = self._proclaim(store, Verdict(str(error)))
+        except Exception as error:
+            what = f"{type(error).__name__}: {first_line(error)}"
+            verdict = self._proclaim(store, Verdict(f"The watch of {self._me} has failed ({what})."))
+        if verdict and not self._leaving.is_set():
+            self._broken(verdict)
 
-    def _find_silent(self, store: Store, seen: dict[int, tuple[int, float]]) -> str | None:
-        """Rank 0: the sentence about the first member whose heartbeat has stopped, or None."""
-        now = time.monotonic()
+    def _watch_until_over(self, store: Store) -> Verdict | None:
+        """Beat, read the verdict, watch the others' beats: rank 0 those of all, the others rank 0's.
+
+        The verdict, or None when this rank leaves. Raises RuntimeError when the store is gone, GangBroken."""
+        watched = self.members[1:] if self.rank == 0 else self.members[:1]
+        seen: dict[int, tuple[int, float]] = {}
+        last_beat = now()
+        while not self._leaving.wait(BEAT):
+            if frozen := self._was_frozen(last_beat):
+                return frozen
+            last_beat = now()
+            store.add(f"beat/{self._me.token}", 1)
+            store.set(f"activity/{self._me.token}", json.dumps(asdict(self._activity.report())))
+            current = read_header(self._watch_store)["attempt"]
+            if current != self.attempt:
+                return Verdict(f"Attempt {current} has begun; {self._me} belongs to {self.attempt}.")
+            if store.check(["broken"]):
+                return self._heed(store)
+            verdict = self._find_silent(store, watched, seen)
+            if self.rank == 0 and not verdict:
+                verdict = self._find_stalled(store)
+            if verdict:
+                return self._proclaim(store, verdict)
+            self._store_answered = now()
+        return None
+
+    def _was_frozen(self, last_beat: float) -> Verdict | None:
+        """A rank that was stopped or has slept sees all others silent; it is the one that was missing."""
+        seconds = now() - last_beat
+        if seconds <= SILENCE:
+            return None
+        return Verdict(f"{self._me} was frozen for {seconds:.0f} s; the others have gone on without it.")
+
+    def _heed(self, store: Store) -> Verdict | None:
+        """The verdict that stands; None when this rank has come to its own end meanwhile."""
+        said = read(store, "broken")
+        verdict = Verdict(str(said["sentence"]), int(said["exit_code"]))
+        # Ranks that find the same fault in the same step say it in their own words; who gives up has left already.
+        if verdict.is_final and self._leaving.wait(OWN_WORDS):
+            return None
+        self._linger(store)
+        return verdict
+
+    def _proclaim(self, store: Store, verdict: Verdict) -> Verdict:
+        """Make it the verdict of all, unless another one stands; that one."""
+        try:
+            said = json.loads(_publish(store, verdict))
+            verdict = Verdict(str(said["sentence"]), int(said["exit_code"]))
+        except (RuntimeError, ValueError, LookupError):
+            pass  # a store that cannot keep it: this rank at least ends with it
+        self._linger(store)
+        return verdict
+
+    def _linger(self, store: Store) -> None:
+        """This rank knows the verdict; rank 0 keeps the store up until the others do."""
+        try:
+            left = store.add("left", 1)
+            deadline = now() + LINGER
+            while self.rank == 0 and left < self.world_size and now() < deadline:
+                time.sleep(0.05)
+                left = store.add("left", 0)
+        except RuntimeError:
+            pass  # rank 0 has ended before us
+
+    def _find_silent(
+        self, store: Store, watched: list[Member], seen: dict[int, tuple[int, float]]
+    ) -> Verdict | None:
+        """The first of them whose heartbeat has stopped. `seen`: beats by rank, and since when they are so many."""
+        time_now = now()
         hurt = store.check(["hurt"])
-        for member in self.members[1:]:
+        for member in watched:
             beats = store.add(f"beat/{member.token}", 0)
-            count, since = seen.get(member.rank, (-1, now))
+            count, since = seen.get(member.rank, (-1, time_now))
             if beats != count:
-                seen[member.rank] = (beats, now)
+                seen[member.rank] = (beats, time_now)
                 continue
             claimed = store.check([f"claim/{member.rank}"])
-            if now - since > (SILENCE_HURT if hurt or claimed else SILENCE):
+            if time_now - since > (SILENCE_HURT if hurt or claimed else SILENCE):
                 started_again = " and has been started again" if claimed else ""
-                return f"{member} has not answered for {now - since:.0f} s{started_again}."
+                return Verdict(f"{member} has not answered for {time_now - since:.0f} s{started_again}.")
         return None
+
+    def _find_stalled(self, store: Store) -> Verdict | None:
+        """Rank 0: whose main thread hangs although its heartbeat goes on, its own included."""
+        reports = [self._report_of(store, member) for member in self.members]
+        guilty = stalled(reports)
+        if not guilty:
+            return None
+        report = reports[guilty[0]]
+        if len(guilty) == self.world_size > 1:
+            return Verdict(f"No rank gets on: {report} on all of them. Is the network between them whole?")
+        names = ", ".join(str(self.members[place]) for place in guilty)
+        return Verdict(f"{names} hangs: {report}, although the process lives. The others wait for it.")
+
+    def _report_of(self, store: Store, member: Member) -> Report | None:
+        key = f"activity/{member.token}"
+        return Report(**read(store, key)) if store.check([key]) else None
 
     def _guard_loop(self) -> None:
         """A store operation can hang when rank 0's node loses power; this thread never touches the store."""
+        last_look = now()
         while not self._leaving.wait(BEAT):
-            silent = time.monotonic() - self._store_answered
+            silent = now() - self._store_answered
+            if frozen := self._was_frozen(last_look):
+                self._broken(frozen)
+                return
+            last_look = now()
             if silent > SILENCE:
-                self._broken(f"{self.members[0]} has not answered for {silent:.0f} s.")
+                self._broken(Verdict(f"{self.members[0]} has not answered for {silent:.0f} s."))
                 return
 
-    def _broken(self, sentence: str) -> None:
+    def _broken(self, verdict: Verdict) -> None:
         with self._lock:
             if self._verdict is not None or self._leaving.is_set():
                 return
-            self._verdict = sentence
+            self._verdict = verdict
         self._verdict_known.set()
         if self._on_broken is not None:
-            self._on_broken(sentence)
+            self._on_broken(verdict.sentence, verdict.exit_code)
 
 
-def _open_attempt(
-    me: Member,
-    world_size: int,
-    address: str,
-    port: int,
-    run: str,
-    deadline: float,
-    report: Callable[[str], None],
-) -> Gang:
-    """Rank 0: hold the store, issue the attempt's id, wait for everybody, seal."""
-    agent_holds_store = _agent_holds_store()
-    try:
-        base = TCPStore(
-            address,
-            port,
-            is_master=not agent_holds_store,
-            timeout=timedelta(seconds=CONNECT_TIMEOUT),
-            wait_for_workers=False,
-        )
-    except RuntimeError as exc:
-        raise GangBroken(
-            f"Port {port} on {me.node} cannot be opened ({_first_line(exc)}). "
-            "Another run may be active there; choose another rendezvous port or stop it."
-        ) from exc
-    store = _scoped(base)
-    attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    store.set("attempt", json.dumps({"attempt": attempt, "run": run, "world_size": world_size}))
-    keys = PrefixStore(attempt, store)
-    keys.set("join/0", json.dumps(asdict(me)))
-    report(f"Attempt {attempt}: rank 0 waits for {world_size - 1} other ranks on port {port}.")
-
-    seen: dict[str, tuple[int, float]] = {}
-    next_report = time.monotonic() + 10
-    while True:
-        now = time.monotonic()
-        alive, missing = [me], []
-        for rank in range(1, world_size):
-            member = _joined(keys, rank)
-            if member is None:
-                missing.append(rank)
-                continue
-            beats = keys.add(f"beat/{member.token}", 0)
-            count, since = seen.get(member.token, (0, now))
-            if beats != count:
-                seen[member.token] = (beats, now)
-                alive.append(member)
-            elif count > 0 and now - since < SILENCE_HURT:
-                alive.append(member)
-            else:
-                missing.append(rank)
-        if not missing:
-            break
-        if now > deadline:
-            raise GangBroken(f"Attempt {attempt}: {_ranks(missing)} did not come in time.")
-        if now > next_report:
-            report(f"Attempt {attempt}: still waiting for {_ranks(missing)}.")
-            next_report = now + 10
-        time.sleep(0.2)
-    keys.set("sealed", json.dumps([asdict(member) for member in alive]))
-    report(f"Attempt {attempt} is sealed: {world_size} ranks.")
-    return Gang(me, attempt, alive, store, _scoped(_connect(address, port)))
-
-
-def _join_attempt(
-    me: Member,
-    world_size: int,
-    address: str,
-    port: int,
-    run: str,
-    deadline: float,
-    report: Callable[[str], None],
-) -> Gang:
-    """Every other rank: find the store, join its attempt, wait for the seal; start over when rank 0 goes."""
-    said = ""
-
-    def say(sentence: str) -> None:
-        nonlocal said
-        if sentence != said:
-            report(sentence)
-        said = sentence
-
-    turned_away_from = ""
-    while time.monotonic() < deadline:
-        try:
-            store = _scoped(_connect(address, port))
-            if not store.check(["attempt"]):
-                time.sleep(0.2)
-                continue
-            header = json.loads(store.get("attempt"))
-            attempt = header["attempt"]
-            if header["run"] != run or header["world_size"] != world_size:
-                raise GangMismatch(
-                    f"Rank 0 at {address}:{port} trains run {header['run']!r} with {header['world_size']} ranks, "
-                    f"but rank {me.rank} on {me.node} was started for run {run!r} with {world_size}."
-                )
-            keys = PrefixStore(attempt, store)
-            if attempt != turned_away_from:
-                if not keys.check(["sealed"]):
-                    keys.set(f"join/{me.rank}", json.dumps(asdict(me)))
-                    say(f"Attempt {attempt}: rank {me.rank} has joined and waits for the others.")
-                members = _wait_for_seal(store, keys, me, attempt, deadline)
-                if me in members:
-                    return Gang(me, attempt, members, store, _scoped(_connect(address, port)))
-                keys.set(f"claim/{me.rank}", me.token)
-                turned_away_from = attempt
-            say(
-                f"Attempt {attempt} is sealed without this start of rank {me.rank}: turned away, waiting for the next."
-            )
-            time.sleep(0.5)
-        except RuntimeError:
-            say(f"Waiting for rank 0 at {address}:{port}.")
-            time.sleep(0.5)
-    raise GangBroken(f"Rank {me.rank} on {me.node} could not join a gang at {address}:{port} in time.")
-
-
-def _wait_for_seal(store: Store, keys: Store, me: Member, attempt: str, deadline: float) -> list[Member]:
-    """Beat until the attempt is sealed; the members. Raises RuntimeError when it is given up meanwhile."""
-    while not keys.check(["sealed"]):
-        keys.add(f"beat/{me.token}", 1)
-        if json.loads(store.get("attempt"))["attempt"] != attempt or time.monotonic() > deadline:
-            raise RuntimeError("the attempt was given up")
-        time.sleep(0.5)
-    return [Member(**member) for member in json.loads(keys.get("sealed"))]
-
-
-def _joined(keys: Store, rank: int) -> Member | None:
-    key = f"join/{rank}"
-    return Member(**json.loads(keys.get(key))) if keys.check([key]) else None
-
-
-def _connect(address: str, port: int) -> TCPStore:
-    return TCPStore(
-        address, port, is_master=False, timeout=timedelta(seconds=CONNECT_TIMEOUT), wait_for_workers=False
-    )
-
-
-def _agent_holds_store() -> bool:
-    """torchrun's agent on the first node already listens on MASTER_PORT."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _scoped(store: TCPStore) -> Store:
-    """torchrun's store outlives the processes: its restart count keeps their keys apart."""
-    if not _agent_holds_store():
-        return PrefixStore("aura", store)
-    return PrefixStore(f"aura/restart{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def _own_address(master_address: str, master_port: int) -> str:
-    """The address that this host uses towards rank 0. A UDP connect sends no packet."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((master_address, master_port))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "unknown address"
-
-
-def _ranks(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-def _first_line(exc: BaseException) -> str:
-    return str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+def _publish(store: Store, verdict: Verdict) -> bytes:
+    """Write the verdict unless there is one; the one that stands. Raises RuntimeError."""
+    return store.compare_set("broken", "", json.dumps(verdict._asdict()))

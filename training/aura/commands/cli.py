@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import signal
 import sys
 from pathlib import Path
 
 from aura import __version__
+from aura.cluster.activity import Activity
 from aura.config import add_flags, given_settings
 from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
 from aura.plan.auto import resolve_here, take_best_gpu
+from aura.run import watchdog
 from aura.run.runlog import versions
 
 # name: (module, function, description)
@@ -132,9 +135,18 @@ def train(argv: list[str]) -> int:
     add_flags(parser)
     arguments = parser.parse_args(argv)
     run_dir = arguments.run_dir or Path("runs", arguments.preset)
-    config = resolve_here(arguments.preset, given_settings(arguments), arguments.corpus, run_dir)
-    _check_paths(arguments.corpus, config.vocab_size, run_dir, arguments.resume_from)
-    take_best_gpu()
+    activity = Activity()
+    watchdog.start(activity)  # before torch, which a slow disk takes long to read
+    try:
+        config = resolve_here(arguments.preset, given_settings(arguments), arguments.corpus, run_dir)
+        _check_paths(arguments.corpus, config.vocab_size, run_dir, arguments.resume_from)
+        take_best_gpu()
+    except AuraError as error:
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            raise
+        from aura.run.attempt import refuse
+
+        return refuse(error, run_dir, arguments.join_timeout)
 
     from aura.run.attempt import run
 
@@ -147,6 +159,7 @@ def train(argv: list[str]) -> int:
         arguments.backend,
         arguments.join_timeout,
         resume_from=arguments.resume_from,
+        activity=activity,
     )
 
 

@@ -178,6 +178,7 @@ def plan_for(
     assumptions = [
         *_memory_assumptions(config, fullest.device),
         *(sentence for rank in kinds.values() for sentence in rank.assumptions(config)),
+        *([text("assumed_idle_processor")] if not all(device.is_gpu for device in devices) else []),
         *([text("assumed_no_overlap")] if sent else []),
     ]
     notes = [
@@ -258,8 +259,15 @@ def _names(devices: list[Gpu]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in counts.items())
 
 
-def compare(plan: Plan, measured_seconds_per_step: float, measured_peak_bytes: int | None) -> str:
-    """One line after the run. `measured_peak_bytes`: torch.cuda.max_memory_allocated(); None on a CPU."""
+def compare(
+    plan: Plan,
+    measured_seconds_per_step: float,
+    measured_peak_bytes: int | None,
+    steps: int,
+    warmed_up: bool = True,
+) -> str:
+    """One line after the run. `measured_peak_bytes`: torch.cuda.max_memory_allocated(); None on a CPU. `steps`: that
+    the time is the mean of; `warmed_up`: without the slow first ones, which the plan does not know."""
     measured = _seconds(measured_seconds_per_step)
     if (predicted := plan.seconds_per_step) is not None:
         difference = measured_seconds_per_step / predicted - 1
@@ -267,6 +275,7 @@ def compare(plan: Plan, measured_seconds_per_step: float, measured_peak_bytes: i
         said = [text("predicted_time", **time)]
     else:
         said = [text("predicted_no_time", measured=measured)]
+    said[0] += " " + text("measured_over" if warmed_up else "measured_with_warm_up", steps=steps)
     if measured_peak_bytes is not None:
         tensors = plan.memory.tensors
         memory = {"predicted": _gib(tensors), "measured": _gib(measured_peak_bytes)}

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,14 +17,17 @@ import torch
 import torch.distributed as dist
 
 from aura.checkpoint import manifest, store
-from aura.cluster import gang
+from aura.cluster.activity import Activity
 from aura.cluster.devices import of_all_ranks
+from aura.cluster.gang import Gang
+from aura.cluster.join import join
 from aura.cluster.place import Place, check_compiler, choose_device, link_mbit, place_from_environment
 from aura.cluster.ranks import CollectiveFailed, Ranks, collective
+from aura.cluster.rendezvous import GangBroken, GangMismatch, GangRefused
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows, check_corpus
-from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, DataError
+from aura.errors import EXIT_DATA, EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE, AuraError, ConfigError, DataError
 from aura.model.export import export_checkpoint
 from aura.plan import gpus
 from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit, with_vocabulary
@@ -47,16 +51,48 @@ def run(
     backend: str,
     join_timeout: float,
     resume_from: Path | None = None,
+    activity: Activity | None = None,
 ) -> int:
-    """Train as the rank that the environment says; the exit code (see aura/errors.py)."""
-    attempt = Attempt(config, run_dir, backend)
+    """Train as the rank that the environment says; the exit code (see aura/errors.py). `activity`: who else watches."""
+    try:
+        attempt = Attempt(config, run_dir, backend, activity or Activity())
+    except AuraError as error:
+        return refuse(error, run_dir, join_timeout)
     return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
 
 
+def refuse(error: AuraError, run_dir: Path, join_timeout: float) -> int:
+    """This rank cannot take part, whatever the gang does; its exit code, once the others know it.
+
+    Nothing starts it again, so they would wait for it, be started again, and wait again, for ever.
+    """
+    print(error, file=sys.stderr, flush=True)
+    tell_the_others(error, run_dir, join_timeout)
+    return error.exit_code
+
+
+def tell_the_others(error: AuraError, run_dir: Path, join_timeout: float) -> None:
+    if error.exit_code not in (EXIT_USAGE, EXIT_DATA):
+        return
+    # What goes wrong from here on hides nothing: the sentence has been said.
+    with suppress(AuraError, GangBroken, GangMismatch, GangRefused, StoppedWhileWaiting):
+        if (place := place_from_environment()).world_size > 1:
+            join(
+                rank=place.rank,
+                world_size=place.world_size,
+                master_address=place.master_address,
+                master_port=place.master_port,
+                run=run_dir.absolute().name,
+                node=place.node,
+                join_timeout=join_timeout,
+                refusal=error,
+            )
+
+
 class Attempt:
-    def __init__(self, config: TrainConfig, run_dir: Path, backend: str) -> None:
+    def __init__(self, config: TrainConfig, run_dir: Path, backend: str, activity: Activity) -> None:
         """Raises ConfigError where this machine cannot do what is asked for."""
-        self.config, self.run_dir = config, run_dir
+        self.config, self.run_dir, self.activity = config, run_dir, activity
         self.place = place_from_environment()
         self.device, self.backend = choose_device(self.place, backend)
         if config.compile:
@@ -73,29 +109,38 @@ class Attempt:
         )
         self.saver = store.Saver(run_dir / "checkpoints", config.keep_checkpoints, config.keep_every)
         self.stop = StopSignal()
-        self.members: gang.Gang | None = None
+        self.members: Gang | None = None
 
     def run(self, corpus_dir: Path, log_dir: Path, join_timeout: float, resume_from: Path | None) -> int:
         """The exit code, whatever happens."""
         try:
-            corpus = self._read(corpus_dir)
-            if resume_from:
-                verify_first(resume_from)
-            elif steps := steps_done(self.run_dir, self.config, corpus):
+            try:
+                corpus = self._read(corpus_dir)
+                if resume_from:
+                    verify_first(resume_from)
+            except AuraError as error:
+                code = self._end("failed", str(error), error.exit_code)
+                tell_the_others(error, self.run_dir, join_timeout)
+                return code
+            if not resume_from and (steps := steps_done(self.run_dir, self.config, corpus)):
                 return self._already_done(steps)
             nodes = self._join(join_timeout)
             finished = self._train(corpus, log_dir, nodes, resume_from)
         except StoppedWhileWaiting:
             return self._end("stopped", console.text("stopped_waiting"), EXIT_OK)
-        except gang.GangBroken as error:
+        except GangBroken as error:
             return self._end("failed", str(error), EXIT_TEMPORARY)
-        except gang.GangMismatch as error:
+        except GangMismatch as error:
             return self._end("failed", str(error), ConfigError.exit_code)
+        except GangRefused as error:
+            return self._end("failed", str(error), error.exit_code)
         except CollectiveFailed as error:
             assert self.members
-            self._end_now(self.members.explain(error))
-        except AuraError as error:  # once the gang is there, these are raised by all ranks alike
+            self._end_now(*self.members.explain(error))
+        except AuraError as error:  # mostly raised by all ranks alike; where not, the others hear of it
             code = self._end("failed", str(error), error.exit_code)
+            if self.members:
+                self.members.give_up(str(error), code)
             leave(self.members)
             return code
         except Exception as error:
@@ -124,7 +169,7 @@ class Attempt:
             self.stop.waiting = False
             return [place.node]
         self.status.set(state="joining", message="waiting for the other ranks")
-        self.members = members = gang.join(
+        self.members = members = join(
             rank=place.rank,
             world_size=place.world_size,
             master_address=place.master_address,
@@ -136,7 +181,7 @@ class Attempt:
             report=say,
         )
         self.status.set(attempt=members.attempt, message="")
-        members.watch(self._end_now)
+        members.watch(self._end_now, self.activity)
         self.stop.waiting = False
         # A node without a usable GPU talks gloo only, and so do all with it.
         if self.backend == "nccl" and (slower := members.without_nccl()):
@@ -146,7 +191,7 @@ class Attempt:
         self._begin_collectives(members)
         return [member.node for member in members.members]
 
-    def _begin_collectives(self, members: gang.Gang) -> None:
+    def _begin_collectives(self, members: Gang) -> None:
         if self.backend == "nccl":
             # Waiting for an operation raises an error here; otherwise torch's watchdog ends the process by SIGABRT.
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
@@ -175,6 +220,7 @@ class Attempt:
             status=self.status,
             stop=self.stop,
             saver=self.saver,
+            activity=self.activity,
         )
         return trainer_of(this_run, resume_from).train()
 
@@ -215,21 +261,26 @@ class Attempt:
         self.status.set(state=state, message=sentence)
         return code
 
-    def _end_now(self, sentence: str) -> NoReturn:
+    def _end_now(self, sentence: str, code: int = EXIT_TEMPORARY) -> NoReturn:
         """Without destructors: those of torch.distributed may wait for ranks that are gone."""
-        self._end("failed", sentence, EXIT_TEMPORARY)
+        self._end("failed", sentence, code)
         self.saver.wait(SAVE_PATIENCE)
-        exit_now(EXIT_TEMPORARY)
+        exit_now(code)
 
     def _end_alone(self, error: Exception) -> NoReturn:
-        """What only this rank has met; the gang notices that it is gone."""
+        """What only this rank has met: the others hear of it, and where it is final they end with it."""
         if is_out_of_memory(error):
             sentence = out_of_memory(self.config, self.place, self.device)
             code = self._end("failed", sentence, ConfigError.exit_code)
         else:
             traceback.print_exc()
-            code = self._end("failed", f"{type(error).__name__}: {error}", 1)
+            sentence = f"{type(error).__name__}: {error}"
+            code = self._end("failed", sentence, 1)
+        if self.members:
+            self.members.give_up(sentence, code)
         self.saver.wait(SAVE_PATIENCE)
+        if self.members:
+            self.members.leave()
         exit_now(code)
 
 
@@ -287,7 +338,7 @@ def out_of_memory(config: TrainConfig, place: Place, device: torch.device) -> st
     return f"{what} The same step needs {now / needed:.0%} of the memory with {flags}{where}"
 
 
-def leave(members: gang.Gang | None) -> None:
+def leave(members: Gang | None) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     if members:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from aura.cluster.activity import UNCOUNTED
 from aura.config import TrainConfig
 from aura.plan.flops import flops_per_token
 from aura.plan.plan import Plan, compare
 from aura.texts import console
-
-UNCOUNTED = 3  # first steps: they compile kernels, fill caches and wait for late ranks
 
 
 class Pace:
@@ -37,9 +36,12 @@ class Pace:
     def compared(self) -> str:
         """What was predicted, and what was measured."""
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
-        return compare(self.plan, self._seconds_per_step, peak)
+        return compare(self.plan, self._seconds_per_step, peak, self._counted, self.steps > UNCOUNTED)
+
+    @property
+    def _counted(self) -> int:
+        return self.steps - UNCOUNTED if self.steps > UNCOUNTED else self.steps
 
     @property
     def _seconds_per_step(self) -> float:
-        counted = self.steps - UNCOUNTED if self.steps > UNCOUNTED else self.steps
-        return self.seconds / counted
+        return self.seconds / self._counted

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from aura.checkpoint.store import Saver
+from aura.cluster.activity import Activity
 from aura.cluster.place import Place
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
@@ -32,6 +33,7 @@ class Run:
     status: Status
     stop: StopSignal
     saver: Saver
+    activity: Activity  # what the heartbeat says of this rank
 
     @property
     def leads(self) -> bool:

@@ -46,14 +46,17 @@ class Trainer:
         for observer in self.observers:
             observer.begin()
         self.run.status.set(state="training", step=self.progress.step)
-        stopping = False
+        stopping, activity = False, self.run.activity
         while self.progress.step < self.config.steps and not stopping:
+            activity.compute(self.progress.step + 1)
             started = time.perf_counter()
             self.strategy.begin_step()
             loss_sum = self.forward_and_backward()
             told = Told(loss_sum, self.batches.tokens, self.run.stop.requested, self.loss_scale.value)
             lr = learning_rate(self.config, self.progress.step)
+            activity.exchange()
             outcome = self.strategy.apply(told, lr)
+            activity.rest()
             self.refuse_what_is_not_finite(outcome)
             step = self.commit(outcome, lr, time.perf_counter() - started)
             for observer in self.observers:

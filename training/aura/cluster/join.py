@@ -1,0 +1,223 @@
+"""How the ranks of an attempt find each other (docs/attempts.md): all of them, or none."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from torch.distributed import PrefixStore, Store
+
+from aura.cluster.gang import SILENCE_HURT, Gang
+from aura.cluster.rendezvous import (
+    CONNECT_TIMEOUT,
+    GangBroken,
+    GangMismatch,
+    GangRefused,
+    Member,
+    connect,
+    now,
+    open_store,
+    own_address,
+    patiently,
+    read,
+    read_header,
+    read_members,
+    scoped,
+)
+from aura.errors import AuraError
+
+Report = Callable[[str], None]
+
+
+def join(
+    *,
+    rank: int,
+    world_size: int,
+    master_address: str,
+    master_port: int,
+    run: str,
+    node: str,
+    backend: str = "gloo",
+    join_timeout: float = 600.0,
+    refusal: AuraError | None = None,
+    report: Report = print,
+) -> Gang:
+    """Wait until all `world_size` ranks of one attempt have come, and return the gang.
+
+    `refusal`: this rank comes only to say that it cannot take part. Raises GangBroken when not all have come within
+    `join_timeout` seconds or the port is taken, GangMismatch when rank 0 has another run or another world size,
+    GangRefused when a rank cannot take part: the same on all ranks.
+    """
+    deadline = now() + join_timeout
+    me = Member(
+        rank,
+        node,
+        own_address(master_address, master_port),
+        secrets.token_hex(8),
+        backend,
+        str(refusal) if refusal else "",
+        refusal.exit_code if refusal else 0,
+    )
+    if rank == 0:
+        return _open_attempt(me, world_size, master_address, master_port, run, deadline, report)
+    return _join_attempt(me, world_size, master_address, master_port, run, deadline, report)
+
+
+def _open_attempt(
+    me: Member, world_size: int, address: str, port: int, run: str, deadline: float, report: Report
+) -> Gang:
+    """Rank 0: hold the store, issue the attempt's id, wait for everybody, seal."""
+    store = open_store(address, port, me.node, deadline, report)
+    attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    store.set("attempt", json.dumps({"attempt": attempt, "run": run, "world_size": world_size}))
+    keys = PrefixStore(attempt, store)
+    keys.set("join/0", json.dumps(asdict(me)))
+    report(f"Attempt {attempt}: rank 0 waits for {world_size - 1} other ranks on port {port}.")
+
+    seen: dict[str, tuple[int, float]] = {}
+    next_report = now() + 10
+    while True:
+        joined = [me, *(member for rank in range(1, world_size) if (member := _joined(keys, rank)))]
+        for member in joined:
+            if member.refusal:
+                _tell_all(keys, member, world_size, deadline, report)
+        alive = [member for member in joined if member is me or _is_alive(keys, member, seen)]
+        missing = sorted(set(range(world_size)) - {member.rank for member in alive})
+        if not missing:
+            break
+        if now() > deadline:
+            raise GangBroken(f"Attempt {attempt}: {_ranks(missing)} did not come in time.")
+        if now() > next_report:
+            report(f"Attempt {attempt}: still waiting for {_ranks(missing)}.")
+            next_report = now() + 10
+        time.sleep(0.2)
+    keys.set("sealed", json.dumps([asdict(member) for member in alive]))
+    report(f"Attempt {attempt} is sealed: {world_size} ranks.")
+    return Gang(me, attempt, alive, store, scoped(connect(address, port)))
+
+
+def _joined(keys: Store, rank: int) -> Member | None:
+    key = f"join/{rank}"
+    return read_members(keys, key)[0] if keys.check([key]) else None
+
+
+def _is_alive(keys: Store, member: Member, seen: dict[str, tuple[int, float]]) -> bool:
+    """Has it beaten during the last seconds? `seen`: beats by token, and since when they are so many."""
+    beats, time_now = keys.add(f"beat/{member.token}", 0), now()
+    count, since = seen.get(member.token, (0, time_now))
+    if beats != count:
+        seen[member.token] = (beats, time_now)
+        return True
+    return count > 0 and time_now - since < SILENCE_HURT
+
+
+def _tell_all(keys: Store, member: Member, world_size: int, deadline: float, report: Report) -> None:
+    """Rank 0, when a rank cannot take part: the store stays up until every rank knows it, or `deadline` is over.
+
+    Raises GangRefused. Whoever is not told would wait for rank 0, start again, and wait again, for ever.
+    """
+    sentence = f"{member} cannot take part: {member.refusal}"
+    keys.set("refused", json.dumps({"sentence": sentence, "exit_code": member.exit_code}))
+    report(sentence)
+    next_report = now() + 10
+    while untold := [rank for rank in range(1, world_size) if not keys.check([f"told/{rank}"])]:
+        if now() > deadline:
+            break
+        if now() > next_report:
+            report(f"Nobody trains; still waiting for {_ranks(untold)}, to say so there too.")
+            next_report = now() + 10
+        time.sleep(0.2)
+    raise GangRefused(sentence, member.exit_code)
+
+
+class _Patient:
+    """A store whose operations raise RuntimeError when no answer comes, where torch's may wait for ever."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def check(self, key: str) -> bool:
+        return patiently(lambda: self.store.check([key]))
+
+    def ask(self, reader: Callable[[Store], Any]) -> Any:
+        return patiently(lambda: reader(self.store))
+
+    def set(self, key: str, value: str) -> None:
+        patiently(lambda: self.store.set(key, value))
+
+    def beat(self, token: str) -> None:
+        patiently(lambda: self.store.add(f"beat/{token}", 1))
+
+
+def _join_attempt(
+    me: Member, world_size: int, address: str, port: int, run: str, deadline: float, report: Report
+) -> Gang:
+    """Every other rank: find the store, join its attempt, wait for the seal; start over when rank 0 goes."""
+    said = ""
+
+    def say(sentence: str) -> None:
+        nonlocal said
+        if sentence != said:
+            report(sentence)
+        said = sentence
+
+    def reach() -> Store:
+        return scoped(patiently(lambda: connect(address, port), 2 * CONNECT_TIMEOUT))
+
+    turned_away_from = ""
+    while now() < deadline:
+        try:
+            store = reach()
+            if not _Patient(store).check("attempt"):
+                time.sleep(0.2)
+                continue
+            header = _Patient(store).ask(read_header)
+            attempt = header["attempt"]
+            if header["run"] != run or header["world_size"] != world_size:
+                raise GangMismatch(
+                    f"Rank 0 at {address}:{port} trains run {header['run']!r} with {header['world_size']} ranks, "
+                    f"but rank {me.rank} on {me.node} was started for run {run!r} with {world_size}."
+                )
+            keys = _Patient(PrefixStore(attempt, store))
+            if attempt != turned_away_from:
+                if not keys.check("sealed"):
+                    keys.set(f"join/{me.rank}", json.dumps(asdict(me)))
+                    say(f"Attempt {attempt}: rank {me.rank} has joined and waits for the others.")
+                members = _wait_for_seal(_Patient(store), keys, me, attempt, deadline)
+                if me in members:
+                    return Gang(me, attempt, members, store, reach())
+                keys.set(f"claim/{me.rank}", me.token)
+                turned_away_from = attempt
+            say(
+                f"Attempt {attempt} is sealed without this start of rank {me.rank}: turned away, waiting for the next."
+            )
+            time.sleep(0.5)
+        except RuntimeError:
+            say(f"Waiting for rank 0 at {address}:{port}.")
+            time.sleep(0.5)
+    raise GangBroken(f"Rank {me.rank} on {me.node} could not join a gang at {address}:{port} in time.")
+
+
+def _wait_for_seal(
+    store: _Patient, keys: _Patient, me: Member, attempt: str, deadline: float
+) -> list[Member]:
+    """Beat until the attempt is sealed; the members. Raises RuntimeError when it is given up meanwhile, GangRefused
+    when a rank cannot take part."""
+    while not keys.check("sealed"):
+        if keys.check("refused"):
+            refused = keys.ask(lambda store: read(store, "refused"))
+            keys.set(f"told/{me.rank}", "yes")
+            raise GangRefused(str(refused["sentence"]), int(refused["exit_code"]))
+        keys.beat(me.token)
+        if store.ask(read_header)["attempt"] != attempt or now() > deadline:
+            raise RuntimeError("the attempt was given up")
+        time.sleep(0.5)
+    return list(keys.ask(lambda store: read_members(store, "sealed")))
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
