@@ -34,11 +34,19 @@ def sleep_for_a_minute() -> None:
 
 
 def work(
-    rank: int, world_size: int, port: int, run: str, seconds: float, output: str, fault: str, reached_at: int
+    rank: int,
+    world_size: int,
+    port: int,
+    run: str,
+    seconds: float,
+    output: str,
+    fault: str,
+    reached_at: int,
+    least: float,
 ) -> None:
     sys.stdout = open(output, "w")  # noqa: SIM115 - open until the process ends
     torch.set_num_threads(1)
-    activity_module.LEAST = 3.0
+    activity_module.LEAST = least
     try:
         gang = join(
             rank=rank,

@@ -35,11 +35,12 @@ class Rank:
         seconds: float,
         fault: str,
         reached_at: int,
+        least: float,
     ) -> None:
         self.rank, self.port = rank, port
         self.output = folder / f"rank{rank}-{time.monotonic_ns()}.txt"
         self.output.touch()
-        arguments = (rank, world_size, port, run, seconds, str(self.output), fault, reached_at)
+        arguments = (rank, world_size, port, run, seconds, str(self.output), fault, reached_at, least)
         self.process = PROCESSES.Process(target=gang_worker.work, args=arguments, daemon=True)
         self.process.start()
 
@@ -82,8 +83,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         seconds: float = 60,
         fault: str = "",
         reached_at: int = 0,
+        least: float = 30,
     ) -> Rank:
-        started.append(Rank(tmp_path, rank, world_size, port, run, seconds, fault, reached_at))
+        started.append(Rank(tmp_path, rank, world_size, port, run, seconds, fault, reached_at, least))
         return started[-1]
 
     yield start_rank
@@ -92,8 +94,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         rank.process.join()
 
 
-def working_gang(start: Start, faults: dict[int, str] | None = None) -> list[Rank]:
-    gang = [start(rank, fault=(faults or {}).get(rank, "")) for rank in range(3)]
+def working_gang(start: Start, faults: dict[int, str] | None = None, least: float = 30) -> list[Rank]:
+    """`least`: seconds before which no step counts as stalled."""
+    gang = [start(rank, fault=(faults or {}).get(rank, ""), least=least) for rank in range(3)]
     for rank in gang:
         rank.wait_for("WORKS", 30)
     return gang
@@ -198,7 +201,7 @@ def test_a_member_that_gives_up_ends_all_with_its_sentence_and_code(start: Start
 
 @pytest.mark.parametrize("guilty", [0, 1])
 def test_a_main_thread_that_hangs_is_named_although_its_heartbeat_goes_on(start: Start, guilty: int) -> None:
-    for rank in working_gang(start, {guilty: "hang"}):
+    for rank in working_gang(start, {guilty: "hang"}, least=5):
         assert rank.exit_code(25) == 75, rank.text()
         (sentence,) = rank.lines("BROKEN")
         assert sentence.startswith(f"rank {guilty} on node{guilty}"), sentence
@@ -230,8 +233,8 @@ def test_what_no_rank_has_written_in_the_store_ends_all_with_a_sentence(start: S
         gang = [start(rank) for rank in (0, 1)]
         gang[1].wait_for("has joined", 20)
     timeout = timedelta(seconds=10)
-    store = TCPStore("127.0.0.1", gang[0].port, is_master=False, timeout=timeout, wait_for_workers=False)
-    store = PrefixStore("aura", store)
+    base = TCPStore("127.0.0.1", gang[0].port, is_master=False, timeout=timeout, wait_for_workers=False)
+    store = PrefixStore("aura", base)
     if moment == "while they work":
         store.set("attempt", "GET / HTTP/1.1")
     else:
