@@ -94,6 +94,37 @@ def _print_help() -> None:
 
 def train(argv: list[str]) -> int:
     """Read the command line and check the configuration; torch is imported only after that."""
+    arguments = _train_parser().parse_args(argv)
+    run_dir = arguments.run_dir or Path("runs", arguments.preset)
+    activity = Activity()
+    watchdog.start(activity)  # before torch, which a slow disk takes long to read
+    try:
+        config = resolve_here(arguments.preset, given_settings(arguments), arguments.corpus, run_dir)
+        _check_paths(arguments.corpus, config.vocab_size, run_dir, arguments.resume_from)
+        take_best_gpu()
+    except AuraError as error:
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            raise
+        from aura.run.attempt import refuse
+
+        return refuse(error, run_dir, arguments.join_timeout)
+
+    from aura.run.attempt import run
+
+    log_dir = arguments.log_dir or run_dir / "tensorboard"
+    return run(
+        config,
+        arguments.corpus,
+        run_dir,
+        log_dir,
+        arguments.backend,
+        arguments.join_timeout,
+        resume_from=arguments.resume_from,
+        activity=activity,
+    )
+
+
+def _train_parser() -> Parser:
     parser = Parser(
         prog="aura train",
         description="Train a model. Without RANK and WORLD_SIZE in the environment it is one process; with them (and "
@@ -133,34 +164,7 @@ def train(argv: list[str]) -> int:
         "--use-custom-model", action="store_true", help="accepted, as the guides have it; no effect"
     )
     add_flags(parser)
-    arguments = parser.parse_args(argv)
-    run_dir = arguments.run_dir or Path("runs", arguments.preset)
-    activity = Activity()
-    watchdog.start(activity)  # before torch, which a slow disk takes long to read
-    try:
-        config = resolve_here(arguments.preset, given_settings(arguments), arguments.corpus, run_dir)
-        _check_paths(arguments.corpus, config.vocab_size, run_dir, arguments.resume_from)
-        take_best_gpu()
-    except AuraError as error:
-        if os.environ.get("WORLD_SIZE", "1") == "1":
-            raise
-        from aura.run.attempt import refuse
-
-        return refuse(error, run_dir, arguments.join_timeout)
-
-    from aura.run.attempt import run
-
-    log_dir = arguments.log_dir or run_dir / "tensorboard"
-    return run(
-        config,
-        arguments.corpus,
-        run_dir,
-        log_dir,
-        arguments.backend,
-        arguments.join_timeout,
-        resume_from=arguments.resume_from,
-        activity=activity,
-    )
+    return parser
 
 
 def _check_paths(corpus: Path, vocab_size: int, run_dir: Path, resume_from: Path | None) -> None:
