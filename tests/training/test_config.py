@@ -16,7 +16,7 @@ TRAINING = Path(config.__file__).parents[1]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PYTHONPATH": str(TRAINING), "PATH": "/usr/bin:/bin"}
+    environment = {"PYTHONPATH": str(TRAINING), "PATH": "/usr/bin:/bin", "AURA_LANG": "en"}
     return subprocess.run(
         [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
     )
@@ -83,13 +83,22 @@ def test_the_digest_sees_every_setting() -> None:
 
 def test_as_a_program() -> None:
     good = run(
-        "-m", "aura.config", "--preset", "gpt2-nano", "--set", "steps=7", "batch-size=3", "--set", "lr=1e-4"
+        "-m",
+        "aura",
+        "config",
+        "--preset",
+        "gpt2-nano",
+        "--set",
+        "steps=7",
+        "batch-size=3",
+        "--set",
+        "lr=1e-4",
     )
     assert good.returncode == 0, good.stderr
     values = json.loads(good.stdout)
     assert (values["steps"], values["batch_size"], values["lr"]) == (7, 3, 1e-4)
 
-    bad = run("-m", "aura.config", "--preset", "gpt2-nano", "--set", "stepps=7")
+    bad = run("-m", "aura", "config", "--preset", "gpt2-nano", "--set", "stepps=7")
     assert (bad.returncode, bad.stdout) == (64, "")
     assert bad.stderr.startswith("Unknown setting 'stepps'.")
     assert bad.stderr.count("\n") == 1

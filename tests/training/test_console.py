@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import string
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,15 +36,60 @@ def test_both_languages_have_the_same_keys_with_the_same_values() -> None:
         assert next(values) == next(values), key
 
 
-def test_every_sentence_that_the_code_asks_for_is_there() -> None:
+SPEAKERS = {"text", "in_words", "ConfigError", "DataError", "CheckFailed"}  # their first argument is a key
+
+
+def spoken() -> Iterator[tuple[str, ast.Call]]:
+    """Every call in the package that names a sentence, and where it is."""
     package = Path(console.__file__).parents[1]
-    asked = {
-        key
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and node.args:
+                name = (
+                    node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                )
+                if name in SPEAKERS:
+                    yield f"{path.relative_to(package)}:{node.lineno}", node
+
+
+def test_every_sentence_that_the_code_asks_for_is_there_with_its_values() -> None:
+    """Also of errors: who meets one shall not meet a KeyError in its place."""
+    asked = set()
+    for place, call in spoken():
+        first = call.args[0]
+        if not (isinstance(first, ast.Constant) and isinstance(first.value, str)):
+            continue  # chosen before, or put together
+        assert first.value in console.SENTENCES["es"], f"{place}: {first.value}"
+        asked.add(first.value)
+        given = {word.arg for word in call.keywords}
+        wanted = {
+            field
+            for _, field, _, _ in string.Formatter().parse(console.SENTENCES["en"][first.value])
+            if field
+        }
+        # None: **values
+        assert wanted == given or (None in given and given - {None} <= wanted), f"{place}: {wanted} {given}"
+    assert len(asked) > 180
+
+
+def test_no_sentence_is_left_that_nobody_says() -> None:
+    package = Path(console.__file__).parents[1]
+    words = {
+        node.value
         for path in package.rglob("*.py")
-        for key in re.findall(r"\btext\(\s*\"(\w+)\"", path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant)
     }
-    assert len(asked) > 60
-    assert asked <= set(console.SENTENCES["es"]), asked - set(console.SENTENCES["es"])
+    built = ("memory_", "plan_")  # keys that the plan puts together
+    assert not [key for key in console.SENTENCES["es"] if key not in words and not key.startswith(built)]
+
+
+def test_no_error_says_a_sentence_of_its_own() -> None:
+    """In one language only, that is."""
+    for place, call in spoken():
+        for part in ast.walk(call):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                assert not re.search(r"[a-z]{3,} [a-z]{2,} [a-z]{2,}", part.value), f"{place}: {part.value}"
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def test_the_table_of_gpus_is_sound() -> None:
     ("words", "message"),
     [
         (["--gpu", "RTX 9999"], "GPU 'RTX 9999' is not in the table"),
-        (["--gpu", "A100"], "A100 40GB or A100 80GB"),
+        (["--gpu", "A100"], "A100 40GB, A100 80GB"),
         (["--peak-tflops", "30"], "belong together"),
         (["--gpu", "3060", "--epochs", "3"], "epochs=3 are passes over a corpus: name it with --corpus"),
         (["--gpu", "3060", "--nodes", "0"], "0 must be more than 0"),

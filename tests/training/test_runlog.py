@@ -132,7 +132,7 @@ def test_what_a_killed_run_leaves_when_it_is_done(corpus: Corpus, tmp_path: Path
     before = rows(trainer.run_dir / LOG)
     assert [entry["step"] for entry in before] == ["1", "5", "10", "15"]
     resumed = complete(start(tmp_path, corpus, 1))[0]
-    found = re.search(r"Se continúa después del paso (\d+)\.", resumed.text)
+    found = re.search(r"Continuing after step (\d+)\.", resumed.text)
     assert found  # 15, or 10 when it was killed before step 15 was on the disk
     steps = {1, 5, 10, 15, int(found[1]) + 1, 20}
     after = rows(trainer.run_dir / LOG)
@@ -145,7 +145,7 @@ def test_what_a_killed_run_leaves_when_it_is_done(corpus: Corpus, tmp_path: Path
 
     there = trainer.run_dir / "checkpoints" / "checkpoint-step-15"
     again = complete(start(tmp_path, corpus, 1, f"--resume-from {there}"))[0]
-    assert "Se continúa después del paso 15." in again.text
+    assert "Continuing after step 15." in again.text
     assert [int(entry["step"]) for entry in rows(trainer.run_dir / LOG)] == sorted({*steps, 16})
     assert any(name.startswith("superseded-checkpoint-step-20") for name in again.checkpoints())
     assert (trainer.run_dir / "final" / export.MODEL).read_bytes() == final  # the same steps, the same bits

@@ -58,7 +58,7 @@ def test_torchrun_on_two_nodes_with_unlike_processors(corpus: Corpus, tmp_path: 
         assert re.findall(rf"^{line}(\d+) \| Loss: .* \| Sync=(\w+)$", output, re.M) == [
             (step, "OK") for step in ("1", "5", "10", "15", "20")
         ]
-        assert "Entrenamiento completado. Gradientes sincronizados." in output
+        assert "Training completed. Gradients synchronised." in output
     files = [tmp_path / f"node{node}/run/checkpoints/checkpoint-step-20" for node in (0, 1)]
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (files[0] / name).read_bytes() == (files[1] / name).read_bytes()

@@ -83,7 +83,7 @@ def test_fp16_leaves_out_a_step_that_overflows_on_one_rank(corpus: Corpus, tmp_p
     settings = "--precision fp16 --save-every 1 --keep-checkpoints 9 --steps 5 --validation-windows 2"
     ranks = complete(start(tmp_path, corpus, 2, settings, faults={1: infinite_gradient(4)}))
     assert (
-        "Step 4: gradiente no finito con la escala 2048; el paso se omite, la escala baja a 1024."
+        "Step 4: gradient not finite at scale 2048; the step is left out, the scale is now 1024."
         in ranks[0].text
     )
     for trainer in ranks:
@@ -103,7 +103,7 @@ def test_a_run_may_go_on_in_another_precision(corpus: Corpus, tmp_path: Path) ->
 def test_fp16_keeps_its_scale_across_a_resume(corpus: Corpus, tmp_path: Path) -> None:
     settings = "--precision fp16 --steps 6 --validation-windows 2"
     (straight,) = complete(start(tmp_path / "a", corpus, 1, settings))
-    assert "Precisión activa: fp16 | Autocast=ON | GradScaler=ON" in straight.text
+    assert "Precision: fp16 | Autocast=ON | GradScaler=ON" in straight.text
     (first,) = start(tmp_path / "b", corpus, 1, settings, faults={0: at_step(3, send_self(signal.SIGTERM))})
     assert first.end() == 0
     (second,) = complete(start(tmp_path / "b", corpus, 1, settings))

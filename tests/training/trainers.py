@@ -84,6 +84,7 @@ def start(
     world_size: int,
     settings: str = "",
     faults: dict[int, Fault] | None = None,
+    language: str = "en",
 ) -> list[Trainer]:
     """All ranks of a run in `folder`; `settings` come after TINY's. `corpus` may be a list with one per rank."""
     folder.mkdir(exist_ok=True)
@@ -91,7 +92,7 @@ def start(
     ranks = []
     for rank in range(world_size):
         of_rank = corpus[rank] if isinstance(corpus, list) else corpus
-        environment = {"AURA_NODE": f"node{rank}", "GLOO_SOCKET_IFNAME": "lo"}
+        environment = {"AURA_NODE": f"node{rank}", "GLOO_SOCKET_IFNAME": "lo", "AURA_LANG": language}
         if world_size > 1:
             environment |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

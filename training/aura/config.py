@@ -13,14 +13,13 @@ import hashlib
 import json
 import math
 import operator
-import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from typing import Any
 
-from aura.errors import ConfigError, Parser, did_you_mean
+from aura.errors import ConfigError, Parser, did_you_mean, in_words
 
 
 def _setting(text: str, **limits: Any) -> Any:
@@ -117,20 +116,15 @@ class TrainConfig:
         for setting in fields(self):
             _check_limits(setting.name, getattr(self, setting.name), setting.metadata)
         if self.parameter_format == "bf16" and self.precision != "bf16":
-            raise ConfigError(
-                f"parameter_format=bf16 needs precision=bf16, this is precision={self.precision}: set both."
-            )
+            raise ConfigError("bf16_parameters_need_bf16", precision=self.precision)
         if self.optimizer == "muon" and (self.parameter_format, self.moment_format) != ("fp32", "fp32"):
             raise ConfigError(
-                f"optimizer=muon needs parameter_format=fp32 and moment_format=fp32, this is parameter_format="
-                f"{self.parameter_format} and moment_format={self.moment_format}: set both, or optimizer=adamw."
+                "muon_needs_fp32", parameter_format=self.parameter_format, moment_format=self.moment_format
             )
         if self.wire == "bf16" and self.strategy != "sharded":
-            raise ConfigError(
-                f"wire=bf16 needs strategy=sharded, this is strategy={self.strategy}: set both, or wire=fp32."
-            )
+            raise ConfigError("wire_needs_sharded", strategy=self.strategy)
         if self.d_model % self.heads:
-            raise ConfigError(f"d_model={self.d_model} cannot be divided among heads={self.heads}.")
+            raise ConfigError("heads_do_not_divide", d_model=self.d_model, heads=self.heads)
 
     def batch_sizes(self, ranks: int) -> list[int]:
         """Micro-batch of every rank [sequences]. Raises ConfigError."""
@@ -138,13 +132,10 @@ class TrainConfig:
             return [self.batch_size] * ranks
         words = self.rank_batch_sizes.split(",")
         if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-            raise ConfigError(
-                f"rank_batch_sizes={self.rank_batch_sizes!r} must be whole numbers above 0 with commas between them, "
-                "one for each rank, such as 8,4,4,2,2."
-            )
+            raise ConfigError("rank_batch_sizes_wrong", value=self.rank_batch_sizes)
         if len(words) != ranks:
             raise ConfigError(
-                f"rank_batch_sizes={self.rank_batch_sizes!r} has {len(words)} numbers, but {ranks} ranks take part."
+                "rank_batch_sizes_count", value=self.rank_batch_sizes, count=len(words), ranks=ranks
             )
         return [int(word) for word in words]
 
@@ -196,20 +187,17 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     names = [*preset_names(), AUTO, MANUAL]
     if preset not in names:
         raise ConfigError(
-            f"Unknown preset {preset!r}.{did_you_mean(preset, names)} There are: {', '.join(names)}."
+            "unknown_preset", preset=preset, hint=did_you_mean(preset, names), names=", ".join(names)
         )
     if preset == AUTO:
-        raise ConfigError(
-            "preset=auto looks at the GPU of one machine, and several ranks could decide differently: let "
-            "`aura plan --preset auto` choose on the node with the smallest GPU, and use the preset that it names."
-        )
+        raise ConfigError("auto_with_ranks")
     text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
     values = tomllib.loads(text) | given
     lacking = ["/".join(_flags(name)) for name in MANUAL_NEEDS if name not in values]
     if preset == MANUAL and lacking:
-        raise ConfigError(f"preset=manual needs the size of the model: {', '.join(lacking)} missing.")
+        raise ConfigError("manual_incomplete", missing=", ".join(lacking))
     if missing := sorted(set(SETTINGS) - set(values)):
-        raise ConfigError(f"Preset {preset!r} is not complete: {', '.join(missing)} missing.")
+        raise ConfigError("preset_incomplete", preset=preset, missing=", ".join(missing))
     return from_values({"preset": preset, **values})
 
 
@@ -223,7 +211,7 @@ def canonical(overrides: Mapping[str, Any]) -> dict[str, Any]:
         if name not in SETTINGS and name != "preset":
             raise _unknown_setting(name)
         if name in said:
-            raise ConfigError(f"{said[name]} and {spelling} are the same setting: give only one of them.")
+            raise ConfigError("same_setting_twice", one=said[name], other=spelling)
         values[name], said[name] = value, spelling
     return values
 
@@ -260,20 +248,24 @@ def from_values(values: Mapping[str, Any]) -> TrainConfig:
         if name not in SETTINGS and name != "preset":
             raise _unknown_setting(name)
     if missing := sorted(set(SETTINGS) - set(values)):
-        raise ConfigError(f"The configuration is not complete: {', '.join(missing)} missing.")
+        raise ConfigError("configuration_incomplete", missing=", ".join(missing))
     typed = {name: _typed(name, values[name], setting.type) for name, setting in SETTINGS.items()}
     return TrainConfig(preset=str(values.get("preset", "")), **typed)
 
 
 def _unknown_setting(name: str) -> ConfigError:
     names = ", ".join(SETTINGS)
-    return ConfigError(f"Unknown setting {name!r}.{did_you_mean(name, SETTINGS)} There are: {names}.")
+    return ConfigError("unknown_setting", name=name, hint=did_you_mean(name, SETTINGS), names=names)
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
     """`value` as int, float, bool or str; text is parsed, and 2.0 is not an int."""
-    wanted = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}[kind]
-    wrong = ConfigError(f"{name}={value!r} is not {wanted} ({SETTINGS[name].metadata['help']}).")
+    wanted = in_words(
+        {"int": "a_whole_number", "float": "a_number", "bool": "true_or_false", "str": "a_word"}[kind]
+    )
+    wrong = ConfigError(
+        "setting_has_wrong_type", name=name, value=value, wanted=wanted, help=SETTINGS[name].metadata["help"]
+    )
     if kind == "bool" and str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
     if kind == "bool" or isinstance(value, bool):
@@ -293,16 +285,20 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
 def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     if (choices := limits.get("choices")) and value not in choices:
         raise ConfigError(
-            f"{name}={value!r} is unknown.{did_you_mean(str(value), choices)} There are: {', '.join(choices)}."
+            "setting_has_unknown_value",
+            name=name,
+            value=value,
+            hint=did_you_mean(str(value), choices),
+            choices=", ".join(choices),
         )
-    for limit, words, is_met in (
-        ("minimum", "at least", operator.ge),
-        ("maximum", "at most", operator.le),
-        ("above", "more than", operator.gt),
-        ("below", "less than", operator.lt),
+    for limit, key, is_met in (
+        ("minimum", "setting_at_least", operator.ge),
+        ("maximum", "setting_at_most", operator.le),
+        ("above", "setting_more_than", operator.gt),
+        ("below", "setting_less_than", operator.lt),
     ):
         if limit in limits and not is_met(value, limits[limit]):
-            raise ConfigError(f"{name}={value} must be {words} {limits[limit]} ({limits['help']}).")
+            raise ConfigError(key, name=name, value=value, limit=limits[limit], help=limits["help"])
 
 
 def as_words(settings: Mapping[str, Any]) -> str:
@@ -314,7 +310,7 @@ def parse_assignments(words: list[str]) -> dict[str, str]:
     """['steps=20', 'lr=1e-3'] as a dictionary."""
     for word in words:
         if "=" not in word:
-            raise ConfigError(f"{word!r} is not of the form setting=value.")
+            raise ConfigError("no_assignment", word=word)
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
@@ -333,15 +329,7 @@ def main(argv: list[str]) -> int:
         return 0
     overrides = canonical(parse_assignments(arguments.set))
     if not arguments.preset and "preset" not in overrides:
-        parser.error(f"--preset is missing. There are: {', '.join([*preset_names(), MANUAL])}.")
+        parser.error(in_words("preset_missing", names=", ".join([*preset_names(), MANUAL])))
     config = resolve(arguments.preset, overrides)
     print(json.dumps(asdict(config), indent=2))
     return 0
-
-
-if __name__ == "__main__":
-    try:
-        raise SystemExit(main(sys.argv[1:]))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(error.exit_code) from None

@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and errors whose text is one sentence for a person.
+"""How a command ends: exit codes, and errors whose text is one sentence for a person, in the person's language.
 
 No torch and no other third-party package is imported here, nor in cli, config and corpus: `aura config` has to
 answer at once, also on a controller that has no torch.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 EXIT_OK = 0
@@ -18,10 +18,36 @@ EXIT_DATA = 65  # what was read or computed cannot be trusted: starting again do
 EXIT_TEMPORARY = 75  # start me again: the gang broke, or this rank was turned away
 
 
+def _unworded(key: str, /, **values: object) -> str:
+    return f"{key} {values}"
+
+
+_words: Callable[..., str] = _unworded
+
+
+def speak_with(words: Callable[..., str]) -> None:
+    """Leaves know no texts: aura/texts/console.py says, when it is imported, how a key and values become a sentence."""
+    global _words
+    _words = words
+
+
+def in_words(key: str, /, **values: object) -> str:
+    """The sentence (or the part of one) that aura/texts has under `key`."""
+    return _words(key, **values)
+
+
 class AuraError(Exception):
-    """The text says what is wrong and what to do; `exit_code` says whether starting again may help."""
+    """A sentence of aura/texts, by its key, with the values that are put into it: what is wrong and what to do.
+    `exit_code` says whether starting again may help."""
 
     exit_code = 1
+
+    def __init__(self, key: str, /, **values: object) -> None:
+        super().__init__(key)
+        self.key, self.values = key, values
+
+    def __str__(self) -> str:
+        return in_words(self.key, **self.values)
 
 
 class ConfigError(AuraError):
@@ -44,12 +70,13 @@ class Parser(argparse.ArgumentParser):
         words = [_with_hyphens(word) for word in args]
         for command, flags in self.elsewhere.items():
             if named := [flag for flag in flags if any(word.split("=")[0] == flag for word in words)]:
-                self.error(f"{', '.join(named)}: for `{command}`, not here. See {command} --help.")
+                self.error(in_words("flag_elsewhere", flags=", ".join(named), command=command))
         parsed, unknown = self.parse_known_args(words)
         if unknown:
             flag = unknown[0].split("=")[0]
             valid = [flag for action in self._actions for flag in action.option_strings if flag != "-h"]
-            self.error(f"unknown argument {flag!r}.{did_you_mean(flag, valid)} See {self.prog} --help.")
+            hint = did_you_mean(flag, valid)
+            self.error(in_words("unknown_argument", flag=flag, hint=hint, program=self.prog))
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -67,4 +94,4 @@ def _with_hyphens(word: str) -> str:
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """' Did you mean 'x'?' for the nearest valid word, or '' when none is near."""
     near = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return f" {in_words('did_you_mean', word=near[0])}" if near else ""

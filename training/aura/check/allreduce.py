@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 from aura.errors import AuraError, ConfigError, Parser
+from aura.texts.console import text
 
 ELEMENTS = 1024 * 1024  # float32: 4 MiB, more than one packet, less than a second on 100 Mbit/s
 GOODBYE = 2.0  # seconds that rank 0, who holds the store, stays for the others
@@ -46,12 +47,12 @@ class Rank:
 
 def read_environment() -> Rank:
     def number(name: str, otherwise: str = "") -> int:
-        text = os.environ.get(name, otherwise)
-        if not text.isdecimal():
-            found = f"{text!r}, not a number" if text else "not set"
-            hint = "start with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
-            raise ConfigError(f"{name} is {found}: {hint}.")
-        return int(text)
+        value = os.environ.get(name, otherwise)
+        if not value.isdecimal():
+            if value:
+                raise ConfigError("variable_is_no_number", name=name, value=value)
+            raise ConfigError("variable_missing", name=name)
+        return int(value)
 
     me = Rank(
         rank=number("RANK"),
@@ -62,9 +63,9 @@ def read_environment() -> Rank:
         node=socket.gethostname(),
     )
     if not me.address:
-        raise ConfigError("MASTER_ADDR is not set: it is the address of rank 0's node.")
+        raise ConfigError("no_master_address")
     if me.rank >= me.world_size:
-        raise ConfigError(f"RANK {me.rank} does not exist with WORLD_SIZE {me.world_size}.")
+        raise ConfigError("no_such_rank", rank=me.rank, world_size=me.world_size)
     return me
 
 
@@ -94,10 +95,10 @@ def open_store(me: Rank, deadline: Deadline) -> Any:
     except dist.DistError as error:
         place = f"{me.address}:{me.port}"
         if "EADDRINUSE" in str(error):
-            raise CheckFailed(f"Port {me.port} is in use on {me.node}: is a run active?") from error
+            raise CheckFailed("port_in_use", port=me.port, node=me.node) from error
         if me.rank == 0 and not agent:
-            raise CheckFailed(f"Rank 0 cannot listen on {place}: {first_line(error)}") from error
-        raise CheckFailed(f"Rank 0 did not answer at {place} within {deadline.seconds:g} s.") from error
+            raise CheckFailed("cannot_listen", place=place, error=first_line(error)) from error
+        raise CheckFailed("rank_0_silent", place=place, seconds=deadline.seconds) from error
     return dist.PrefixStore(f"check-allreduce/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
@@ -110,7 +111,7 @@ def meet(me: Rank, store: Any, backend: str, deadline: Deadline) -> str:
     import torch.distributed as dist
 
     if store.add(f"count/{me.rank}", 1) > 1:
-        raise CheckFailed(f"Two processes have RANK={me.rank}; one of them is on {me.node}.")
+        raise CheckFailed("rank_twice", rank=me.rank, node=me.node)
     store.set(
         f"here/{me.rank}", json.dumps({"node": me.node, "backend": backend, "world_size": me.world_size})
     )
@@ -118,27 +119,30 @@ def meet(me: Rank, store: Any, backend: str, deadline: Deadline) -> str:
         store.wait([f"here/{rank}" for rank in range(me.world_size)], deadline.left())
         found = [json.loads(store.get(f"here/{rank}")) for rank in range(me.world_size)]
     except dist.DistError as error:
-        raise CheckFailed(describe_absent(me, store, deadline)) from error
+        raise why_not_met(me, store, deadline) from error
     for rank, other in enumerate(found):
         if other["world_size"] != me.world_size:
-            said = f"rank {rank} ({other['node']}) says WORLD_SIZE={other['world_size']}"
-            raise CheckFailed(f"{said}, rank {me.rank} ({me.node}) says {me.world_size}.")
+            theirs = {"rank": rank, "node": other["node"], "size": other["world_size"]}
+            mine = {"my_rank": me.rank, "my_node": me.node, "my_size": me.world_size}
+            raise CheckFailed("sizes_differ", **theirs, **mine)
     return "gloo" if any(other["backend"] == "gloo" for other in found) else "nccl"
 
 
-def describe_absent(me: Rank, store: Any, deadline: Deadline) -> str:
+def why_not_met(me: Rank, store: Any, deadline: Deadline) -> CheckFailed:
     """Who had not come when the time was over."""
     import torch.distributed as dist
 
     try:
         absent = [rank for rank in range(me.world_size) if not store.check([f"here/{rank}"])]
     except dist.DistError:
-        return "Rank 0 went away before all ranks had come."
+        return CheckFailed("rank_0_went")
     finally:
         if me.rank == 0:
             time.sleep(GOODBYE)  # the others ask rank 0's store the same question
-    came = f"{me.world_size - len(absent)} of {me.world_size} ranks came within {deadline.seconds:g} s"
-    return f"Only {came}; missing: {', '.join(map(str, absent))}." if absent else f"All {came}, but too late."
+    if not absent:
+        return CheckFailed("all_came_too_late", ranks=me.world_size, seconds=deadline.seconds)
+    came, missing = me.world_size - len(absent), ", ".join(map(str, absent))
+    return CheckFailed("some_came", came=came, ranks=me.world_size, seconds=deadline.seconds, missing=missing)
 
 
 def reduce(me: Rank, store: Any, backend: str, deadline: Deadline) -> None:
@@ -157,15 +161,16 @@ def reduce(me: Rank, store: Any, backend: str, deadline: Deadline) -> None:
         dist.all_reduce(tensor)
         result = tensor.cpu()  # waits for the GPU
     except RuntimeError as error:  # every error of gloo and of NCCL
-        label = me.label(str(device))
-        raise CheckFailed(f"{label} all_reduce with {backend} failed: {first_line(error)}") from error
+        label, reason = me.label(str(device)), first_line(error)
+        raise CheckFailed("all_reduce_failed", label=label, backend=backend, error=reason) from error
     expected = me.world_size * (me.world_size + 1) // 2
     wrong = result[result != expected]
     shown = f"{result[0].item():g}" if wrong.numel() == 0 else f"{wrong[0].item():g}"
     line = f"{me.label(str(device))} Backend={backend} | all_reduce = {shown} (esperado {expected})"
     if wrong.numel():
         say(f"{line} ERROR")
-        raise CheckFailed(f"{wrong.numel()} of {ELEMENTS} elements are wrong on {me.node}, with {backend}.")
+        count = wrong.numel()
+        raise CheckFailed("all_reduce_wrong", count=count, elements=ELEMENTS, node=me.node, backend=backend)
     say(f"{line} OK")
     say_goodbye(me, store)
     dist.destroy_process_group()
@@ -197,7 +202,7 @@ def usable_backend(wish: str, local_rank: int) -> str:
 
 def give_up(me: Rank, seconds: float) -> None:
     """The last resort, from a thread of its own: a collective that hangs cannot be interrupted."""
-    print(f"{me.label('?')} all_reduce did not end within {seconds:g} s.", file=sys.stderr, flush=True)
+    print(me.label("?"), text("all_reduce_hangs", seconds=seconds), file=sys.stderr, flush=True)
     os._exit(1)
 
 
@@ -210,7 +215,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--timeout", type=float, default=60, help="seconds for everything (default 60)")
     given = parser.parse_args(argv)
     if not 0 < given.timeout <= 600:
-        raise ConfigError("--timeout is in seconds, from 1 to 600.")
+        raise ConfigError("timeout_wrong")
     me = read_environment()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # its stack traces hide our sentence
     import torch.distributed  # noqa: F401 - takes seconds, which do not count
@@ -230,7 +235,5 @@ def check(me: Rank, wish: str, deadline: Deadline) -> None:
     store = open_store(me, deadline)
     backend = meet(me, store, able, deadline)
     if wish == "nccl" and backend != "nccl":
-        raise CheckFailed(
-            "--backend nccl: not every rank has a GPU of its own (nvidia-smi); gloo needs none."
-        )
+        raise CheckFailed("nccl_needs_gpus")
     reduce(me, store, backend, deadline)

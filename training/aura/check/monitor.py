@@ -162,7 +162,7 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
     if not arguments.interval >= 0.1:
-        raise ConfigError("--interval is in seconds, at least 0.1.")
+        raise ConfigError("interval_wrong")
     gpus = Gpus()
     if gpus.reason:
         print(console.text("no_gpus", reason=gpus.reason), file=sys.stderr, flush=True)

@@ -39,17 +39,18 @@ def place_from_environment() -> Place:
     def number(name: str, default: str = "") -> int:
         text = environment.get(name, default)
         if not text.isdecimal():
-            wrong = f"{name}={text!r} is no number" if text else f"{name} is not set"
-            raise ConfigError(f"{wrong}: several ranks need RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.")
+            if text:
+                raise ConfigError("variable_is_no_number", name=name, value=text)
+            raise ConfigError("variable_missing", name=name)
         return int(text)
 
     rank, local_rank, world_size = number("RANK"), number("LOCAL_RANK", "0"), number("WORLD_SIZE")
     if rank >= world_size:
-        raise ConfigError(f"RANK={rank} does not exist in WORLD_SIZE={world_size}: ranks count from 0.")
+        raise ConfigError("no_such_rank", rank=rank, world_size=world_size)
     if world_size == 1:
         return Place(rank, local_rank, world_size, "", 0, node)
     if not environment.get("MASTER_ADDR"):
-        raise ConfigError("MASTER_ADDR is not set: it is the address of the node with rank 0.")
+        raise ConfigError("no_master_address")
     return Place(rank, local_rank, world_size, environment["MASTER_ADDR"], number("MASTER_PORT"), node)
 
 
@@ -61,7 +62,7 @@ def link_mbit() -> float:
             return speed
     except ValueError:
         pass
-    raise ConfigError(f"AURA_LINK_MBIT={text!r} must be the speed of the link in Mbit/s, such as 2500.")
+    raise ConfigError("link_speed_wrong", value=text)
 
 
 def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
@@ -69,18 +70,13 @@ def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
     if not torch.cuda.is_available():
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
         if backend != "gloo" and DRIVER.exists() and not hidden:
-            raise ConfigError(
-                f"{place.node} has an NVIDIA GPU, but torch {torch.__version__} cannot use it. Does nvidia-smi answer? "
-                "Is this torch built for GPUs (+cpu in its version: no)? --backend gloo trains on the processor."
-            )
+            raise ConfigError("torch_cannot_use_gpu", node=place.node, version=torch.__version__)
         if backend == "nccl":
-            raise ConfigError(
-                f"--backend nccl needs a GPU, {place.node} has none: use --backend gloo or auto."
-            )
+            raise ConfigError("nccl_needs_gpu", node=place.node)
         return torch.device("cpu"), "gloo"
     if place.local_rank >= torch.cuda.device_count():
         raise ConfigError(
-            f"Local rank {place.local_rank} needs its own GPU, but {place.node} has {torch.cuda.device_count()}."
+            "too_few_gpus", rank=place.local_rank, node=place.node, count=torch.cuda.device_count()
         )
     device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
@@ -93,7 +89,4 @@ def check_compiler(device: torch.device) -> None:
         ("CC", ("cc", "gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
     )
     if not os.environ.get(variable) and not any(map(shutil.which, programs)):
-        raise ConfigError(
-            f"compile needs a compiler, and there is none of {', '.join(programs)}: sudo apt install build-essential "
-            "python3-dev, or --compile false."
-        )
+        raise ConfigError("no_compiler", programs=", ".join(programs))

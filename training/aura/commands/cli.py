@@ -17,6 +17,7 @@ from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
 from aura.plan.auto import resolve_here, take_best_gpu
 from aura.run import watchdog
 from aura.run.runlog import versions
+from aura.texts.console import text
 
 # name: (module, function, description)
 COMMANDS = {
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     command = words[0].replace("_", "-")
     if command not in COMMANDS:
         hint = did_you_mean(command, COMMANDS)
-        print(f"aura: there is no command {words[0]!r}.{hint} See aura --help.", file=sys.stderr)
+        print(text("no_such_command", word=words[0], hint=hint), file=sys.stderr)
         return EXIT_USAGE
     module, function, _ = COMMANDS[command]
     # `aura plan … | head` ends quietly.
@@ -169,23 +170,17 @@ def _train_parser() -> Parser:
 
 def _check_paths(corpus: Path, vocab_size: int, run_dir: Path, resume_from: Path | None) -> None:
     if corpus.is_file():
-        raise ConfigError(
-            f"{corpus} is a file, not a corpus. Prepare it once: aura prepare --dataset-path {corpus} --output DIR "
-            f"--vocab-size {vocab_size}, then train with --corpus DIR."
-        )
+        raise ConfigError("corpus_is_a_file", path=corpus, vocab_size=vocab_size)
     if resume_from is None:
         return
     checkpoints = run_dir / "checkpoints"
     if resume_from.resolve().parent != checkpoints.resolve():
-        raise ConfigError(
-            f"--resume-from {resume_from} is not in {checkpoints}: a run goes on from its own checkpoints."
-        )
+        raise ConfigError("checkpoint_elsewhere", path=resume_from, checkpoints=checkpoints)
     if not resume_from.is_dir() or not CHECKPOINT.fullmatch(resume_from.name):
         names = (path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else ()
         there = sorted(name for name in names if CHECKPOINT.fullmatch(name))
-        raise ConfigError(
-            f"--resume-from {resume_from} is no checkpoint. There are: {', '.join(there) or 'none'}."
-        )
+        names_there = ", ".join(there) or text("none")
+        raise ConfigError("no_such_checkpoint", path=resume_from, names=names_there)
 
 
 def version(argv: list[str]) -> int:

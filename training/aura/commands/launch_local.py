@@ -177,7 +177,7 @@ def main(argv: list[str]) -> int:
     gpus = visible_gpus()
     check(arguments.gpus, gpus, arguments.script, arguments.master_port)
     if not arguments.stop_timeout > 0:
-        raise ConfigError("--stop-timeout is in seconds, more than 0.")
+        raise ConfigError("stop_timeout_wrong")
     threads = max(1, len(os.sched_getaffinity(0)) // arguments.gpus)
     program = [str(arguments.script)] if arguments.script else ["-m", "aura", "train"]
     port = arguments.master_port or free_port()
@@ -194,15 +194,13 @@ def main(argv: list[str]) -> int:
 
 def check(count: int, gpus: int, script: Path | None, port: int | None) -> None:
     if count < 1:
-        raise ConfigError("--gpus must be at least 1.")
+        raise ConfigError("gpus_wrong")
     if port is not None and not 0 < port < 65536:
-        raise ConfigError(f"--master-port {port} is no port: from 1 to 65535.")
+        raise ConfigError("port_wrong", port=port)
     if script and not script.is_file():
-        raise ConfigError(f"--script {script} is no file.")
+        raise ConfigError("script_missing", path=script)
     if 0 < gpus < count:
-        raise ConfigError(
-            f"--gpus {count} is more than the {gpus} that this machine has (or CUDA_VISIBLE_DEVICES shows)."
-        )
+        raise ConfigError("more_than_gpus", count=count, gpus=gpus)
 
 
 def visible_gpus() -> int:

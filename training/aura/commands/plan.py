@@ -31,9 +31,7 @@ def main(argv: list[str]) -> int:
         preset, overrides = choice.preset, {**choice.settings, **overrides}
     config = resolve(preset, overrides)
     if config.epochs and not (arguments.tokens or arguments.hours or corpus):
-        raise ConfigError(
-            f"epochs={config.epochs:g} are passes over a corpus: name it with --corpus, or give --tokens or --hours."
-        )
+        raise ConfigError("plan_epochs_need_corpus", epochs=config.epochs)
     if corpus:
         config = with_vocabulary(config, corpus.vocab_size)
         check_vocabulary(corpus, config.vocab_size, config.preset)
@@ -62,7 +60,7 @@ def _device(name: str | None, tflops: float | None, memory_gb: float | None) -> 
     if tflops and memory_gb:
         gpu = gpus.described(name or "a GPU", tflops, memory_gb * GIB)
     elif tflops or memory_gb:
-        raise ConfigError("--peak-tflops and --memory-gb belong together: give both.")
+        raise ConfigError("plan_needs_both")
     elif name and name != "cpu":
         gpu = gpus.find(name)
     elif not name and (found := gpus.of_this_machine()):

@@ -54,27 +54,24 @@ def fingerprint_of(meta: dict[str, Any]) -> str:
 def read_corpus(path: Path) -> Corpus:
     """Read meta.json and check it against itself and the sizes of the files; the content is left to `verify`."""
     if not (path / META).is_file():
-        raise DataError(
-            f"There is no corpus in {path} ({META} is missing); make one with: aura prepare --output {path} …"
-        )
+        raise DataError("no_corpus", path=path, file=META)
     try:
         meta = json.loads((path / META).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DataError(f"{path / META} is damaged ({error}): prepare the corpus again.") from None
+        raise DataError("corpus_meta_damaged", file=path / META, error=error) from None
     if meta.get("format") != FORMAT:
-        raise DataError(
-            f"{path} has format {meta.get('format')!r}, not {FORMAT!r}: prepare the corpus again."
-        )
+        raise DataError("corpus_format", path=path, format=meta.get("format"), wanted=FORMAT)
     if fingerprint_of(meta) != meta.get("fingerprint"):
-        raise DataError(f"{path / META} does not match its own fingerprint: prepare the corpus again.")
+        raise DataError("corpus_fingerprint_wrong", file=path / META)
     for entry in meta["files"]["train"] + meta["files"]["validation"]:
         file = path / entry["name"]
         size = file.stat().st_size if file.is_file() else None
         if size != entry["bytes"]:
-            found = "is missing" if size is None else f"has {size} bytes instead of {entry['bytes']}"
-            raise DataError(f"{file} {found}: copy or prepare the corpus again.")
+            if size is None:
+                raise DataError("corpus_file_missing", file=file)
+            raise DataError("corpus_file_size", file=file, size=size, wanted=entry["bytes"])
     if not (path / TOKENIZER).is_file():
-        raise DataError(f"{path / TOKENIZER} is missing: copy or prepare the corpus again.")
+        raise DataError("corpus_file_missing", file=path / TOKENIZER)
     return Corpus(
         path=path,
         fingerprint=meta["fingerprint"],
@@ -95,9 +92,11 @@ def check_vocabulary(corpus: Corpus, vocab_size: int, preset: str) -> None:
     """Has the model of that preset a row for every token? Raises DataError."""
     if corpus.vocab_size > vocab_size:
         raise DataError(
-            f"The corpus {corpus.path} has a vocabulary of {corpus.vocab_size}, but preset {preset!r} has only "
-            f"vocab_size={vocab_size}: prepare it again with --vocab-size {vocab_size}, or train with "
-            f"--vocab-size {corpus.vocab_size}."
+            "vocabulary_too_large",
+            path=corpus.path,
+            vocabulary=corpus.vocab_size,
+            preset=preset,
+            vocab_size=vocab_size,
         )
 
 
@@ -107,7 +106,7 @@ def verify(path: Path) -> Corpus:
     expected = {entry["name"]: entry["sha256"] for split in corpus.files.values() for entry in split}
     for name, sha256 in {TOKENIZER: corpus.tokenizer_sha256, **expected}.items():
         if sha256_of(path / name) != sha256:
-            raise DataError(f"{path / name} is damaged (its SHA-256 differs): copy the corpus again.")
+            raise DataError("corpus_file_damaged", file=path / name)
     return corpus
 
 

@@ -225,8 +225,6 @@ def encode_all(
         if failure:
             raise failure
     except BrokenProcessPool:
-        raise DataError(
-            "A worker process died, most likely for want of memory: --workers 1 needs the least."
-        ) from None
+        raise DataError("worker_died") from None
     finally:
         pool.shutdown(cancel_futures=True)

@@ -34,7 +34,7 @@ def find_files(inputs: list[Path]) -> list[Path]:
     for path in inputs:
         if path.is_file():
             if _unpacked(path).suffix.lower() in ARCHIVES:
-                raise DataError(f"{path} is an archive: unpack it, and name the directory.")
+                raise DataError("is_an_archive", path=path)
             files.append(path)
         elif path.is_dir():
             files += _of_known_kinds(sorted(path.rglob("*")), path)
@@ -42,12 +42,12 @@ def find_files(inputs: list[Path]) -> list[Path]:
             names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # absolute, too
             files += _of_known_kinds([Path(name) for name in names], path)
         else:
-            raise DataError(f"{path} does not exist.")
+            raise DataError("does_not_exist", path=path)
     files = list(dict.fromkeys(files))
     for file in files:
         if file.stat().st_size == 0:
             if len(files) == 1:
-                raise DataError(f"{file} is empty.")
+                raise DataError("is_empty", path=file)
             print(f"Note: {file} is empty.", flush=True)
     return files
 
@@ -55,10 +55,10 @@ def find_files(inputs: list[Path]) -> list[Path]:
 def _of_known_kinds(found: list[Path], where: Path) -> list[Path]:
     files = [path for path in found if path.is_file()]
     if not files and not where.is_dir():
-        raise DataError(f"The pattern {where} does not match a file.")
+        raise DataError("pattern_matches_nothing", pattern=where)
     known = [file for file in files if kind_of(file)]
     if not known:
-        raise DataError(f"There is no .txt, .jsonl or .parquet file in {where}.")
+        raise DataError("no_text_files", path=where)
     if others := [file for file in files if not kind_of(file)]:
         print(f"Note: {len(others)} other files in {where} are not read, {others[0]} is one.", flush=True)
     return known
@@ -123,4 +123,4 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} cannot be read to its end: {error}.") from None
+        raise DataError("not_read_to_its_end", path=path, error=error) from None

@@ -71,9 +71,7 @@ def build(source: Source, output: Path, settings: Settings) -> corpora.Corpus:
                 work.begin(loaded)
                 work.run()
                 if work.one_split_is_empty():
-                    raise DataError(
-                        f"There is too little text in {source.name} for {settings.max_tokens} tokens."
-                    )
+                    raise DataError("too_little_text_for", name=source.name, tokens=settings.max_tokens)
             meta = work.meta()
             meta["fingerprint"] = corpora.fingerprint_of(meta)
             shards.write(place.corpus / corpora.META, json.dumps(meta, indent=1))
@@ -98,27 +96,22 @@ def _existing(output: Path, request: dict[str, Any]) -> corpora.Corpus | None:
     if output.is_dir() and not any(output.iterdir()):
         return None
     if not (output / corpora.META).is_file():
-        raise DataError(f"{output} exists and is not a corpus: choose another --output.")
+        raise DataError("output_is_no_corpus", path=output)
     existing = corpora.verify(output)
     if {key: value for key, value in existing.source.items() if key != "documents"} != request:
-        raise DataError(
-            f"{output} holds a corpus from other text or settings (fingerprint {existing.fingerprint[:12]}): "
-            "choose another --output, or remove it first."
-        )
+        raise DataError("output_is_other_corpus", path=output, fingerprint=existing.fingerprint[:12])
     return existing
 
 
 def main(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
     if (arguments.input is None) == (arguments.dataset_name is None):
-        raise ConfigError("Say either --input PATH, for files, or --dataset-name NAME, for a dataset.")
+        raise ConfigError("input_or_dataset")
     column = arguments.dataset_column
     source: Source
     for path in arguments.input or [Path(arguments.dataset_name)]:
         if path.is_dir() and arguments.output.resolve().is_relative_to(path.resolve()):
-            raise ConfigError(
-                f"--output {arguments.output} lies in the input {path}: choose another --output."
-            )
+            raise ConfigError("output_in_input", output=arguments.output, path=path)
     if arguments.input:
         source = LocalFiles(arguments.input, column, arguments.documents_per_line)
     else:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from aura.texts import console
+
 DOCUMENT_CHARS = 4096  # a document ends with the first paragraph that reaches this length
 LONGEST_DOCUMENT = 65536  # characters; text without blank lines is cut here, at a space
 CHUNK = 1 << 20  # bytes read at once
@@ -77,11 +79,9 @@ def _decoded(path: Path, stream: IO[bytes], broken: Callable[[str], None]) -> It
 def no_text(path: Path, offset: int, line: int, byte: int) -> str:
     """What to say of a byte that is not UTF-8, or zero, which no text has."""
     if byte == 0:
-        return f"{path} is no text: byte {offset} (line {line}) is zero."
-    return (
-        f"{path} is not UTF-8: byte {offset} (line {line}) is 0x{byte:02x}. "
-        f"If it is Latin-1, convert it: iconv -f latin1 -t utf8 {path.name} > {path.stem}-utf8{path.suffix}"
-    )
+        return console.text("zero_byte", path=path, offset=offset, line=line)
+    command = f"iconv -f latin1 -t utf8 {path.name} > {path.stem}-utf8{path.suffix}"
+    return console.text("byte_not_utf8", path=path, offset=offset, line=line, byte=byte, command=command)
 
 
 def _next_cut(text: str, begin: int, ended: bool) -> tuple[int, int] | None:

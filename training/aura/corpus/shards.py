@@ -31,6 +31,7 @@ import numpy as np
 from aura.corpus.encode import Ids
 from aura.durable import flush
 from aura.errors import ConfigError, DataError
+from aura.texts.console import text
 
 SHARD_TOKENS = 100_000_000  # a file of token ids is closed when it reaches this length
 COMMIT_SECONDS = 30.0
@@ -58,7 +59,7 @@ class ShardWriter:
             while chunk := self.file.read(1 << 20):
                 self.digest.update(chunk)
             if self.file.tell() != tokens * self.width:
-                raise DataError(f"{path} is shorter than its journal says: remove {path.parents[1]}.")
+                raise DataError("shorter_than_journal", path=path, directory=path.parents[1])
 
     def state(self) -> dict[str, Any]:
         return {"entries": self.entries, "documents": self.documents, "tokens": self.tokens}
@@ -122,14 +123,8 @@ class Workplace:
         if begun == request:
             return journal
         if "revision" in begun and request | {"revision": begun["revision"]} == begun:
-            raise ConfigError(
-                f"{self.path} was begun with commit {begun['revision']} of the dataset, and there is a newer one: go "
-                f"on with --dataset-revision {begun['revision']}, or remove it."
-            )
-        raise ConfigError(
-            f"{self.path} holds an unfinished corpus from other text or settings: go on with those, remove it, or "
-            "choose another --output."
-        )
+            raise ConfigError("newer_commit", path=self.path, revision=begun["revision"])
+        raise ConfigError("unfinished_other_corpus", path=self.path)
 
     def start_again(self) -> None:
         self.journal.unlink(missing_ok=True)
@@ -159,9 +154,9 @@ class Workplace:
     def leave(self) -> str:
         """After a failure: keep what can be continued, else nothing. Returns the sentence about it."""
         if self.journal.is_file():
-            return f"What was done is kept in {self.path}: the same command goes on from there."
+            return text("left_to_go_on", path=self.path)
         shutil.rmtree(self.path, ignore_errors=True)
-        return f"Nothing was left in {self.output.parent}."
+        return text("nothing_left", path=self.output.parent)
 
 
 @contextmanager
@@ -177,11 +172,10 @@ def workplace(output: Path) -> Iterator[Workplace]:
     except OSError as error:
         left = place.leave()
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DataError(
-                f"The disk that holds {place.output.parent} is full. {left} A corpus needs about as much space as "
-                "its text."
-            ) from None
-        raise DataError(f"{error.filename or output}: {error.strerror}. {left}") from None
+            raise DataError("disk_full", path=place.output.parent, left=left) from None
+        raise DataError(
+            "not_written", path=error.filename or output, error=error.strerror, left=left
+        ) from None
 
 
 @contextmanager
@@ -191,13 +185,15 @@ def _locked(place: Workplace) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"Another `aura prepare` is at work in {place.path}.") from None
+            raise ConfigError("another_prepare", path=place.path) from None
         old_handler = signal.signal(signal.SIGTERM, _exit_in_order)
         try:
             yield
         except DataError as error:
             left = place.leave()
-            raise DataError(f"{error} {left}" if place.journal.is_file() else str(error)) from None
+            if not place.journal.is_file():
+                raise
+            raise DataError("and_what_is_left", error=error, left=left) from None
         except (KeyboardInterrupt, SystemExit):
             print(place.leave(), file=sys.stderr, flush=True)
             raise

@@ -48,18 +48,14 @@ class Problems:
             return
         self.counts["broken"] += 1
         if self.counts["broken"] > self.limit:
-            way_out = (
-                f" That is one more than --max-errors {self.limit} allows."
-                if self.limit
-                else " Correct it, or leave such places out with --max-errors N."
-            )
-            raise DataError(sentence + way_out)
-        self._show("broken", f"Left out: {sentence}")
+            key = "one_problem_too_many" if self.limit else "first_problem"
+            raise DataError(key, problem=sentence, **({"limit": self.limit} if self.limit else {}))
+        self._show("broken", console.text("left_out_place", problem=sentence))
 
     def empty(self, place: str) -> None:
         if not self.quiet:
             self.counts["empty"] += 1
-            self._show("empty", f"Left out: {place} has no text.")
+            self._show("empty", console.text("left_out_empty", place=place))
 
     def _show(self, kind: str, sentence: str) -> None:
         if self.counts[kind] <= SHOWN:
@@ -136,18 +132,18 @@ def read_lines(
     number, offset = 0, 0
     while line := stream.readline(LONGEST_LINE):
         number, offset, text = number + 1, offset + len(line), None
-        place = f"{path}, line {number}"
+        place = console.text("place_line", path=path, number=number)
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
             while line and not line.endswith(b"\n"):
                 line = stream.readline(LONGEST_LINE)
                 offset += len(line)
             if number > skip:
-                problems.broken(f"{place} is longer than {LONGEST_LINE >> 20} MiB.")
+                problems.broken(console.text("line_too_long", place=place, mebibytes=LONGEST_LINE >> 20))
         elif number > skip:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
                 if not column and "\0" in text:
-                    raise ValueError("has a NUL byte, so it is no text")
+                    raise ValueError(console.text("has_a_nul_byte"))
                 if text and column:
                     text = _text_of(text, column)
                 if not text:
@@ -168,14 +164,14 @@ def _text_of(line: str, column: str) -> str:
     try:
         record = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"is not JSON ({error})") from None
+        raise ValueError(console.text("line_is_no_json", error=error)) from None
     if not isinstance(record, dict) or not isinstance(record.get(column), str):
-        raise ValueError(f"is not a JSON object with a text under {column!r}")
+        raise ValueError(console.text("line_has_no_text_under", column=column))
     text: str = record[column]
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"has half of a surrogate pair in {column!r}, which is no letter") from None
+        raise ValueError(console.text("half_a_surrogate_pair", column=column)) from None
     return text.strip()
 
 
@@ -190,32 +186,34 @@ def read_parquet(
         with parquet.ParquetFile(path, pre_buffer=False, buffer_size=CHUNK) as file:
             names = file.schema_arrow.names
             if column not in names:
-                raise DataError(
-                    f"{path} has no column {column!r} but {', '.join(names)}: choose with --dataset-column."
-                )
+                raise DataError("no_column", path=path, column=column, names=", ".join(names))
             rows = file.metadata.num_rows
             for batch in file.iter_batches(batch_size=256, columns=[column]):
                 for cell in batch.column(0):
                     number += 1
-                    yield _text_of_cell(cell, f"{path}, row {number}", problems) if number > skip else None
+                    yield (
+                        _text_of_cell(cell, console.text("place_row", path=path, number=number), problems)
+                        if number > skip
+                        else None
+                    )
                 advance(size * number // rows - told)
                 told = size * number // rows
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as parquet: {str(error).splitlines()[0]}") from None
+        raise DataError("no_parquet", path=path, error=str(error).splitlines()[0]) from None
 
 
 def _text_of_cell(cell: Any, place: str, problems: Problems) -> str | None:
     try:
         return usable(cell.as_py(), place, problems)
     except UnicodeDecodeError:
-        problems.broken(f"{place} is not UTF-8.")
+        problems.broken(console.text("not_utf8", place=place))
         return None
 
 
 def usable(text: object, place: str, problems: Problems) -> str | None:
     """A cell of a table, when there is text in it."""
     if not isinstance(text, str | None):
-        problems.broken(f"{place} holds no text but {type(text).__name__}.")
+        problems.broken(console.text("holds_no_text", place=place, kind=type(text).__name__))
         return None
     if not (text and text.strip()):
         problems.empty(place)
@@ -271,10 +269,11 @@ class HubDataset:
                 number += 1
                 if self.column not in row:
                     raise ConfigError(
-                        f"The dataset {self.name} has no column {self.column!r} but {', '.join(row)}: choose with "
-                        "--dataset-column."
+                        "dataset_has_no_column", name=self.name, column=self.column, names=", ".join(row)
                     )
-                text = usable(row[self.column], f"{self.name}, row {number}", problems)
+                text = usable(
+                    row[self.column], console.text("place_row", path=self.name, number=number), problems
+                )
                 if text is not None:
                     advance(len(text.encode()))
                     self._stream, self._row = stream, number
@@ -288,4 +287,4 @@ class HubDataset:
             raise
         except Exception as error:  # what the hub, the network and every file format may raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise DataError(f"The dataset {self.name} cannot be read: {reason}") from None
+            raise DataError("dataset_not_read", name=self.name, error=reason) from None

@@ -88,9 +88,7 @@ def load(name: str, say: Callable[[str], None]) -> Prepared:
         found = [path / TOKENIZER, *sorted(path.glob("*.model")), path / VOCABULARY]
         path = next((file for file in found if file.is_file()), path)
     if path.is_dir():
-        raise ConfigError(
-            f"There is no {TOKENIZER}, no SentencePiece model (*.model) and no {VOCABULARY} in {name}."
-        )
+        raise ConfigError("no_tokenizer_in", tokenizer=TOKENIZER, vocabulary=VOCABULARY, name=name)
     if path.suffix == ".model":
         tokenizer = _from_sentencepiece(path)
     elif path.name == VOCABULARY:
@@ -118,9 +116,7 @@ def _prepared(tokenizer: Tokenizer, end: str, pad: str) -> Prepared:
     if len(set(vocabulary.values())) < len(
         vocabulary
     ):  # `tokenizers` counts tokens, and takes no heed of gaps
-        raise ConfigError(
-            "The ids of this tokenizer have gaps, so no token can be added: add one for padding in it."
-        )
+        raise ConfigError("tokenizer_has_gaps")
     return Prepared(
         json=tokenizer.to_str(pretty=False),
         vocab_size=max(vocabulary.values()) + 1,
@@ -155,29 +151,29 @@ def _settings(directory: Path) -> dict[str, Any]:
             try:
                 settings |= json.loads(file.read_text(encoding="utf-8"))
             except ValueError as error:
-                raise ConfigError(f"{file} is not JSON ({error}).") from None
+                raise ConfigError("no_json", file=file, error=error) from None
     return settings
 
 
 def _fetched(name: str) -> Path:
     """The directory with the files of a tokenizer that the hub has, without the weights beside them."""
     if Path(name).suffix in (".json", ".model") or name.startswith((".", "/", "~")):
-        raise ConfigError(f"There is no tokenizer {name}.")
+        raise ConfigError("no_tokenizer", name=name)
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
-    with _one_sentence(name, " It is no file or directory here, and the hub did not give it."):
+    with _one_sentence(name, "tokenizer_not_fetched"):
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
 
 
 @contextmanager
-def _one_sentence(name: str, where: str = "") -> Iterator[None]:
+def _one_sentence(name: str, key: str = "tokenizer_unusable") -> Iterator[None]:
     try:
         yield
     except Exception as error:  # tokenizers raises nothing more precise, and the hub many things
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ConfigError(f"The tokenizer {name} cannot be used: {reason}.{where}") from None
+        raise ConfigError(key, name=name, error=reason) from None
 
 
 def _from_vocabulary(path: Path, prefix_space: bool) -> Tokenizer:
@@ -188,9 +184,7 @@ def _from_vocabulary(path: Path, prefix_space: bool) -> Tokenizer:
     if not vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet()) or any(
         piece.endswith("</w>") for piece in vocabulary
     ):
-        raise ConfigError(
-            f"{path} is no byte-level BPE as GPT-2's. Convert it with transformers and give its {TOKENIZER}."
-        )
+        raise ConfigError("no_byte_level_bpe", path=path, tokenizer=TOKENIZER)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -212,7 +206,7 @@ def _from_sentencepiece(path: Path) -> Tokenizer:
         proto.ParseFromString(path.read_bytes())
         processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     except (DecodeError, RuntimeError, OSError):
-        raise ConfigError(f"{path} is no SentencePiece model.") from None
+        raise ConfigError("no_sentencepiece", path=path) from None
     kinds = format.ModelProto.SentencePiece
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
     settings = proto.trainer_spec
@@ -228,7 +222,7 @@ def _from_sentencepiece(path: Path) -> Tokenizer:
             byte_fallback=settings.byte_fallback,
         )
     else:
-        raise ConfigError(f"{path} is a SentencePiece model of words or letters; Aura reads unigram and BPE.")
+        raise ConfigError("sentencepiece_of_words", path=path)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = _normalizer(proto.normalizer_spec)
     begin = [decoders.Strip(" ", 1, 0)] if proto.normalizer_spec.add_dummy_prefix else []
@@ -240,10 +234,7 @@ def _from_sentencepiece(path: Path) -> Tokenizer:
     tokenizer.encode_special_tokens = True
     for text in SAMPLE:
         if tokenizer.encode(text, add_special_tokens=False).ids != processor.encode(text):
-            raise ConfigError(
-                f"{path} has a part that `tokenizers` cannot express: {text!r} would get other ids. Convert it with "
-                "transformers and give its tokenizer.json."
-            )
+            raise ConfigError("sentencepiece_not_expressible", path=path, text=text)
     return tokenizer
 
 

@@ -121,14 +121,19 @@ def check_corpus(corpus: Corpus, config: TrainConfig, world_size: int) -> None:
     short = windows < sum(shares)
     if short and not (config.allow_dataset_oversubscription and windows):
         raise DataError(
-            f"The corpus {corpus.path} has {corpus.tokens['train']:,} training tokens, that is {windows} sequences of "
-            f"{config.seq_len}, but one optimizer step takes {sum(shares)} (micro-batch x "
-            f"{config.gradient_accumulation_steps} accumulation x {world_size} ranks): use more text, reduce "
-            "--batch-size, --gradient-accumulation-steps or --seq-len, use fewer ranks, or let a step see the same "
-            "text more than once with --allow-dataset-oversubscription."
+            "corpus_too_small",
+            path=corpus.path,
+            tokens=corpus.tokens["train"],
+            windows=windows,
+            seq_len=config.seq_len,
+            taken=sum(shares),
+            accumulation=config.gradient_accumulation_steps,
+            ranks=world_size,
         )
     if not len(Windows(corpus, "validation", config.seq_len)):
         raise DataError(
-            f"The corpus {corpus.path} has {corpus.tokens['validation']} validation tokens, less than one sequence "
-            f"of {config.seq_len}: prepare it with a larger --validation-fraction or more text, or reduce --seq-len."
+            "validation_too_small",
+            path=corpus.path,
+            tokens=corpus.tokens["validation"],
+            seq_len=config.seq_len,
         )

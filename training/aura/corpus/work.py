@@ -38,25 +38,25 @@ class Settings:
     def check(self) -> None:
         """Raises ConfigError."""
         if (self.vocab_size is None) == (self.tokenizer is None):
-            raise ConfigError(
-                "Say either --vocab-size N, to train a tokenizer on the text, or --tokenizer PATH, to take one."
-            )
+            raise ConfigError("vocabulary_or_tokenizer")
         if (
             self.vocab_size is not None
             and not SMALLEST_VOCABULARY <= self.vocab_size <= corpora.LARGEST_VOCABULARY
         ):
             raise ConfigError(
-                f"--vocab-size {self.vocab_size} must lie between {SMALLEST_VOCABULARY} and "
-                f"{corpora.LARGEST_VOCABULARY} (more would need 32 bits for every token id)."
+                "vocab_size_wrong",
+                value=self.vocab_size,
+                smallest=SMALLEST_VOCABULARY,
+                largest=corpora.LARGEST_VOCABULARY,
             )
         if not 0 < self.validation_fraction < 1:
-            raise ConfigError(f"--validation-fraction {self.validation_fraction} must lie between 0 and 1.")
+            raise ConfigError("validation_fraction_wrong", value=self.validation_fraction)
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError(f"--dataset-max-tokens {self.max_tokens} must be at least 1.")
+            raise ConfigError("max_tokens_wrong", value=self.max_tokens)
         if self.workers < 1:
-            raise ConfigError(f"--workers {self.workers} must be at least 1.")
+            raise ConfigError("workers_wrong", value=self.workers)
         if self.max_errors < 0:
-            raise ConfigError(f"--max-errors {self.max_errors} must not be negative.")
+            raise ConfigError("max_errors_wrong", value=self.max_errors)
 
 
 def say(sentence: str) -> None:
@@ -173,12 +173,9 @@ class Work:
                 self.skipped = dict(self.problems.counts)  # also behind the last document
         documents = sum(writer.documents for writer in self.writers.values())
         if documents == 0:
-            raise DataError(f"There is no text in {self.source.name}: only spaces and empty lines.")
+            raise DataError("no_text", name=self.source.name)
         if self.smallest == self.largest:
-            raise DataError(
-                f"There is too little text in {self.source.name}: training and validation need at least two different "
-                f"documents; from running text, that is more than {DOCUMENT_CHARS} characters."
-            )
+            raise DataError("too_little_text", name=self.source.name, characters=DOCUMENT_CHARS)
 
     def _write(self, part: Encoded, most: int | None) -> bool:
         """Divide the documents between the splits, up to the one that reaches `most` tokens."""

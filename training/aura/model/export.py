@@ -50,13 +50,12 @@ def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path
     Raises DataError when it cannot be written, or when the tokenizer has more tokens than the model has rows.
     """
     if output.exists() and not (output.is_dir() and {path.name for path in output.iterdir()} <= FILES):
-        raise ConfigError(f"{output} exists and is no exported model: choose another place for the export.")
+        raise ConfigError("no_exported_model_there", path=output)
     tokenizer = read_tokenizer(tokenizer_path)
     rows = token_ids(tokenizer)
     if rows > config.vocab_size:
         raise DataError(
-            f"{tokenizer_path} has {rows} token ids, the model only {config.vocab_size}: it is not this model's "
-            "tokenizer."
+            "tokenizer_of_other_model", path=tokenizer_path, rows=rows, vocab_size=config.vocab_size
         )
     special = _special_tokens(tokenizer)
     ids = {f"{name}_id": tokenizer.token_to_id(token) for name, token in special.items()}
@@ -84,7 +83,7 @@ def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path
         save_file(renamed, temporary / MODEL, metadata={"format": "pt"})
         _replace(output, temporary)
     except (OSError, SafetensorError) as error:
-        raise DataError(f"{output} cannot be written: {error}. What was there is untouched.") from None
+        raise DataError("export_not_written", path=output, error=error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -115,9 +114,7 @@ def load(path: Path) -> GPT:
             {name: _turned(name, tensors[f"transformer.{name}"]) for name in model.state_dict()}
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise DataError(
-            f"{path} is no model that aura export has written ({type(error).__name__}: {error})."
-        ) from None
+        raise DataError("no_exported_model", path=path, kind=type(error).__name__, error=error) from None
     return model
 
 
@@ -126,7 +123,7 @@ def verified_state(path: Path) -> checkpoint.State:
     try:
         manifest.verify(path)
     except manifest.Damaged as reason:
-        raise DataError(f"{path} cannot be used: {reason}.") from None
+        raise DataError("checkpoint_unusable", path=path, reason=reason) from None
     return checkpoint.read_state(path)
 
 
@@ -138,7 +135,7 @@ def tokenizer_of(path: Path) -> Path:
     """The tokenizer of a checkpoint: a copy lies in its run directory. Raises DataError."""
     file = path.absolute().parents[1] / TOKENIZER
     if not file.is_file():
-        raise DataError(f"{file} is missing; `aura train` puts a copy of the corpus' tokenizer there.")
+        raise DataError("run_tokenizer_missing", file=file)
     return file
 
 
@@ -146,7 +143,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers has no type of its own for it
-        raise DataError(f"{path} is no tokenizer that can be read: {error}.") from None
+        raise DataError("tokenizer_unreadable", path=path, error=error) from None
 
 
 def token_ids(tokenizer: Tokenizer) -> int:
@@ -229,5 +226,5 @@ def newest(run_dir: Path) -> Path:
     """The newest checkpoint of a run whose every byte is right. Raises DataError when there is none."""
     found = checkpoint.newest_valid(run_dir / "checkpoints", print)
     if found is None:
-        raise DataError(f"There is no checkpoint in {run_dir / 'checkpoints'} yet.")
+        raise DataError("no_checkpoint_yet", path=run_dir / "checkpoints")
     return found.path

@@ -79,14 +79,14 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     for name in ("tokens", "temperature", "top_k"):
         if getattr(arguments, name) < 0:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 0.")
+            raise ConfigError("at_least_0", name=name.replace("_", "-"))
 
     model, tokenizer = load(arguments.checkpoint or export.newest(arguments.run_dir))
     end = export.end_of_text(tokenizer)
     start = [] if end is None else [end]  # a document begins after the end of another
     given = start + tokenizer.encode(arguments.prompt, add_special_tokens=False).ids
     if not given:
-        raise ConfigError("--prompt is needed: this tokenizer has no token that a text could begin with.")
+        raise ConfigError("prompt_needed")
     ids = generate(
         model,
         given,

@@ -85,11 +85,7 @@ def check_devices(ranks: Ranks, device: torch.device) -> None:
     """Refuse ranks on different devices, whose matrix products differ in the last bit. Raises the same error on all."""
     name = hashlib.sha256(device_name(device).encode()).hexdigest()
     if odd := ranks.odd_ones(int(name[:15], 16)):
-        raise ConfigError(
-            f"optimizer=muon with strategy=ddp needs the same device on every rank, but that of {ranks.name(odd)} is "
-            "another one than the others': its matrix products would differ in the last bit, and the parameters with "
-            "them. Use --strategy sharded or --optimizer adamw."
-        )
+        raise ConfigError("muon_on_unlike_devices", ranks=ranks.name(odd))
 
 
 def device_name(device: torch.device) -> str:

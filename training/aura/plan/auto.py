@@ -76,9 +76,7 @@ def _chosen_before(file: Path) -> Choice:
         settings = {name: config[name] for name in CHANGED}
         return Choice(config["preset"], text("auto_before", preset=config["preset"], file=file), settings)
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{file} is damaged ({error!r}), so auto cannot know what this run has begun with: give --preset."
-        ) from None
+        raise ConfigError("auto_damaged", file=file, error=error) from None
 
 
 def take_best_gpu() -> None:

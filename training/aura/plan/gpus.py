@@ -78,11 +78,8 @@ def find(name: str) -> Gpu:
         return found[0]
     names = [gpu.name for gpu in GPUS]
     if found:
-        raise ConfigError(f"GPU {name!r} may be {' or '.join(gpu.name for gpu in found)}: say which.")
-    raise ConfigError(
-        f"GPU {name!r} is not in the table.{did_you_mean(name, names)} There are: {', '.join(names)}. "
-        "For another one give --peak-tflops and --memory-gb."
-    )
+        raise ConfigError("gpu_ambiguous", name=name, names=", ".join(gpu.name for gpu in found))
+    raise ConfigError("gpu_unknown", name=name, hint=did_you_mean(name, names), names=", ".join(names))
 
 
 def called(name: str, memory: float) -> Gpu:
@@ -144,13 +141,9 @@ def check_number_format(config: TrainConfig, capability: tuple[int, int], name: 
     """
     if config.precision != "bf16" or capability >= FIRST_WITH_BF16:
         return
-    instead = "--precision fp16"
-    if config.parameter_format == "bf16":
-        instead += " --parameter-format fp32, which needs more memory"
+    key = "gpu_without_bf16_parameters" if config.parameter_format == "bf16" else "gpu_without_bf16"
     major, minor = capability
-    raise ConfigError(
-        f"{name} has compute capability {major}.{minor} and cannot compute in bf16 (from 8.0 on): train with {instead}."
-    )
+    raise ConfigError(key, name=name, major=major, minor=minor)
 
 
 def of_this_machine() -> list[Found]:
@@ -172,17 +165,14 @@ def of_this_machine() -> list[Found]:
     except FileNotFoundError:  # no driver, no GPU
         return []
     except subprocess.TimeoutExpired:
-        raise ConfigError("nvidia-smi gives no answer within 60 s: the driver hangs, restart it.") from None
+        raise ConfigError("nvidia_smi_hangs") from None
     said = (answer.stdout.strip() or answer.stderr.strip()).splitlines()
     if said and said[0].startswith("No devices were found"):
         return []
     if answer.returncode and said:
-        raise ConfigError(f"nvidia-smi says: {said[0]}")
+        raise ConfigError("nvidia_smi_says", sentence=said[0])
     if answer.returncode:
-        raise ConfigError(
-            f"nvidia-smi ends with code {answer.returncode} and says nothing: repair the driver, or hide the GPUs with "
-            "CUDA_VISIBLE_DEVICES=-1."
-        )
+        raise ConfigError("nvidia_smi_silent", code=answer.returncode)
     return [gpu for line in answer.stdout.strip().splitlines() if (gpu := _found(line))]
 
 
@@ -193,5 +183,5 @@ def _found(line: str) -> Found | None:
         capability = (int(numbers[1]), int(numbers[2])) if numbers else None
         return Found(name, int(total) << 20, int(free) << 20, uuid, capability)
     except ValueError:
-        print(f"A GPU is not counted, because nvidia-smi does not tell its memory: {line}", file=sys.stderr)
+        print(text("gpu_not_counted", line=line), file=sys.stderr)
         return None

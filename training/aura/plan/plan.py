@@ -165,9 +165,7 @@ def plan_for(
     tokens_per_step = sum(sizes) * config.gradient_accumulation_steps * config.seq_len
     if hours is not None:
         if compute is None:
-            raise ConfigError(
-                f"How far --hours go depends on the speed of {slowest.device.name}: give --peak-tflops."
-            )
+            raise ConfigError("hours_need_speed", device=slowest.device.name)
         steps = max(1, int(hours * 3600 / (compute + communication)))
     if steps is None and config.epochs and corpus_tokens:
         steps = math.ceil(config.epochs * corpus_tokens / tokens_per_step)

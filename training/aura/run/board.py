@@ -9,6 +9,8 @@ from typing import Any
 import psutil
 import torch
 
+from aura.texts.console import text
+
 
 class Board:
     """Writes on rank 0 and is silent on the others. A full disk ends the curves, not the training."""
@@ -56,5 +58,5 @@ class Board:
                 self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        self.say(f"TensorBoard gets nothing more: {error.strerror}.")
+        self.say(text("tensorboard_ends", error=error.strerror))
         self.writer = None

@@ -16,6 +16,7 @@ from aura.config import TrainConfig
 from aura.corpus.corpus import TOKENIZER, Corpus
 from aura.run.runlog import write_model_config
 from aura.run.status import write_atomically
+from aura.texts.console import text
 
 DONE = "done.json"
 FINAL = "final"  # the model as `aura export` writes it
@@ -31,7 +32,7 @@ def without_stopping(run_dir: Path, say: Callable[[str], None]) -> Iterator[None
     try:
         yield
     except OSError as error:
-        say(f"{run_dir} does not get all of its files: {reason_of(error)}.")
+        say(text("files_missing", path=run_dir, error=reason_of(error)))
 
 
 def describe(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int) -> None:

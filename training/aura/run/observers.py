@@ -41,12 +41,8 @@ class Comparison:
         self.strategy.complete()
         if odd := self.strategy.compare():
             self.run.status.set(sync="FAILED")
-            hint = " Unlike machines need --strategy sharded." if self.run.config.strategy == "ddp" else ""
-            raise DataError(
-                f"Sync=FAILED at step {self.progress.step}: the parameters of {self.run.ranks.name(odd)} differ from "
-                "the others'. Stopped; nothing was saved. Check the memory of that node, and that all nodes run the "
-                f"same release.{hint}"
-            )
+            key = "sync_failed_with_ddp" if self.run.config.strategy == "ddp" else "sync_failed"
+            raise DataError(key, step=self.progress.step, ranks=self.run.ranks.name(odd))
         return "OK"
 
 
@@ -105,7 +101,7 @@ class Validation:
 
     def _validate(self) -> float:
         run = self.run
-        run.status.set(message="validating")
+        run.status.set(message=console.text("validating"))
         self.strategy.complete()
         self.strategy.expect_delay()
         loss = validation_loss(self.model, self.windows, run.config, run.ranks, run.device)

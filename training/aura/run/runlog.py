@@ -20,6 +20,7 @@ from aura import __version__
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.run.status import write_atomically
+from aura.texts.console import text
 
 LOG = "training_log.csv"
 MODEL_CONFIG = "model_config.json"
@@ -78,7 +79,7 @@ class RunLog:
             self.descriptor = None
 
     def _give_up(self, error: OSError) -> None:
-        self.say(f"{self.path} gets nothing more: {error.strerror}.")
+        self.say(text("log_ends", path=self.path, error=error.strerror))
         self.close()
 
 
@@ -88,7 +89,7 @@ def _cut(path: Path, step: int, say: Callable[[str], None]) -> None:
     if old and not old.startswith(HEADER) and not HEADER.startswith(old):
         aside = path.with_suffix(f".{path.stat().st_mtime_ns}.csv")
         path.rename(aside)
-        say(f"{path} has other columns than this version writes: it is {aside.name} from now on.")
+        say(text("log_set_aside", path=path, name=aside.name))
         old = ""
     new = HEADER + "".join(
         line

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from aura.texts.console import put, text
+
 STATES = ("joining", "training", "saving", "stopped", "done", "failed")
 PAUSE = 1.0  # seconds between two writes while nothing but numbers changes
 
@@ -67,4 +69,4 @@ class Status:
             try:
                 write_atomically(self.path, {**self.fields, "updated": time.time()})
             except OSError as error:
-                print(f"{self.path} cannot be written: {error.strerror}.", flush=True)
+                put(text("status_not_written", path=self.path, error=error.strerror))

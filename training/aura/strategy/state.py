@@ -45,16 +45,13 @@ def put_together(
         unit, sources = unit_of(kind), found.get((segment.name, kind), [])
         covered = _fill(segment, target, sources, unit)
         if covered is not None:
-            raise DataError(
-                f"The checkpoint's optimizer state has no {text} from element {covered} on: a shard is missing. "
-                "Start with all nodes that wrote it, or with an older checkpoint."
-            )
+            raise DataError("shard_missing", name=text, element=covered)
 
 
 def _read(text: str, tensor: Tensor) -> tuple[Segment, str]:
     match = NAME.fullmatch(text)
     if not match:
-        raise DataError(f"{text!r} is no name of an optimizer state: PARAMETER.KIND[START:STOP] is.")
+        raise DataError("no_state_name", name=text)
     start, stop = match["start"], match["stop"]
     length = tensor.shape[-1] * BLOCK if match["kind"] == "scales" else tensor.numel()
     return Segment(match["name"], int(start or 0), int(stop) if stop else length), match["kind"]

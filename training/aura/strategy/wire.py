@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from aura.cluster.ranks import CollectiveFailed, collective
+from aura.texts.console import text
 
 UNDER_WAY = 2
 # Seconds. Who stalls for less is not worth an attempt: a bad cable, a busy disk, two cores for five ranks.
@@ -165,4 +166,5 @@ class Wire:
             waited = time.perf_counter() - began
             if waited < limit:
                 raise
-            raise CollectiveFailed(f"no answer from another rank within {waited:.1f} s ({kind})") from error
+            sentence = text("no_answer_from_a_rank", seconds=waited, kind=kind)
+            raise CollectiveFailed(sentence) from error

@@ -1,7 +1,7 @@
-"""What a rank prints: one catalogue of the lines that a person sees when all goes well (es.toml, en.toml).
+"""What a rank prints: one catalogue of the lines that a person reads (es.toml, en.toml).
 
-The Spanish lines that the guides show have exactly the guides' form. Errors are in aura/errors.py's way: English, one
-sentence. Spanish is the default; a locale that says English, or AURA_LANG=en, changes it.
+The Spanish lines that the guides show have exactly the guides' form. Errors (aura/errors.py) are in the catalogue too.
+Spanish is the default; a locale that says English, or AURA_LANG=en, changes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 from aura.config import TrainConfig
-from aura.errors import ConfigError
+from aura.errors import ConfigError, speak_with
 
 LANGUAGES = ("es", "en")
 CLEAR = "\r\033[K"  # back to the beginning of the terminal's line, and nothing is left of it
@@ -36,15 +36,27 @@ def language() -> str:
     forced = os.environ.get("AURA_LANG")
     if forced:
         if forced not in LANGUAGES:
-            raise ConfigError(f"AURA_LANG={forced!r} is unknown. There are: {', '.join(LANGUAGES)}.")
+            raise ConfigError("unknown_language", value=forced, languages=", ".join(LANGUAGES))
         return forced
     # The first of these that is set decides (POSIX, "Internationalization Variables").
     locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
     return "en" if locale.lower().startswith("en") else "es"
 
 
-def text(key: str, **values: object) -> str:
+def text(key: str, /, **values: object) -> str:
     return SENTENCES[language()][key].format(**values)
+
+
+def _error_text(key: str, /, **values: object) -> str:
+    """A language that does not exist is an error itself, and has to be said in one that does."""
+    try:
+        chosen = language()
+    except ConfigError:
+        chosen = "en"
+    return SENTENCES[chosen][key].format(**values)
+
+
+speak_with(_error_text)
 
 
 def put(line: str, end: str = "\n") -> None:
