@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ def say(sentence: str) -> None:
     print(sentence, flush=True)
 
 
-def end(sentence: str, exit_code: int = 75) -> None:
+def end(sentence: str, exit_code: int = 75) -> NoReturn:
     say(f"BROKEN {sentence}")
     os._exit(exit_code)
 
@@ -56,7 +57,7 @@ def work(
             run=run,
             node=f"node{rank}",
             join_timeout=40,
-            refusal=DataError("its corpus is damaged") if fault == "refuse" else None,
+            refusal=DataError("is_empty", path="its corpus") if fault == "refuse" else None,
             report=say,
         )
     except GangMismatch as exc:
@@ -78,7 +79,7 @@ def work(
         say("WORKS")
         step = 0
         while going_on.item() > 0:
-            activity.compute(step := step + 1)
+            activity.begin_step(step := step + 1)
             time.sleep(0.05)
             if step == 20 and fault == "hang":
                 time.sleep(1000)
@@ -88,12 +89,12 @@ def work(
                 gang.give_up("out of memory", 64)
                 gang.leave()
                 os._exit(64)
-            activity.exchange()
             going_on = torch.tensor([float(time.monotonic() < deadline)])
-            dist.all_reduce(going_on, op=dist.ReduceOp.MIN)
-            activity.rest()
+            with activity.waiting():
+                dist.all_reduce(going_on, op=dist.ReduceOp.MIN)
+            activity.end_step()
     except RuntimeError as exc:
-        end(*gang.explain(exc))
+        gang.end(exc)
     gang.leave()
     say("LEFT")
     os._exit(0)

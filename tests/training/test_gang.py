@@ -187,7 +187,7 @@ def test_a_rank_that_cannot_take_part_ends_all_with_its_sentence_and_code(start:
     for rank in (*early, start(1)):
         assert rank.exit_code(30) == 65, rank.text()
         assert f"rank {guilty} on node{guilty}" in rank.lines("REFUSED")[0]
-        assert "cannot take part: its corpus is damaged" in rank.lines("REFUSED")[0]
+        assert "cannot take part: its corpus is empty." in rank.lines("REFUSED")[0]
 
 
 @pytest.mark.parametrize("guilty", [0, 2])

@@ -8,12 +8,18 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-COMPUTING, EXCHANGING, ELSEWHERE = "computing", "exchanging", "elsewhere"
+from aura.texts.console import text
+
+COMPUTING, WAITING, ELSEWHERE = "computing", "waiting", "elsewhere"
 UNCOUNTED = 3  # first steps of an attempt: they compile kernels, fill caches and wait for late ranks
-TIMES = 5.0  # the usual step, after which a step counts as stalled
-LEAST = 30.0  # seconds before which no step does: other programs may hold up a short one
+# A step counts as stalled after so many usual ones, and not before so many seconds: other programs may hold up a short
+# one. Where an exchange has failed, the others have waited for somebody in vain already.
+TIMES, LEAST = 5.0, 30.0
+TIMES_HURT, LEAST_HURT = 1.5, 6.0
 
 
 @dataclass(frozen=True)
@@ -21,16 +27,17 @@ class Report:
     """What one rank says of itself. Seconds are its own: the clocks of two nodes are never compared."""
 
     step: int
-    doing: str  # COMPUTING or EXCHANGING inside a step; ELSEWHERE: between two, or before the first
+    doing: str  # inside a step COMPUTING, or WAITING for other ranks; ELSEWHERE: between two, or before the first
     seconds: float  # since the step began
     usual: float  # of a step, the median; 0 while it is not known
 
-    @property
-    def overdue(self) -> bool:
-        return self.doing != ELSEWHERE and self.usual > 0 and self.seconds > max(LEAST, TIMES * self.usual)
+    def is_overdue(self, hurt: bool = False) -> bool:
+        """hurt: an exchange of a rank has failed."""
+        limit = max(LEAST_HURT, TIMES_HURT * self.usual) if hurt else max(LEAST, TIMES * self.usual)
+        return self.doing != ELSEWHERE and self.usual > 0 and self.seconds > limit
 
     def __str__(self) -> str:
-        return f"step {self.step} has not ended for {self.seconds:.0f} s (usually {self.usual:.2g} s)"
+        return text("step_not_ended", step=self.step, seconds=self.seconds, usual=self.usual)
 
 
 class Activity:
@@ -47,17 +54,20 @@ class Activity:
         self._usual = 0.0
         self._now = (0, ELSEWHERE, time.monotonic())
 
-    def compute(self, step: int) -> None:
-        """Step number `step` (from 1) begins: what follows needs no other rank."""
+    def begin_step(self, step: int) -> None:
+        """Step number `step` (from 1) begins."""
         self._now = (step, COMPUTING, time.monotonic())
 
-    def exchange(self) -> None:
-        """The same step goes on with what needs the other ranks."""
-        step, _, since = self._now
-        self._now = (step, EXCHANGING, since)
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What follows needs the other ranks. Who has waited in vain is not to blame afterwards either."""
+        before = self._now
+        step, doing, since = before
+        self._now = (step, WAITING if doing == COMPUTING else doing, since)
+        yield
+        self._now = before
 
-    def rest(self) -> None:
-        """The step has ended."""
+    def end_step(self) -> None:
         step, _, since = self._now
         self._steps += 1
         if self._steps > UNCOUNTED:
@@ -70,12 +80,11 @@ class Activity:
         return Report(step, doing, time.monotonic() - since, self._usual)
 
 
-def stalled(reports: list[Report | None]) -> list[int]:
+def stalled(reports: list[Report | None], hurt: bool = False) -> list[int]:
     """Whose main thread hangs, as places in `reports`; all of them when the exchange itself does; [] when nobody.
 
     Who waits for a rank that is validating or saving is not to blame, and neither is that rank.
     """
-    guilty = [place for place, one in enumerate(reports) if one and one.overdue and one.doing == COMPUTING]
-    if guilty:
-        return guilty
-    return list(range(len(reports))) if all(one and one.overdue for one in reports) else []
+    overdue = [place for place, one in enumerate(reports) if one and one.is_overdue(hurt)]
+    guilty = [place for place in overdue if (one := reports[place]) and one.doing == COMPUTING]
+    return guilty or (overdue if len(overdue) == len(reports) else [])

@@ -1,7 +1,7 @@
 """The watch over one attempt: how its ranks notice that one is missing, hangs, or has ended for a reason of its own.
 
 The protocol is described in docs/attempts.md. `join` (join.py) makes the gang, `Gang.watch` starts the heartbeat,
-`Gang.explain` turns a failed collective into a sentence that names the node at fault, `Gang.give_up` tells all why this
+`Gang.end` turns a failed collective into a sentence that names the node at fault, `Gang.give_up` tells all why this
 rank ends, `Gang.leave` ends in good order.
 """
 
@@ -13,21 +13,21 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from torch.distributed import PrefixStore, Store
 
 from aura.cluster.activity import Activity, Report, stalled
 from aura.cluster.rendezvous import GangBroken, Member, first_line, now, read, read_header
 from aura.errors import EXIT_DATA, EXIT_TEMPORARY, EXIT_USAGE
+from aura.texts.console import text
 
 BEAT = 1.0  # seconds between two heartbeats of a member
 SILENCE = 8.0  # seconds without a heartbeat after which a member counts as gone
 SILENCE_HURT = 4.0  # the same, once a collective has failed or the rank has been started again
 LINGER = 5.0  # most seconds that rank 0 keeps the store up after a verdict, so that all can read it
-OWN_WORDS = (
-    2.0  # seconds in which a rank may find out by itself what another has met: it has better words then
-)
+# Seconds in which a rank may find out by itself what another one has met: it has better words then.
+OWN_WORDS = 2.0
 
 
 class Verdict(NamedTuple):
@@ -58,16 +58,16 @@ class Gang:
         self._verdict_known = threading.Event()
         self._leaving = threading.Event()
         self._store_answered = now()
-        self._on_broken: Callable[[str, int], None] | None = None
+        self._on_broken: Callable[[str, int], NoReturn] | None = None
         self._lock = threading.Lock()
 
     def without_nccl(self) -> list[Member]:
         return [member for member in self.members if member.backend != "nccl"]
 
-    def watch(self, on_broken: Callable[[str, int], None], activity: Activity | None = None) -> None:
+    def watch(self, on_broken: Callable[[str, int], NoReturn], activity: Activity | None = None) -> None:
         """Start the heartbeat; `activity` is what it says of the main thread.
 
-        `on_broken` gets the verdict and the exit code, once, from a thread; it must end the process.
+        `on_broken` gets the verdict and the exit code, once, from whichever thread; it must end the process.
         """
         self._on_broken = on_broken
         if activity:
@@ -78,16 +78,20 @@ class Gang:
         if self.rank != 0:
             threading.Thread(target=self._guard_loop, name="gang-guard", daemon=True).start()
 
-    def explain(self, exc: BaseException, timeout: float = 15.0) -> Verdict:
-        """After a failed collective: wait for the verdict, at most `timeout` seconds, and return it."""
-        try:
-            hurt = PrefixStore(self.attempt, self._base)
-            hurt.set("hurt", str(self.rank))
-        except RuntimeError:
-            pass  # the store is gone: the watching threads say so
-        if self._verdict_known.wait(timeout) and self._verdict:
-            return self._verdict
-        return Verdict(f"A collective operation failed, and every rank still answers: {exc}")
+    def end(self, error: BaseException, timeout: float = 15.0) -> NoReturn:
+        """After a failed collective: end the process with the verdict that comes within `timeout` seconds, or with the
+        `error`. The watching thread does it: two that ended the process would both say why."""
+        store = PrefixStore(self.attempt, self._base)
+        with suppress(RuntimeError):  # the store is gone: the watching threads say so
+            store.set("hurt", str(self.rank))
+        if not self._verdict_known.wait(timeout):
+            verdict = Verdict(text("collective_failed", error=error))
+            with suppress(RuntimeError):
+                _publish(store, verdict)
+            if not self._verdict_known.wait(LINGER + SILENCE):
+                self._broken(verdict)
+        while True:
+            time.sleep(1)  # the other thread still saves what is on its way to the disk
 
     def give_up(self, sentence: str, exit_code: int) -> None:
         """Tell all that this rank ends, and why, before it leaves. With 64 or 65 they end with the same code: starting
@@ -116,14 +120,12 @@ class Gang:
         try:
             verdict = self._watch_until_over(store)
         except RuntimeError as error:
-            verdict = Verdict(
-                f"{self.members[0]} has ended: its store no longer answers ({first_line(error)})."
-            )
+            verdict = Verdict(text("store_ended", member=self.members[0], error=first_line(error)))
         except GangBroken as error:
             verdict = self._proclaim(store, Verdict(str(error)))
         except Exception as error:
             what = f"{type(error).__name__}: {first_line(error)}"
-            verdict = self._proclaim(store, Verdict(f"The watch of {self._me} has failed ({what})."))
+            verdict = self._proclaim(store, Verdict(text("watch_failed", member=self._me, error=what)))
         if verdict and not self._leaving.is_set():
             self._broken(verdict)
 
@@ -142,7 +144,9 @@ class Gang:
             store.set(f"activity/{self._me.token}", json.dumps(asdict(self._activity.report())))
             current = read_header(self._watch_store)["attempt"]
             if current != self.attempt:
-                return Verdict(f"Attempt {current} has begun; {self._me} belongs to {self.attempt}.")
+                return Verdict(
+                    text("another_attempt", current=current, member=self._me, attempt=self.attempt)
+                )
             if store.check(["broken"]):
                 return self._heed(store)
             verdict = self._find_silent(store, watched, seen)
@@ -158,7 +162,7 @@ class Gang:
         seconds = now() - last_beat
         if seconds <= SILENCE:
             return None
-        return Verdict(f"{self._me} was frozen for {seconds:.0f} s; the others have gone on without it.")
+        return Verdict(text("was_frozen", member=self._me, seconds=seconds))
 
     def _heed(self, store: Store) -> Verdict | None:
         """The verdict that stands; None when this rank has come to its own end meanwhile."""
@@ -205,21 +209,21 @@ class Gang:
                 continue
             claimed = store.check([f"claim/{member.rank}"])
             if time_now - since > (SILENCE_HURT if hurt or claimed else SILENCE):
-                started_again = " and has been started again" if claimed else ""
-                return Verdict(f"{member} has not answered for {time_now - since:.0f} s{started_again}.")
+                key = "silent_and_started_again" if claimed else "silent"
+                return Verdict(text(key, member=member, seconds=time_now - since))
         return None
 
     def _find_stalled(self, store: Store) -> Verdict | None:
         """Rank 0: whose main thread hangs although its heartbeat goes on, its own included."""
         reports = [self._report_of(store, member) for member in self.members]
-        guilty = stalled(reports)
+        guilty = stalled(reports, hurt=store.check(["hurt"]))
         if not guilty:
             return None
         report = reports[guilty[0]]
         if len(guilty) == self.world_size > 1:
-            return Verdict(f"No rank gets on: {report} on all of them. Is the network between them whole?")
+            return Verdict(text("nobody_gets_on", report=report))
         names = ", ".join(str(self.members[place]) for place in guilty)
-        return Verdict(f"{names} hangs: {report}, although the process lives. The others wait for it.")
+        return Verdict(text("hangs", members=names, report=report))
 
     def _report_of(self, store: Store, member: Member) -> Report | None:
         key = f"activity/{member.token}"
@@ -235,7 +239,7 @@ class Gang:
                 return
             last_look = now()
             if silent > SILENCE:
-                self._broken(Verdict(f"{self.members[0]} has not answered for {silent:.0f} s."))
+                self._broken(Verdict(text("silent", member=self.members[0], seconds=silent)))
                 return
 
     def _broken(self, verdict: Verdict) -> None:

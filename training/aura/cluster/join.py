@@ -29,6 +29,7 @@ from aura.cluster.rendezvous import (
     scoped,
 )
 from aura.errors import AuraError
+from aura.texts.console import text
 
 Report = Callable[[str], None]
 
@@ -76,7 +77,7 @@ def _open_attempt(
     store.set("attempt", json.dumps({"attempt": attempt, "run": run, "world_size": world_size}))
     keys = PrefixStore(attempt, store)
     keys.set("join/0", json.dumps(asdict(me)))
-    report(f"Attempt {attempt}: rank 0 waits for {world_size - 1} other ranks on port {port}.")
+    report(text("rank_0_waits", attempt=attempt, others=world_size - 1, port=port))
 
     seen: dict[str, tuple[int, float]] = {}
     next_report = now() + 10
@@ -90,13 +91,13 @@ def _open_attempt(
         if not missing:
             break
         if now() > deadline:
-            raise GangBroken(f"Attempt {attempt}: {_ranks(missing)} did not come in time.")
+            raise GangBroken(text("did_not_come", attempt=attempt, ranks=_ranks(missing)))
         if now() > next_report:
-            report(f"Attempt {attempt}: still waiting for {_ranks(missing)}.")
+            report(text("still_waiting", attempt=attempt, ranks=_ranks(missing)))
             next_report = now() + 10
         time.sleep(0.2)
     keys.set("sealed", json.dumps([asdict(member) for member in alive]))
-    report(f"Attempt {attempt} is sealed: {world_size} ranks.")
+    report(text("sealed", attempt=attempt, ranks=world_size))
     return Gang(me, attempt, alive, store, scoped(connect(address, port)))
 
 
@@ -120,7 +121,7 @@ def _tell_all(keys: Store, member: Member, world_size: int, deadline: float, rep
 
     Raises GangRefused. Whoever is not told would wait for rank 0, start again, and wait again, for ever.
     """
-    sentence = f"{member} cannot take part: {member.refusal}"
+    sentence = text("cannot_take_part", member=member, reason=member.refusal)
     keys.set("refused", json.dumps({"sentence": sentence, "exit_code": member.exit_code}))
     report(sentence)
     next_report = now() + 10
@@ -128,7 +129,7 @@ def _tell_all(keys: Store, member: Member, world_size: int, deadline: float, rep
         if now() > deadline:
             break
         if now() > next_report:
-            report(f"Nobody trains; still waiting for {_ranks(untold)}, to say so there too.")
+            report(text("still_to_be_told", ranks=_ranks(untold)))
             next_report = now() + 10
         time.sleep(0.2)
     raise GangRefused(sentence, member.exit_code)
@@ -178,28 +179,25 @@ def _join_attempt(
             header = _Patient(store).ask(read_header)
             attempt = header["attempt"]
             if header["run"] != run or header["world_size"] != world_size:
-                raise GangMismatch(
-                    f"Rank 0 at {address}:{port} trains run {header['run']!r} with {header['world_size']} ranks, "
-                    f"but rank {me.rank} on {me.node} was started for run {run!r} with {world_size}."
-                )
+                theirs = {"their_run": header["run"], "their_size": header["world_size"]}
+                mine = {"rank": me.rank, "node": me.node, "run": run, "size": world_size}
+                raise GangMismatch(text("another_run", address=address, port=port, **theirs, **mine))
             keys = _Patient(PrefixStore(attempt, store))
             if attempt != turned_away_from:
                 if not keys.check("sealed"):
                     keys.set(f"join/{me.rank}", json.dumps(asdict(me)))
-                    say(f"Attempt {attempt}: rank {me.rank} has joined and waits for the others.")
+                    say(text("joined", attempt=attempt, rank=me.rank))
                 members = _wait_for_seal(_Patient(store), keys, me, attempt, deadline)
                 if me in members:
                     return Gang(me, attempt, members, store, reach())
                 keys.set(f"claim/{me.rank}", me.token)
                 turned_away_from = attempt
-            say(
-                f"Attempt {attempt} is sealed without this start of rank {me.rank}: turned away, waiting for the next."
-            )
+            say(text("turned_away", attempt=attempt, rank=me.rank))
             time.sleep(0.5)
         except RuntimeError:
-            say(f"Waiting for rank 0 at {address}:{port}.")
+            say(text("waiting_for_rank_0", address=address, port=port))
             time.sleep(0.5)
-    raise GangBroken(f"Rank {me.rank} on {me.node} could not join a gang at {address}:{port} in time.")
+    raise GangBroken(text("could_not_join", rank=me.rank, node=me.node, address=address, port=port))
 
 
 def _wait_for_seal(
@@ -220,4 +218,4 @@ def _wait_for_seal(
 
 
 def _ranks(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    return text("one_rank" if len(ranks) == 1 else "several_ranks", ranks=", ".join(map(str, ranks)))

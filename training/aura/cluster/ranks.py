@@ -10,6 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from aura.cluster.activity import Activity
+from aura.texts.console import text
+
 
 class CollectiveFailed(Exception):
     """An operation that needs all ranks has failed: one of them, or the way to it, is gone."""
@@ -29,23 +32,32 @@ def collective() -> Iterator[None]:
 class Ranks:
     """This rank among the others. With one rank every method answers at once, without torch.distributed."""
 
-    def __init__(self, rank: int, nodes: list[str], device: torch.device) -> None:
-        """`nodes`: the name of every rank's node."""
+    def __init__(
+        self, rank: int, nodes: list[str], device: torch.device, activity: Activity | None = None
+    ) -> None:
+        """`nodes`: the name of every rank's node. `activity` is told when this rank waits for others."""
         self.rank, self.nodes, self.world_size = rank, nodes, len(nodes)
+        self.activity = activity or Activity()
         # NCCL moves only GPU memory; gloo is quicker with the CPU's.
         uses_nccl = self.world_size > 1 and dist.get_backend() == "nccl"
         self.device = device if uses_nccl else torch.device("cpu")
 
     def name(self, ranks: list[int]) -> str:
         """'rank 1 on node1, rank 3 on node3'"""
-        return ", ".join(f"rank {rank} on {self.nodes[rank]}" for rank in ranks)
+        return ", ".join(text("rank_on_node", rank=rank, node=self.nodes[rank]) for rank in ranks)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What follows ends when all ranks do it. Raises CollectiveFailed."""
+        with self.activity.waiting(), collective():
+            yield
 
     def total(self, values: list[float]) -> list[float]:
         """The element-wise sum over all ranks, in fp64."""
         if self.world_size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        with collective():
+        with self.together():
             dist.all_reduce(tensor)
             return tensor.tolist()
 
@@ -55,14 +67,14 @@ class Ranks:
             return [values]
         tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
         rows = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        with collective():
+        with self.together():
             dist.all_gather(rows, tensor)
             return [row.tolist() for row in rows]
 
     def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
         """That of every rank, by rank; all of the same size."""
         tensors = [torch.empty_like(tensor, device=self.device) for _ in range(self.world_size)]
-        with collective():
+        with self.together():
             dist.all_gather(tensors, tensor.to(self.device))
         return tensors
 
@@ -75,7 +87,7 @@ class Ranks:
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """Overwrite `tensor` with that of rank `source`."""
         if self.world_size > 1:
-            with collective():
+            with self.together():
                 dist.broadcast(tensor, source)
         return tensor
 

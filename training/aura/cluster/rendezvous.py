@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from aura.texts.console import text
+
 CONNECT_TIMEOUT = 10.0  # seconds for one try to reach the store
 KNOCK_TIMEOUT = 2.0  # seconds for one try to reach its port
 PATIENCE = 8.0  # seconds without an answer after which a connection to the store is given up
@@ -50,7 +52,7 @@ class Member:
     exit_code: int = 0  # that it ends with then
 
     def __str__(self) -> str:
-        return f"rank {self.rank} on {self.node} ({self.address})"
+        return text("member", rank=self.rank, node=self.node, address=self.address)
 
 
 def now() -> float:
@@ -67,7 +69,8 @@ def open_store(address: str, port: int, node: str, deadline: float, report: Call
         try:
             return scoped(connect(address, port))
         except RuntimeError as error:
-            raise GangBroken(f"torchrun's store at {address}:{port}: {first_line(error)}") from error
+            reason = first_line(error)
+            raise GangBroken(text("agents_store", address=address, port=port, error=reason)) from error
     listener = _listen(address, port, node, deadline, report)
     try:
         store = TCPStore(
@@ -79,7 +82,9 @@ def open_store(address: str, port: int, node: str, deadline: float, report: Call
             master_listen_fd=listener.detach(),
         )
     except RuntimeError as error:
-        raise GangBroken(f"The store on {node}, port {port}, does not start: {first_line(error)}") from error
+        raise GangBroken(
+            text("store_does_not_start", node=node, port=port, error=first_line(error))
+        ) from error
     return scoped(store)
 
 
@@ -100,16 +105,12 @@ def _listen(
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise GangBroken(
-                    f"Port {port} on {node} cannot be opened ({error.strerror}). "
-                    "Another run may be active there; choose another rendezvous port or stop it."
+                    text("port_not_opened", port=port, node=node, error=error.strerror)
                 ) from error
         if now() > deadline:
-            raise GangBroken(
-                f"{node} does not have the address {address}, at which the others look for rank 0: "
-                "is its cable plugged in, and is MASTER_ADDR right?"
-            )
+            raise GangBroken(text("address_never_came", node=node, address=address))
         if not said:
-            report(f"{node} does not have the address {address} now; rank 0 waits for it.")
+            report(text("waits_for_address", node=node, address=address))
         said = True
         time.sleep(0.5)
 
@@ -159,7 +160,7 @@ def patiently(operation: Callable[[], T], seconds: float = PATIENCE) -> T:
     if errors:
         raise errors[0]
     if not results:
-        raise RuntimeError(f"no answer within {seconds:.0f} s")
+        raise RuntimeError(text("no_answer", seconds=seconds))
     return results[0]
 
 
@@ -190,10 +191,7 @@ def read_members(store: Store, key: str) -> list[Member]:
 
 
 def _foreign(key: str, data: object) -> GangBroken:
-    return GangBroken(
-        f"Under {key!r} in rank 0's store stands what no rank writes ({data!r:.60}): another program talks to its "
-        "port, or a rank of another release. Choose another rendezvous port, or install one release everywhere."
-    )
+    return GangBroken(text("foreign_key", key=key, data=repr(data)[:60]))
 
 
 def agent_holds_store() -> bool:
@@ -215,7 +213,7 @@ def own_address(master_address: str, master_port: int) -> str:
             probe.connect((master_address, master_port))
             return str(probe.getsockname()[0])
         except OSError:
-            return "unknown address"
+            return text("unknown_address")
 
 
 def first_line(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from aura.run.batches import Batches
 from aura.run.progress import Observer, Progress, Step
 from aura.run.run import Run
 from aura.strategy.interface import Outcome, Strategy, Told
+from aura.texts.console import text
 
 
 class Trainer:
@@ -48,15 +49,14 @@ class Trainer:
         self.run.status.set(state="training", step=self.progress.step)
         stopping, activity = False, self.run.activity
         while self.progress.step < self.config.steps and not stopping:
-            activity.compute(self.progress.step + 1)
+            activity.begin_step(self.progress.step + 1)
             started = time.perf_counter()
             self.strategy.begin_step()
             loss_sum = self.forward_and_backward()
             told = Told(loss_sum, self.batches.tokens, self.run.stop.requested, self.loss_scale.value)
             lr = learning_rate(self.config, self.progress.step)
-            activity.exchange()
             outcome = self.strategy.apply(told, lr)
-            activity.rest()
+            activity.end_step()
             self.refuse_what_is_not_finite(outcome)
             step = self.commit(outcome, lr, time.perf_counter() - started)
             for observer in self.observers:
@@ -84,10 +84,10 @@ class Trainer:
         """Raises DataError, on all ranks alike; not where a lower loss scale may help (fp16): the step is left out."""
         ranks = self.run.ranks
         if outcome.bad_loss:
-            raise self._not_finite("loss", ranks.name(outcome.bad_loss))
+            raise self._not_finite("loss_not_finite", ranks.name(outcome.bad_loss))
         if outcome.left_out and self.loss_scale.is_exhausted:
-            guilty = ranks.name(outcome.bad_gradient) or "no single rank, but in the sum over all"
-            raise self._not_finite("gradient", guilty)
+            guilty = ranks.name(outcome.bad_gradient) or text("the_sum_over_all")
+            raise self._not_finite("gradient_not_finite", guilty)
 
     def commit(self, outcome: Outcome, lr: float, seconds: float) -> Step:
         """The step is part of the run from here on."""
@@ -118,8 +118,5 @@ class Trainer:
             loss_scales=(scale_before, self.loss_scale.value) if outcome.left_out else None,
         )
 
-    def _not_finite(self, what: str, where: str) -> DataError:
-        return DataError(
-            f"The {what} is not finite at step {self.progress.step + 1} on {where}. Stopped before the optimizer step; "
-            "nothing was changed. Continue with a lower --lr, or with --precision fp32 or bf16."
-        )
+    def _not_finite(self, key: str, where: str) -> DataError:
+        return DataError(key, step=self.progress.step + 1, where=where)

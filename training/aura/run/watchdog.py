@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 
 from aura.cluster.activity import COMPUTING, Activity
+from aura.texts.console import put, text
 
 STDERR = 2
 PAUSE = 1.0  # seconds between two messages
@@ -33,7 +34,7 @@ def start(activity: Activity) -> None:
 def hangs(activity: Activity) -> bool:
     """While others watch this rank, it may wait for one of them: that one is to blame, and the gang says so."""
     report = activity.report()
-    return report.overdue and (activity.alone or report.doing == COMPUTING)
+    return report.is_overdue() and (activity.alone or report.doing == COMPUTING)
 
 
 def _beat(address: str, seconds: int, activity: Activity) -> None:
@@ -49,8 +50,5 @@ def _beat(address: str, seconds: int, activity: Activity) -> None:
                     begun = True
             elif said != (report := activity.report()).step:
                 said = report.step
-                print(
-                    f"This rank hangs: {report}. If it goes on, systemd ends it and starts it again.",
-                    flush=True,
-                )
+                put(text("this_rank_hangs", report=report))
             time.sleep(PAUSE)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from aura.cluster.ranks import Ranks, collective
+from aura.cluster.ranks import Ranks
 
 BUCKET_BYTES = 25 * 1024 * 1024  # as torch's DDP: large enough for the bandwidth, small enough to overlap
 
@@ -46,7 +46,7 @@ class DataParallel:
         places = [p.grad.data_ptr() for p in self.parameters if p.grad is not None]
         assert places == self._places, "a gradient has left its bucket"
         if self.ranks.world_size > 1:
-            with collective():
+            with self.ranks.together():
                 for work in [dist.all_reduce(bucket, async_op=True) for bucket in self.buckets]:
                     work.wait()
 
@@ -65,7 +65,7 @@ class DataParallel:
             [torch.linalg.vector_norm(bucket, dtype=torch.float32) for bucket in self.buckets]
         )
         norm = torch.linalg.vector_norm(norms).to(self.ranks.device)
-        with collective():  # NCCL reports a failed operation when its result is read
+        with self.ranks.together():  # NCCL reports a failed operation when its result is read
             return self.ranks.broadcast(norm, source=0).item()
 
     def scale_gradients(self, factor: float) -> None:

@@ -111,7 +111,7 @@ class Sharded:
     def apply(self, told: Told, lr: float) -> Outcome:
         assert self.next_round == len(self.rounds) and not self.leaving, "no gradients: see last_backward"
         loss_sum = float(told.loss_sum)
-        self.wire.wait(self.wire.submitted)
+        self._wait(self.wire.submitted)
         self._wait_for_side()
         squares = self.squares.item() / told.loss_scale**2
         row = [loss_sum, float(told.tokens), float(told.stop), squares, *map(float, self.bad.tolist())]
@@ -243,7 +243,7 @@ class Sharded:
         def use(received: Tensor) -> None:
             rows.extend(received.view(-1, len(row)).tolist())
 
-        self.wire.wait(self._submit("numbers", lambda: sent, lengths, lengths, use))
+        self._wait(self._submit("numbers", lambda: sent, lengths, lengths, use))
         return rows
 
     # Leg 2
@@ -274,7 +274,7 @@ class Sharded:
 
     def _await_weights(self, number: int) -> None:
         """Until this round and all rounds behind it are in the parameters."""
-        self.wire.wait(self.weights[number])
+        self._wait(self.weights[number])
         self._wait_for_side()
 
     def _forward_hook(self, number: int) -> Callable[..., None]:
@@ -292,6 +292,10 @@ class Sharded:
         use: Callable[[Tensor], None],
     ) -> int:
         return self.wire.submit(Exchange(kind, self.group, pack, to_ranks, from_ranks, use))
+
+    def _wait(self, number: int) -> None:
+        with self.ranks.activity.waiting():
+            self.wire.wait(number)
 
     def _on_the_wire(self, parts: list[Tensor], format_: torch.dtype) -> Callable[[], Tensor]:
         """The parts one after the other, on the device that the wire takes them from; the function waits for them."""
