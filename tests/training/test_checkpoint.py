@@ -16,6 +16,7 @@ import pytest
 import torch
 from aura.checkpoint import manifest
 from aura.checkpoint import store as checkpoint
+from aura.checkpoint.store import EMPTY, Ballot
 from aura.cluster.ranks import Ranks
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
@@ -42,8 +43,9 @@ def write(directory: Path, name: str, model: nn.Linear, optimizer: AdamW, state:
     return checkpoint.write(directory, name, parameters, optimizer.tensors(), state)
 
 
-def save(directory: Path, step: int, kind: str = "checkpoint") -> Path:
-    return write(directory, f"{kind}-step-{step}", *trained(step), {"step": step})
+def save(directory: Path, step: int, kind: str = "checkpoint", writer: manifest.Writer | None = None) -> Path:
+    state = {"step": step} | ({"writer": writer._asdict()} if writer else {})
+    return write(directory, f"{kind}-step-{step}", *trained(step), state)
 
 
 def begin(saver: checkpoint.Saver, step: int) -> None:
@@ -106,6 +108,57 @@ def test_the_newest_counts_whatever_its_kind(tmp_path: Path) -> None:
     found = checkpoint.newest_valid(tmp_path, print)
     assert found
     assert (found.path.name, found.step) == ("interrupt-step-10", 10)
+
+
+def test_the_last_attempt_counts_before_the_number_of_steps(tmp_path: Path) -> None:
+    for step, number in ((30, 1), (12, 2), (11, 2)):
+        save(tmp_path, step, writer=manifest.Writer(number, f"attempt-{number}"))
+    found = checkpoint.newest_valid(tmp_path, print)
+    assert found and (found.step, found.writer) == (12, manifest.Writer(2, "attempt-2"))
+    flip_a_bit(tmp_path / "checkpoint-step-12" / "model.safetensors")
+    found = checkpoint.newest_valid(tmp_path, print)
+    assert found and found.step == 11
+
+
+def test_an_attempt_has_a_number_above_all_that_the_disk_knows(tmp_path: Path) -> None:
+    assert checkpoint.next_writer(tmp_path / "none", "first", ALONE) == manifest.Writer(1, "first")
+    for step, number in ((5, 1), (9, 4)):
+        save(tmp_path, step, writer=manifest.Writer(number, "before"))
+    checkpoint.go_back_to(tmp_path / "checkpoint-step-5")
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-step-5"]
+    assert checkpoint.next_writer(tmp_path, "now", ALONE) == manifest.Writer(5, "now")
+
+
+def test_who_goes_back_to_a_checkpoint_leaves_behind_what_a_later_attempt_wrote(tmp_path: Path) -> None:
+    for step, number in ((5, 1), (9, 1), (3, 2)):
+        save(tmp_path, step, writer=manifest.Writer(number, "before"))
+    checkpoint.go_back_to(tmp_path / "checkpoint-step-5")
+    found = checkpoint.newest_valid(tmp_path, print)
+    assert found and found.step == 5
+
+
+OLD, NEW, STRAY = 1, 2, 3  # attempts
+
+
+@pytest.mark.parametrize(
+    ("ballots", "nodes", "rank"),
+    [
+        # (number and name of the attempt, step, checksum) of every rank
+        ([EMPTY, EMPTY], "ab", None),
+        ([EMPTY, Ballot(0, 0, 5, 7)], "ab", 1),
+        # The most steps of one attempt, and the lowest rank that has them
+        ([Ballot(1, OLD, 5, 7), Ballot(1, OLD, 10, 8), Ballot(1, OLD, 10, 8)], "abc", 1),
+        # Fewer steps of a later attempt, also where one disk alone has them
+        ([Ballot(1, OLD, 12, 7), Ballot(2, NEW, 8, 8), Ballot(1, OLD, 12, 7)], "abc", 1),
+        # Two that went on without each other: what more nodes know, however many ranks one of them has
+        ([Ballot(2, STRAY, 90, 9), Ballot(2, NEW, 8, 8), Ballot(2, NEW, 10, 8), EMPTY], "abcd", 2),
+        ([*[Ballot(2, STRAY, 90, 9)] * 3, Ballot(2, NEW, 8, 8), Ballot(2, NEW, 8, 8)], "aaabc", 3),
+        # ... and the most steps where they know the same
+        ([Ballot(2, NEW, 8, 8), Ballot(2, STRAY, 90, 9)], "ab", 1),
+    ],
+)
+def test_which_checkpoint_wins(ballots: list[Ballot], nodes: str, rank: int | None) -> None:
+    assert checkpoint.winner(ballots, list(nodes)) == rank
 
 
 def flip_a_bit(path: Path) -> None:

@@ -90,11 +90,11 @@ def test_a_finished_run_says_so_and_does_not_wait_for_others(
     shutil.copytree(reference[0].run_dir.parents[1], folder)
     (again, _) = start(folder, corpus, 2, faults={1: send_self(signal.SIGKILL)})
     assert again.end() == 0
-    assert "está completo: 20 pasos" in again.text
+    assert "is done: 20 steps" in again.text
     assert again.done == reference[0].done
     # Another length is another run: it goes on.
     more = complete(start(folder, corpus, 2, "--steps 22"))
-    assert "Cambios desde el paso 20: steps 20 -> 22." in more[0].text
+    assert "Changed since step 20: steps 20 -> 22." in more[0].text
     assert more[0].done["step"] == 22
 
 
@@ -122,7 +122,7 @@ def test_ten_steps_an_end_and_ten_more_are_twenty_steps(
         assert "rank 1 on node1" in ranks[0].status["message"]
         assert ranks[0].checkpoints() == ["checkpoint-step-10", "checkpoint-step-5"]
     ranks = complete(start(tmp_path, corpus, 2))
-    assert "Se continúa después del paso 10." in ranks[0].text
+    assert "Continuing after step 10." in ranks[0].text
     for trainer in ranks:
         assert trainer.files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")
     assert curve(ranks[0]) == curve(reference[0])
@@ -158,7 +158,7 @@ def test_five_ranks_learn_as_one_rank_with_five_times_the_batch(corpus: Corpus, 
     assert len({trainer.files("checkpoint-step-20") for trainer in five}) == 1
     assert five[0].done["validation_loss"] == pytest.approx(one[0].done["validation_loss"], abs=1e-4)
     assert "Sync=-" in one[0].text  # with one rank there is nothing to compare, and nothing is claimed
-    assert "Gradientes sincronizados" not in one[0].text
+    assert "Gradients synchronised" not in one[0].text
 
 
 def test_all_talk_gloo_where_one_rank_cannot_use_nccl(corpus: Corpus, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_all_talk_gloo_where_one_rank_cannot_use_nccl(corpus: Corpus, tmp_path: 
         attempt.choose_device = lambda place, backend: (torch.device("cpu"), "nccl")
 
     first, second = complete(start(tmp_path, corpus, 2, "--steps 5", faults={1: have_a_gpu}))
-    assert re.search(r"Backend=gloo: rank 0 on node0 \(127\.0\.0\.1\) no puede usar NCCL\.", second.text)
+    assert re.search(r"Backend=gloo: rank 0 on node0 \(127\.0\.0\.1\) cannot use NCCL\.", second.text)
     assert first.files("checkpoint-step-5") == second.files("checkpoint-step-5")
 
 
@@ -264,8 +264,8 @@ def test_a_checkpoint_from_before_there_were_strategies_goes_on(
         manifest["files"]["state.json"] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
         (path / "manifest.json").write_text(json.dumps(manifest))
     ranks = complete(start(tmp_path, corpus, 2))
-    (changes,) = [line for line in ranks[0].text.splitlines() if "Cambios desde el paso 10" in line]
-    assert changes.endswith("Cambios desde el paso 10: strategy ddp -> sharded.")
+    (changes,) = [line for line in ranks[0].text.splitlines() if "Changed since step 10" in line]
+    assert changes.endswith("Changed since step 10: strategy ddp -> sharded.")
     assert curve(ranks[0]) == pytest.approx(curve(reference[0]), abs=1e-4)
 
 
@@ -298,6 +298,36 @@ def test_a_rank_without_checkpoint_gets_it_from_another(
     assert ranks[1].files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")
 
 
+def test_later_steps_of_a_disk_that_was_away_do_not_come_back(corpus: Corpus, tmp_path: Path) -> None:
+    """node1's disk is taken out after step 12; the others go back to step 5 and on from there; then it is put back."""
+
+    def until(step: int) -> list[Trainer]:
+        stop = at_step(step - 1, send_self(signal.SIGTERM))
+        ranks = start(tmp_path, corpus, 2, "--keep-checkpoints 9", {0: stop, 1: stop})
+        assert [trainer.end() for trainer in ranks] == [0, 0], ranks[0].text
+        return ranks
+
+    for trainer in until(12):
+        checkpoints = trainer.run_dir / "checkpoints"
+        shutil.copytree(checkpoints, tmp_path / "away", dirs_exist_ok=True)
+        for name in ("interrupt-step-12", "checkpoint-step-10"):
+            shutil.rmtree(checkpoints / name)
+    (_, second) = until(8)
+    assert "Continuing after step 5." in second.text
+    shutil.rmtree(second.run_dir / "checkpoints")
+    (tmp_path / "away").rename(second.run_dir / "checkpoints")
+
+    first, second = complete(start(tmp_path, corpus, 2, "--keep-checkpoints 9"))
+    assert "Continuing after step 8." in first.text
+    assert "sends step 8 to rank 1 on node1" in second.text
+    assert "interrupt-step-12 is of an attempt" in second.text
+    assert {name.rpartition("-")[0] for name in second.checkpoints() if name.startswith("superseded")} == {
+        "superseded-checkpoint-step-10",
+        "superseded-interrupt-step-12",
+    }
+    assert first.files("checkpoint-step-10") == second.files("checkpoint-step-10")
+
+
 @pytest.mark.parametrize("damage", ["truncated", "bit"])
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
     damage: str, reference: list[Trainer], corpus: Corpus, tmp_path: Path
@@ -315,7 +345,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
     complete(ranks)
     for trainer in ranks:
         assert "REFUSED: checkpoint-step-15 is damaged" in trainer.text
-        assert "Se continúa después del paso 10." in trainer.text
+        assert "Continuing after step 10." in trainer.text
         assert trainer.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
 
 
@@ -435,19 +465,19 @@ def test_ranks_of_one_disk_go_back_together(corpus: Corpus, tmp_path: Path) -> N
     """No rank takes the newer checkpoints for its own before rank 0 has set them aside."""
 
     def be_slow() -> None:
-        supersede = checkpoint.supersede
+        go_back_to = checkpoint.go_back_to
 
-        def slowly(directory: Path, step: int) -> None:
+        def slowly(path: Path) -> None:
             time.sleep(1)
-            supersede(directory, step)
+            go_back_to(path)
 
-        checkpoint.supersede = slowly
+        checkpoint.go_back_to = slowly
 
     first = complete(two_on_one_disk(tmp_path, corpus))[0]
     path = first.run_dir / "checkpoints" / "checkpoint-step-15"
     with_flag = f"--resume-from {path}"
     for trainer in complete(two_on_one_disk(tmp_path, corpus, with_flag, be_slow)):
-        assert "Se continúa después del paso 15." in trainer.text
+        assert "Continuing after step 15." in trainer.text
 
     # A checkpoint that cannot be used is refused before the newer one is touched.
     (path / "model.safetensors").write_bytes(b"x")

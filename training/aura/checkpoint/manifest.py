@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aura.corpus.corpus import sha256_of
+from aura.texts.console import text
 
 FORMAT = "aura-checkpoint-1"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -20,6 +21,14 @@ NAME = re.compile(r"(checkpoint|interrupt)-step-(\d+)")
 
 class Damaged(Exception):
     """A checkpoint that must not be used; the text says why."""
+
+
+class Writer(NamedTuple):
+    """The attempt that wrote a checkpoint. The attempts of a run are counted; two that knew nothing of each other may
+    have the same number. 0: written before they were counted."""
+
+    number: int = 0
+    attempt: str = ""
 
 
 def step_of(path: Path) -> int:
@@ -35,14 +44,19 @@ def checkpoints(directory: Path) -> list[Path]:
     return [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
 
 
+def writer_of(manifest: dict[str, Any]) -> Writer:
+    return Writer(**manifest.get("writer", {}))
+
+
 def read(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, `files` by name: `sha256` and `bytes`. Raises Damaged."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT or set(manifest["files"]) != {MODEL, OPTIMIZER, STATE}:
-            raise Damaged(f"{MANIFEST} has an unknown format")
+            raise Damaged(text("unknown_format", file=MANIFEST))
         if manifest["step"] != step_of(path):
-            raise Damaged(f"{MANIFEST} is of step {manifest['step']}")
+            raise Damaged(text("of_another_step", file=MANIFEST, step=manifest["step"]))
+        writer_of(manifest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{type(error).__name__}: {error}") from None
     return manifest
@@ -54,9 +68,9 @@ def verify(path: Path) -> dict[str, Any]:
     try:
         for name, entry in manifest["files"].items():
             if (size := (path / name).stat().st_size) != entry["bytes"]:
-                raise Damaged(f"{name} has {size} bytes instead of {entry['bytes']}")
+                raise Damaged(text("other_size", file=name, size=size, wanted=entry["bytes"]))
             if sha256_of(path / name) != entry["sha256"]:
-                raise Damaged(f"the checksum of {name} differs")
+                raise Damaged(text("other_checksum", file=name))
     except (OSError, KeyError, TypeError) as error:
         raise Damaged(f"{type(error).__name__}: {error}") from None
     return manifest

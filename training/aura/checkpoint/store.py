@@ -5,24 +5,29 @@
         optimizer.safetensors   <parameter>.exp_avg, .exp_avg_sq and .step of AdamW, .momentum of Muon
         state.json              step, position in the data, configuration, fingerprint of the corpus, and the
                                 validation loss if it was measured at this very step
-        manifest.json           SHA-256 and size of the three files above
+        manifest.json           SHA-256 and size of the three files above, and the attempt that wrote them
 
 A checkpoint is written to a temporary directory, flushed to the disk and renamed; older ones go only after that.
-Every node keeps its own copy. At the start the ranks agree on the newest that any of them holds.
+Every node keeps its own copy. At the start the ranks agree on the newest of the last attempt that wrote one, whoever
+holds it: a disk that was not there may hold more steps of an attempt that the others have left behind.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
+import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from safetensors import SafetensorError
@@ -37,15 +42,19 @@ from aura.checkpoint.manifest import (
     OPTIMIZER,
     STATE,
     Damaged,
+    Writer,
     checkpoints,
+    read,
     step_of,
     verify,
+    writer_of,
 )
 from aura.cluster.ranks import Ranks
 from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.durable import flush
 from aura.errors import ConfigError
+from aura.texts.console import text
 
 DAMAGED, SUPERSEDED = "damaged-", "superseded-"
 TEMPORARY = ".tmp-"
@@ -62,6 +71,7 @@ Report = Callable[[str], None]
 @dataclass(frozen=True)
 class Found:
     path: Path
+    writer: Writer
     step: int
     model_sha256: str
 
@@ -150,7 +160,12 @@ def write(
             file: {"sha256": sha256_of(temporary / file), "bytes": (temporary / file).stat().st_size}
             for file in (MODEL, OPTIMIZER, STATE)
         }
-        manifest = {"format": FORMAT, "step": state["step"], "files": files}
+        manifest = {
+            "format": FORMAT,
+            "step": state["step"],
+            "writer": state.get("writer", {}),
+            "files": files,
+        }
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         for file in temporary.iterdir():
             flush(file)
@@ -192,15 +207,34 @@ def _validation_loss(path: Path) -> float | None:
 
 
 def newest_valid(directory: Path, report: Report) -> Found | None:
-    """The newest checkpoint whose files are what they were when written; says loudly which ones it refuses."""
-    for path in sorted(checkpoints(directory), key=lambda path: (step_of(path), path.name), reverse=True):
+    """The newest checkpoint whose files are what they were when written: of the last attempt that wrote one, the one
+    with the most steps. Says loudly which ones it refuses."""
+    for path in sorted(checkpoints(directory), key=_age, reverse=True):
         try:
             manifest = verify(path)
         except Damaged as reason:
-            report(f"REFUSED: {path.name} is damaged ({reason}); trying the one before.")
+            report(text("checkpoint_refused", name=path.name, reason=reason))
             continue
-        return Found(path, manifest["step"], manifest["files"][MODEL]["sha256"])
+        return Found(path, writer_of(manifest), manifest["step"], manifest["files"][MODEL]["sha256"])
     return None
+
+
+def _age(path: Path) -> tuple[int, int, str]:
+    """The newer, the larger; largest where it cannot be read, so that it is looked at, and refused."""
+    try:
+        number = writer_of(read(path)).number
+    except Damaged:
+        number = sys.maxsize
+    return number, step_of(path), path.name
+
+
+def next_writer(directory: Path, attempt: str, ranks: Ranks) -> Writer:
+    """This attempt, with a number above those of all that any rank's disk knows, also of what was set aside."""
+    highest = 0
+    for path in directory.glob(f"*/{MANIFEST}"):
+        with suppress(OSError, ValueError, TypeError):
+            highest = max(highest, writer_of(json.loads(path.read_text(encoding="utf-8"))).number)
+    return Writer(1 + max(number for (number,) in ranks.gather([highest])), attempt)
 
 
 def read_state(path: Path) -> State:
@@ -221,20 +255,25 @@ def agree_and_load(
     check: Callable[[State], None],
     report: Report,
 ) -> State | None:
-    """Put all ranks on the newest valid checkpoint that any of them holds; its state, or None when there is none.
+    """Put all ranks on one checkpoint, see `winner`; its state, or None when there is none.
 
     Ranks that lack it get it from the lowest rank that has it. `load_optimizer` takes what it needs of the optimizer's
     whole state. `check` may refuse the state, before any parameter is touched and alike on all ranks, by raising.
     """
     found = newest_valid(directory, report)
-    mine = [found.step, int(found.model_sha256[:15], 16)] if found else [-1, 0]
-    rows = ranks.gather(mine)
-    best = max(step for step, _ in rows)
-    if best < 0:
+    ballot = EMPTY
+    if found:
+        attempt = int(hashlib.sha256(found.writer.attempt.encode()).hexdigest()[:15], 16)
+        ballot = Ballot(found.writer.number, attempt, found.step, int(found.model_sha256[:15], 16))
+    ballots = [Ballot(*row) for row in ranks.gather(list(ballot))]
+    source = winner(ballots, ranks.nodes)
+    if source is None:
         return None
-    source = next(rank for rank, (step, _) in enumerate(rows) if step == best)
-    lacking = [rank for rank, row in enumerate(rows) if row != rows[source]]
+    best = ballots[source]
+    lacking = [rank for rank, one in enumerate(ballots) if (one.step, one.model) != (best.step, best.model)]
     have = found is not None and ranks.rank not in lacking
+    if found and found.step > best.step:
+        report(text("stray_checkpoint", name=found.path.name, attempt=found.writer.attempt, step=best.step))
     state_json = (found.path / STATE).read_bytes() if found and have else b""
     if lacking:
         state_json = ranks.broadcast_bytes(state_json, source)
@@ -246,7 +285,14 @@ def agree_and_load(
         load_optimizer(optimizer := load_file(found.path / OPTIMIZER))
     if lacking:
         if ranks.rank in (source, *lacking):
-            report(f"{ranks.name([source])} sends step {best} to {ranks.name(lacking)}.")
+            report(
+                text(
+                    "sends_checkpoint",
+                    source=ranks.name([source]),
+                    step=best.step,
+                    others=ranks.name(lacking),
+                )
+            )
         # All ranks take part in a broadcast, also those that have read the same from their disk.
         for tensor in parameters_of(model).values():
             ranks.broadcast(tensor, source)
@@ -256,47 +302,84 @@ def agree_and_load(
     return state
 
 
-def tidy(directory: Path, step: int) -> None:
-    """Before training goes on after `step`: remove what a killed save left, set aside what is damaged.
+class Ballot(NamedTuple):
+    """What a rank says of the newest checkpoint on its disk."""
 
-    What is newer than the step that the ranks agreed on is damaged, and must not be taken for newer by `rotate`.
+    number: int  # of the attempt that wrote it
+    attempt: int  # its name, as a number
+    step: int
+    model: int  # its checksum
+
+
+EMPTY = Ballot(-1, 0, -1, 0)
+
+
+def winner(ballots: list[Ballot], nodes: list[str]) -> int | None:
+    """The lowest rank that holds the newest checkpoint of the last attempt; None where nobody holds one.
+
+    Where two attempts have the same number, because each went on without the other, the one that more nodes know
+    counts. `nodes`: of every rank. An empty disk says nothing.
+    """
+    held = [(rank, one) for rank, one in enumerate(ballots) if one != EMPTY]
+    last = [(rank, one) for rank, one in held if one.number == max(ballots).number]
+    if not last:
+        return None
+    known_to: dict[int, set[str]] = defaultdict(set)
+    for rank, one in last:
+        known_to[one.attempt].add(nodes[rank])
+    return max(last, key=lambda two: (len(known_to[two[1].attempt]), two[1].step, -two[0]))[0]
+
+
+def tidy(directory: Path, step: int) -> None:
+    """Before training goes on after `step`: remove what a killed save left, set aside what is newer.
+
+    That is damaged, or of an attempt that the others have left behind; `rotate` must not take it for newer.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.glob(f"*{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
     for path in checkpoints(directory):
-        if step_of(path) > step:
+        if step_of(path) > step and _is_damaged(path):
             aside = directory / f"{DAMAGED}{path.name}"
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
+        elif step_of(path) > step:
+            _supersede(path)
+
+
+def _is_damaged(path: Path) -> bool:
+    try:
+        verify(path)
+    except Damaged:
+        return True
+    return False
 
 
 def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_size: int) -> list[str]:
     """Refuse a checkpoint of another model or other data; the other changes. Raises ConfigError."""
     before, now = BEFORE | state["config"], asdict(config)
-    way_out = "use another --run-dir for a new run."
     for name in FIXED:
         if before.get(name) != now[name]:
-            raise ConfigError(
-                f"The checkpoint of step {state['step']} has {name}={before.get(name)}, this run asks for "
-                f"{now[name]}: {way_out}"
-            )
+            values = {"name": name, "before": before.get(name), "now": now[name]}
+            raise ConfigError("checkpoint_of_other_settings", step=state["step"], **values)
     if state["corpus"] != corpus.fingerprint:
-        raise ConfigError(
-            f"The checkpoint of step {state['step']} was trained on corpus {state['corpus'][:12]}, "
-            f"{corpus.path} is {corpus.fingerprint[:12]}: {way_out}"
-        )
+        values = {"before": state["corpus"][:12], "path": corpus.path, "now": corpus.fingerprint[:12]}
+        raise ConfigError("checkpoint_of_other_corpus", step=state["step"], **values)
     changes = [f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
     if state["world_size"] != world_size:
         changes.append(f"ranks {state['world_size']} -> {world_size}")
     return changes
 
 
-def supersede(directory: Path, step: int) -> None:
-    """Set aside what is newer than `step`, for good: the run shall go on from there."""
-    for path in checkpoints(directory):
-        if step_of(path) > step:
-            path.rename(directory / f"{SUPERSEDED}{path.name}-{time.time_ns()}")
+def go_back_to(checkpoint: Path) -> None:
+    """Set aside what is newer, or has more steps, for good: the run shall go on from there."""
+    for path in checkpoints(checkpoint.parent):
+        if step_of(path) > step_of(checkpoint) or _age(path) > _age(checkpoint):
+            _supersede(path)
+
+
+def _supersede(path: Path) -> None:
+    path.rename(path.with_name(f"{SUPERSEDED}{path.name}-{time.time_ns()}"))
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:

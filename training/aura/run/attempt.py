@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 import traceback
 from collections.abc import Callable
@@ -136,7 +137,7 @@ class Attempt:
             return self._end("failed", str(error), error.exit_code)
         except CollectiveFailed as error:
             assert self.members
-            self._end_now(*self.members.explain(error))
+            self.members.end(error)
         except AuraError as error:  # mostly raised by all ranks alike; where not, the others hear of it
             code = self._end("failed", str(error), error.exit_code)
             if self.members:
@@ -168,7 +169,7 @@ class Attempt:
             self.status.set(state="joining", attempt="alone")
             self.stop.waiting = False
             return [place.node]
-        self.status.set(state="joining", message="waiting for the other ranks")
+        self.status.set(state="joining", message=console.text("waiting_for_ranks"))
         self.members = members = join(
             rank=place.rank,
             world_size=place.world_size,
@@ -206,7 +207,8 @@ class Attempt:
 
     def _train(self, corpus: Corpus, log_dir: Path, nodes: list[str], resume_from: Path | None) -> bool:
         """True when the run is complete; False when a rank was asked to stop."""
-        ranks = Ranks(self.place.rank, nodes, self.device)
+        ranks = Ranks(self.place.rank, nodes, self.device, self.activity)
+        attempt = self.members.attempt if self.members else f"alone-{secrets.token_hex(4)}"
         this_run = Run(
             config=self.config,
             corpus=corpus,
@@ -220,6 +222,7 @@ class Attempt:
             status=self.status,
             stop=self.stop,
             saver=self.saver,
+            writer=store.next_writer(self.run_dir / "checkpoints", attempt, ranks),
             activity=self.activity,
         )
         return trainer_of(this_run, resume_from).train()
@@ -293,7 +296,7 @@ def export_final(run_dir: Path, say: Callable[[str], None]) -> None:
         steps = json.loads((run_dir / DONE).read_text(encoding="utf-8"))["step"]
         export_checkpoint(run_dir / "checkpoints" / f"checkpoint-step-{steps}", run_dir / FINAL)
     except (AuraError, OSError) as error:
-        say(f"{error} Later: aura export --run-dir {run_dir} --output DIR")
+        say(console.text("export_later", error=error, path=run_dir))
     else:
         say(console.final(run_dir / FINAL))
 
@@ -303,7 +306,7 @@ def verify_first(resume_from: Path) -> None:
     try:
         manifest.verify(resume_from)
     except manifest.Damaged as reason:
-        raise DataError(f"--resume-from {resume_from} cannot be used: {reason}.") from None
+        raise DataError("resume_unusable", path=resume_from, reason=reason) from None
 
 
 def gpu_of(device: torch.device) -> gpus.Gpu:
@@ -325,17 +328,18 @@ def out_of_memory(config: TrainConfig, place: Place, device: torch.device) -> st
     size, on_gpu = config.batch_sizes(place.world_size)[place.rank], device.type == "cuda"
     room, ranks = gpu_of(device).memory, place.world_size
     needed = memory_of(config, largest_micro_batch(config), on_gpu, ranks).total
-    what = f"Out of memory on rank {place.rank} on {place.node} with a micro-batch of {size} x {config.seq_len} tokens."
+    batch = {"size": size, "seq_len": config.seq_len}
+    what = console.text("out_of_memory", rank=place.rank, node=place.node, **batch)
     # The model has just been too hopeful, or somebody else uses the memory: leave more of it.
     changes = settings_that_fit(config, min(0.95 * room, 0.9 * needed), on_gpu, ranks=ranks)
     if not changes:
-        return f"{what} Nothing that the plan knows makes it fit: take a smaller model (`aura plan --preset auto`)."
+        return console.text("nothing_fits", problem=what)
     smaller = replace(config, **changes)
     flags = " ".join(f"--{name.replace('_', '-')} {str(value).lower()}" for name, value in changes.items())
     now = memory_of(smaller, largest_micro_batch(smaller), on_gpu, ranks).total
     # What a run has begun with, it keeps.
-    where = " and another --run-dir" if any(name in store.FIXED for name in changes) else ""
-    return f"{what} The same step needs {now / needed:.0%} of the memory with {flags}{where}"
+    key = "fits_in_another_run" if any(name in store.FIXED for name in changes) else "fits_with"
+    return console.text(key, problem=what, part=now / needed, flags=flags)
 
 
 def leave(members: Gang | None) -> None:

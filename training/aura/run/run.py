@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from aura.checkpoint.manifest import Writer
 from aura.checkpoint.store import Saver
 from aura.cluster.activity import Activity
 from aura.cluster.place import Place
@@ -33,6 +34,7 @@ class Run:
     status: Status
     stop: StopSignal
     saver: Saver
+    writer: Writer  # of its checkpoints: this attempt
     activity: Activity  # what the heartbeat says of this rank
 
     @property

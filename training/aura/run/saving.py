@@ -26,6 +26,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     run, progress = trainer.run, trainer.progress
     return {
         "step": progress.step,
+        "writer": run.writer._asdict(),
         "progress": asdict(progress),
         "scaler": trainer.loss_scale.state(),
         "config": asdict(run.config),
@@ -96,14 +97,12 @@ class Saving:
             return
         saved = run.saves and saver.wait()
         if run.saves and saver.error:
-            run.say(
-                f"{run.checkpoints / name} could not be written: {directory.reason_of(saver.error)}. "
-                "Older checkpoints are untouched."
-            )
+            reason = directory.reason_of(saver.error)
+            run.say(console.text("checkpoint_not_written", path=run.checkpoints / name, error=reason))
         saves, seconds = run.ranks.total([float(saved), saver.seconds])
         self.writing = 2 * seconds  # of all ranks together, so more than that of the slowest
         if saves == 0:
-            raise DataError(f"No rank could write {name}: stopped. Make space and start again.")
+            raise DataError("no_rank_saved", name=name)
         if saved and run.leads:
             run.say(console.saved(name, saver.stall, saver.seconds))
             self.board.add("Time/save_stall_seconds", saver.stall, self.trainer.progress.step)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from aura.checkpoint import manifest, store
+from aura.checkpoint import store
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
@@ -62,11 +62,9 @@ def trainer_of(run: Run, resume_from: Path | None = None) -> Trainer:
 def check_ranks_mean_the_same(ranks: Ranks, config: TrainConfig, corpus: Corpus) -> None:
     """Raises the same error on all ranks."""
     if odd := ranks.odd_ones(int(config.digest()[:15], 16)):
-        raise ConfigError(
-            f"The settings of {ranks.name(odd)} differ from the others': start all with the same ones."
-        )
+        raise ConfigError("settings_differ", ranks=ranks.name(odd))
     if odd := ranks.odd_ones(int(corpus.fingerprint[:15], 16)):
-        raise DataError(f"The corpus of {ranks.name(odd)} differs from the others': copy one to every node.")
+        raise DataError("corpora_differ", ranks=ranks.name(odd))
 
 
 def strategy_of(run: Run, model: GPT) -> Strategy:
@@ -109,7 +107,7 @@ def newest_state(run: Run, model: GPT, strategy: Strategy, resume_from: Path | N
 
     if resume_from:
         if run.saves:
-            store.supersede(run.checkpoints, manifest.step_of(resume_from))
+            store.go_back_to(run.checkpoints / resume_from.name)
         run.ranks.total([0.0])  # nobody looks at a disk before its newer checkpoints are out of the way
     return store.agree_and_load(run.checkpoints, model, strategy.load, run.ranks, check, run.say)
 
@@ -124,10 +122,7 @@ def with_steps(config: TrainConfig, progress: Progress, windows: int, per_step: 
 
 def refuse_a_run_that_is_over(config: TrainConfig, progress: Progress) -> None:
     if progress.step >= config.steps:
-        raise ConfigError(
-            f"This run has {progress.step} steps and {config.steps} are asked for: nothing is left to train. "
-            "More --steps (or --epochs) go on from here; another --run-dir (launch.yml: -e run=NAME) begins anew."
-        )
+        raise ConfigError("run_is_over", step=progress.step, steps=config.steps)
 
 
 def take_directory(run: Run, model: GPT, progress: Progress) -> None:
