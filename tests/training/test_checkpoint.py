@@ -16,7 +16,7 @@ import pytest
 import torch
 from aura.checkpoint import manifest
 from aura.checkpoint import store as checkpoint
-from aura.checkpoint.store import EMPTY, Ballot
+from aura.checkpoint.newest import EMPTY, Ballot, newest_valid, next_writer, winner
 from aura.cluster.ranks import Ranks
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
@@ -105,7 +105,7 @@ def test_a_refused_state_touches_no_parameter(tmp_path: Path) -> None:
 def test_the_newest_counts_whatever_its_kind(tmp_path: Path) -> None:
     for step, kind in ((9, "checkpoint"), (10, "interrupt"), (2, "checkpoint")):
         save(tmp_path, step, kind)
-    found = checkpoint.newest_valid(tmp_path, print)
+    found = newest_valid(tmp_path, print)
     assert found
     assert (found.path.name, found.step) == ("interrupt-step-10", 10)
 
@@ -113,27 +113,27 @@ def test_the_newest_counts_whatever_its_kind(tmp_path: Path) -> None:
 def test_the_last_attempt_counts_before_the_number_of_steps(tmp_path: Path) -> None:
     for step, number in ((30, 1), (12, 2), (11, 2)):
         save(tmp_path, step, writer=manifest.Writer(number, f"attempt-{number}"))
-    found = checkpoint.newest_valid(tmp_path, print)
+    found = newest_valid(tmp_path, print)
     assert found and (found.step, found.writer) == (12, manifest.Writer(2, "attempt-2"))
     flip_a_bit(tmp_path / "checkpoint-step-12" / "model.safetensors")
-    found = checkpoint.newest_valid(tmp_path, print)
+    found = newest_valid(tmp_path, print)
     assert found and found.step == 11
 
 
 def test_an_attempt_has_a_number_above_all_that_the_disk_knows(tmp_path: Path) -> None:
-    assert checkpoint.next_writer(tmp_path / "none", "first", ALONE) == manifest.Writer(1, "first")
+    assert next_writer(tmp_path / "none", "first", ALONE) == manifest.Writer(1, "first")
     for step, number in ((5, 1), (9, 4)):
         save(tmp_path, step, writer=manifest.Writer(number, "before"))
     checkpoint.go_back_to(tmp_path / "checkpoint-step-5")
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-step-5"]
-    assert checkpoint.next_writer(tmp_path, "now", ALONE) == manifest.Writer(5, "now")
+    assert next_writer(tmp_path, "now", ALONE) == manifest.Writer(5, "now")
 
 
 def test_who_goes_back_to_a_checkpoint_leaves_behind_what_a_later_attempt_wrote(tmp_path: Path) -> None:
     for step, number in ((5, 1), (9, 1), (3, 2)):
         save(tmp_path, step, writer=manifest.Writer(number, "before"))
     checkpoint.go_back_to(tmp_path / "checkpoint-step-5")
-    found = checkpoint.newest_valid(tmp_path, print)
+    found = newest_valid(tmp_path, print)
     assert found and found.step == 5
 
 
@@ -158,7 +158,7 @@ OLD, NEW, STRAY = 1, 2, 3  # attempts
     ],
 )
 def test_which_checkpoint_wins(ballots: list[Ballot], nodes: str, rank: int | None) -> None:
-    assert checkpoint.winner(ballots, list(nodes)) == rank
+    assert winner(ballots, list(nodes)) == rank
 
 
 def flip_a_bit(path: Path) -> None:
@@ -180,7 +180,7 @@ def test_any_damage_is_refused_loudly(file: str, damage: Callable[[Path], None],
         save(tmp_path, step)
     damage(tmp_path / "checkpoint-step-2" / file)
     said: list[str] = []
-    found = checkpoint.newest_valid(tmp_path, said.append)
+    found = newest_valid(tmp_path, said.append)
     assert found
     assert found.step == 1
     assert len(said) == 1
@@ -296,7 +296,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_that_save_at_most(moment: int, tmp
     process.start()
     process.join(30)
     assert process.exitcode == -signal.SIGKILL
-    found = checkpoint.newest_valid(tmp_path, print)
+    found = newest_valid(tmp_path, print)
     assert found
     assert found.step == (2 if moment == 5 else 1)
 
@@ -336,7 +336,7 @@ def test_an_error_at_any_moment_of_a_save_leaves_the_older_one_alone(
     monkeypatch.setattr(checkpoint, "flush", fail)
     with pytest.raises(OSError):
         save(tmp_path, 2)
-    found = checkpoint.newest_valid(tmp_path, print)
+    found = newest_valid(tmp_path, print)
     assert found
     assert found.step == (2 if calls == 5 else 1)  # the last one comes after the rename
     assert not list(tmp_path.glob("*.tmp-*"))
@@ -345,7 +345,7 @@ def test_an_error_at_any_moment_of_a_save_leaves_the_older_one_alone(
 def test_what_a_killed_save_left_is_ignored_and_removed(tmp_path: Path) -> None:
     path = save(tmp_path, 2)
     shutil.copytree(path, tmp_path / "checkpoint-step-3.tmp-99")
-    found = checkpoint.newest_valid(tmp_path, print)
+    found = newest_valid(tmp_path, print)
     assert found
     assert found.step == 2
     checkpoint.tidy(tmp_path, step=2)

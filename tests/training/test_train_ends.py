@@ -21,6 +21,7 @@ from aura.corpus.windows import Windows
 from aura.errors import ConfigError
 from aura.model import export
 from aura.model.gpt import GPT
+from aura.optim.adamw import AdamW
 from aura.run import attempt
 from safetensors.torch import load_file
 from trainers import Trainer, at_step, complete, send_self, start
@@ -196,6 +197,21 @@ def test_a_rank_that_hangs_is_named_by_all(
             f"rank {guilty} on node{guilty} (127.0.0.1) hangs: step 30 has not ended for"
         )
         assert sentence == trainer.status["message"]
+
+
+def test_who_waits_for_weights_in_its_forward_pass_is_not_to_blame(corpus: Corpus, tmp_path: Path) -> None:
+    """The owner of some of them hangs while it updates them: the others are in the next step by then."""
+
+    def hang_in_the_update() -> None:
+        def act() -> None:
+            AdamW.step = lambda *_: time.sleep(1000)  # type: ignore[assignment, method-assign]
+
+        at_step(30, act)()
+
+    settings = "--steps 40 --validate-every 50 --save-every 50 --collective-timeout 600 --log-every 50"
+    for trainer in start(tmp_path, corpus, 3, settings, faults={1: hang_in_the_update}):
+        assert trainer.end() == 75, trainer.text
+        assert "rank 1 on node1 (127.0.0.1) hangs: step 30 has not ended for" in trainer.status["message"]
 
 
 ENGLISH = (

@@ -8,26 +8,21 @@
         manifest.json           SHA-256 and size of the three files above, and the attempt that wrote them
 
 A checkpoint is written to a temporary directory, flushed to the disk and renamed; older ones go only after that.
-Every node keeps its own copy. At the start the ranks agree on the newest of the last attempt that wrote one, whoever
-holds it: a disk that was not there may hold more steps of an attempt that the others have left behind.
+Every node keeps its own copy. At the start the ranks agree on the newest (newest.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
-import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 from safetensors import SafetensorError
@@ -42,13 +37,11 @@ from aura.checkpoint.manifest import (
     OPTIMIZER,
     STATE,
     Damaged,
-    Writer,
     checkpoints,
-    read,
     step_of,
     verify,
-    writer_of,
 )
+from aura.checkpoint.newest import Ballot, age, ballot_of, newest_valid, winner
 from aura.cluster.ranks import Ranks
 from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import Corpus, sha256_of
@@ -66,14 +59,6 @@ FIXED = (
 
 State = dict[str, Any]
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Found:
-    path: Path
-    writer: Writer
-    step: int
-    model_sha256: str
 
 
 class Saver:
@@ -206,37 +191,6 @@ def _validation_loss(path: Path) -> float | None:
     return float(loss) if loss is not None else None
 
 
-def newest_valid(directory: Path, report: Report) -> Found | None:
-    """The newest checkpoint whose files are what they were when written: of the last attempt that wrote one, the one
-    with the most steps. Says loudly which ones it refuses."""
-    for path in sorted(checkpoints(directory), key=_age, reverse=True):
-        try:
-            manifest = verify(path)
-        except Damaged as reason:
-            report(text("checkpoint_refused", name=path.name, reason=reason))
-            continue
-        return Found(path, writer_of(manifest), manifest["step"], manifest["files"][MODEL]["sha256"])
-    return None
-
-
-def _age(path: Path) -> tuple[int, int, str]:
-    """The newer, the larger; largest where it cannot be read, so that it is looked at, and refused."""
-    try:
-        number = writer_of(read(path)).number
-    except Damaged:
-        number = sys.maxsize
-    return number, step_of(path), path.name
-
-
-def next_writer(directory: Path, attempt: str, ranks: Ranks) -> Writer:
-    """This attempt, with a number above those of all that any rank's disk knows, also of what was set aside."""
-    highest = 0
-    for path in directory.glob(f"*/{MANIFEST}"):
-        with suppress(OSError, ValueError, TypeError):
-            highest = max(highest, writer_of(json.loads(path.read_text(encoding="utf-8"))).number)
-    return Writer(1 + max(number for (number,) in ranks.gather([highest])), attempt)
-
-
 def read_state(path: Path) -> State:
     state: State = json.loads((path / STATE).read_text(encoding="utf-8"))
     return state
@@ -261,11 +215,7 @@ def agree_and_load(
     whole state. `check` may refuse the state, before any parameter is touched and alike on all ranks, by raising.
     """
     found = newest_valid(directory, report)
-    ballot = EMPTY
-    if found:
-        attempt = int(hashlib.sha256(found.writer.attempt.encode()).hexdigest()[:15], 16)
-        ballot = Ballot(found.writer.number, attempt, found.step, int(found.model_sha256[:15], 16))
-    ballots = [Ballot(*row) for row in ranks.gather(list(ballot))]
+    ballots = [Ballot(*row) for row in ranks.gather(list(ballot_of(found)))]
     source = winner(ballots, ranks.nodes)
     if source is None:
         return None
@@ -300,34 +250,6 @@ def agree_and_load(
         if not have:
             load_optimizer(received)
     return state
-
-
-class Ballot(NamedTuple):
-    """What a rank says of the newest checkpoint on its disk."""
-
-    number: int  # of the attempt that wrote it
-    attempt: int  # its name, as a number
-    step: int
-    model: int  # its checksum
-
-
-EMPTY = Ballot(-1, 0, -1, 0)
-
-
-def winner(ballots: list[Ballot], nodes: list[str]) -> int | None:
-    """The lowest rank that holds the newest checkpoint of the last attempt; None where nobody holds one.
-
-    Where two attempts have the same number, because each went on without the other, the one that more nodes know
-    counts. `nodes`: of every rank. An empty disk says nothing.
-    """
-    held = [(rank, one) for rank, one in enumerate(ballots) if one != EMPTY]
-    last = [(rank, one) for rank, one in held if one.number == max(ballots).number]
-    if not last:
-        return None
-    known_to: dict[int, set[str]] = defaultdict(set)
-    for rank, one in last:
-        known_to[one.attempt].add(nodes[rank])
-    return max(last, key=lambda two: (len(known_to[two[1].attempt]), two[1].step, -two[0]))[0]
 
 
 def tidy(directory: Path, step: int) -> None:
@@ -374,7 +296,7 @@ def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_siz
 def go_back_to(checkpoint: Path) -> None:
     """Set aside what is newer, or has more steps, for good: the run shall go on from there."""
     for path in checkpoints(checkpoint.parent):
-        if step_of(path) > step_of(checkpoint) or _age(path) > _age(checkpoint):
+        if step_of(path) > step_of(checkpoint) or age(path) > age(checkpoint):
             _supersede(path)
 
 

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from aura.checkpoint import manifest
 from aura.checkpoint import store as checkpoint
+from aura.checkpoint.newest import newest_valid
 from aura.config import TrainConfig, from_values, resolve
 from aura.corpus.corpus import TOKENIZER
 from aura.corpus.tokenizer import ENDS, PADS
@@ -224,7 +225,7 @@ def main(argv: list[str]) -> int:
 
 def newest(run_dir: Path) -> Path:
     """The newest checkpoint of a run whose every byte is right. Raises DataError when there is none."""
-    found = checkpoint.newest_valid(run_dir / "checkpoints", print)
+    found = newest_valid(run_dir / "checkpoints", print)
     if found is None:
         raise DataError("no_checkpoint_yet", path=run_dir / "checkpoints")
     return found.path

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from aura.checkpoint import manifest, store
+from aura.checkpoint.newest import next_writer
 from aura.cluster.activity import Activity
 from aura.cluster.devices import of_all_ranks
 from aura.cluster.gang import Gang
@@ -222,7 +223,7 @@ class Attempt:
             status=self.status,
             stop=self.stop,
             saver=self.saver,
-            writer=store.next_writer(self.run_dir / "checkpoints", attempt, ranks),
+            writer=next_writer(self.run_dir / "checkpoints", attempt, ranks),
             activity=self.activity,
         )
         return trainer_of(this_run, resume_from).train()
