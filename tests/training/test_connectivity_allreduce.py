@@ -127,12 +127,12 @@ def test_the_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
-        ({}, "RANK is not set: start with torchrun"),
-        ({"RANK": 0, "WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', not a number"),
+        ({}, "RANK is not set: several ranks need"),
+        ({"RANK": 0, "WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number"),
         ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": 1}, "MASTER_ADDR is not set"),
         (
             {"RANK": 2, "WORLD_SIZE": 2, "MASTER_PORT": 1, "MASTER_ADDR": "a"},
-            "RANK 2 does not exist with WORLD_SIZE 2",
+            "RANK=2 does not exist in WORLD_SIZE=2",
         ),
     ],
 )

@@ -157,7 +157,7 @@ def test_resume_from_is_a_checkpoint_of_this_run(tmp_path: Path, monkeypatch: py
     aside.mkdir()
     words = ["--preset", "gpt2-nano", "--corpus", str(tmp_path), "--output-dir", str(tmp_path / "run")]
     assert cli.train([*words, "--resume-from", str(there)]) == 0
-    assert given == {"resume_from": there}
+    assert given["resume_from"] == there
     for path, message in (
         (there.with_name("checkpoint-step-6"), r"is no checkpoint\. There are: checkpoint-step-5\."),
         (aside, r"is no checkpoint\. There are: checkpoint-step-5\."),
