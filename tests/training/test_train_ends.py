@@ -203,15 +203,18 @@ ENGLISH = (
 )
 
 
-@pytest.mark.parametrize("end", ["killed", "memory"])
+@pytest.mark.parametrize("end", ["killed", "memory", "corpus"])
 def test_a_spanish_run_speaks_spanish_whatever_happens(end: str, corpus: Corpus, tmp_path: Path) -> None:
-    fault = {
+    faults = {
         "killed": at_step(12, send_self(signal.SIGKILL)),
         "memory": at_step(5, lambda: setattr(GPT, "loss_sum", lambda *_: torch.empty(1 << 50))),
-    }[end]
-    ranks = start(tmp_path, corpus, 2, "--collective-timeout 10", faults={1: fault}, language="es")
-    assert ranks[0].end() == {"killed": 75, "memory": 64}[end], ranks[0].text
-    said = f"{ranks[0].text} {ranks[0].status['message']}"
+        "corpus": lambda: None,
+    }
+    corpora = [corpus, replace(corpus, path=tmp_path / "nada") if end == "corpus" else corpus]
+    settings = "--collective-timeout 10"
+    ranks = start(tmp_path, corpora, 2, settings, faults={1: faults[end]}, language="es")
+    assert ranks[0].end() == {"killed": 75, "memory": 64, "corpus": 65}[end], ranks[0].text
+    said = f"{ranks[0].text} {ranks[0].status['message']}".replace(str(tmp_path), "")
     assert "rank 1 en node1" in ranks[0].status["message"]
     words = set(re.findall(r"\b[a-zñáéíóú]+\b", said))
     assert not words & set(ENGLISH), said
