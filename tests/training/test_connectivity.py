@@ -543,7 +543,7 @@ def test_exit_code_0_without_the_line_is_not_enough(cluster: Cluster) -> None:
 
 
 def call(text: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-S", "-m", "aura.check.connectivity", *options]
+    command = [sys.executable, "-S", "-m", "aura.commands.connectivity", *options]
     environment = {"LC_ALL": "C", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "training")}
     return subprocess.run(
         command, input=text, capture_output=True, encoding="utf-8", env=environment, timeout=20, check=False

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from aura.check import allreduce
+from aura.commands import check_allreduce
 from aura.commands.launch_local import free_port
 from aura.errors import ConfigError
 
-PACKAGE = Path(allreduce.__file__).parents[1]
-QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}  # before torch is imported, as allreduce.main does it
+PACKAGE = Path(allreduce.__file__).parents[2]  # where `import aura` looks
+QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}  # before torch is imported, as `aura check-allreduce` does it
 COMMON = QUIET | {
     "MASTER_ADDR": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
@@ -102,7 +103,7 @@ def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
     monkeypatch.setattr(dist, "all_reduce", spoil)
     with pytest.raises(allreduce.CheckFailed, match="1 of 1048576 elements are wrong"):
-        allreduce.main(["--backend=gloo", "--timeout=10"])
+        check_allreduce.main(["--backend=gloo", "--timeout=10"])
     assert capsys.readouterr().out.strip().endswith("all_reduce = 2 (esperado 1) ERROR")
     dist.destroy_process_group()
 
@@ -112,7 +113,7 @@ def test_nobody_at_the_address_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> Non
     set_environment(monkeypatch, RANK=1, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     begun = time.monotonic()
     with pytest.raises(allreduce.CheckFailed, match=rf"Rank 0 did not answer at 127.0.0.1:{port} within 1 s"):
-        allreduce.main(["--timeout=1"])
+        check_allreduce.main(["--timeout=1"])
     assert time.monotonic() - begun < 10
 
 
@@ -121,7 +122,7 @@ def test_the_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         port = server.getsockname()[1]
         set_environment(monkeypatch, RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         with pytest.raises(allreduce.CheckFailed, match=f"Port {port} is in use"):
-            allreduce.main(["--timeout=2"])
+            check_allreduce.main(["--timeout=2"])
 
 
 @pytest.mark.parametrize(
@@ -139,4 +140,4 @@ def test_the_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_environment(monkeypatch: pytest.MonkeyPatch, variables: dict[str, object], says: str) -> None:
     set_environment(monkeypatch, **variables)
     with pytest.raises(ConfigError, match=says):
-        allreduce.main([])
+        check_allreduce.main([])

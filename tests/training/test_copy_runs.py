@@ -15,6 +15,7 @@ import pytest
 import torch
 from aura.checkpoint import copy_runs, manifest
 from aura.checkpoint import store as checkpoint
+from aura.commands import copy_runs as command
 from aura.errors import EXIT_OK, EXIT_TEMPORARY
 
 
@@ -54,7 +55,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     def copy(*words: str) -> tuple[int, str]:
-        code = copy_runs.main(
+        code = command.main(
             [
                 "--runs",
                 str(tmp_path / "runs"),
@@ -226,5 +227,5 @@ def test_a_slow_pace_is_kept() -> None:
 
 
 def test_copying_does_not_load_torch() -> None:
-    script = "import sys, aura.checkpoint.copy_runs; sys.exit('torch' in sys.modules)"
+    script = "import sys, aura.commands.copy_runs; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from aura.checkpoint import manifest
+from aura.commands import export as export_command
+from aura.commands import sample as sample_command
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, Corpus
 from aura.errors import ConfigError, DataError
@@ -74,7 +76,7 @@ def test_transformers_computes_the_same_logits(corpus: Corpus, tmp_path: Path) -
 def test_transformers_reads_and_writes_text_alike(corpus: Corpus, run_dir: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    export.main(["--run-dir", str(run_dir), "--output", str(tmp_path / "final")])
+    export_command.main(["--run-dir", str(run_dir), "--output", str(tmp_path / "final")])
     ours = Tokenizer.from_file(str(corpus.path / TOKENIZER))
     theirs = AutoTokenizer.from_pretrained(tmp_path / "final")
     for text in (TEXT, "", f"uno{END_OF_TEXT}dos", "🙂 日本"):
@@ -93,7 +95,7 @@ def test_greedy_generation_agrees_token_by_token(
 
     output = tmp_path / "final"
     path = run_dir / "checkpoints" / "checkpoint-step-40"
-    export.main(["--checkpoint", str(path), "--output", str(output)])
+    export_command.main(["--checkpoint", str(path), "--output", str(output)])
     model, tokenizer = sample.load(path)
     theirs, their_tokenizer = GPT2LMHeadModel.from_pretrained(output), AutoTokenizer.from_pretrained(output)
     for prompt in ("el", "la casa", "¿"):
@@ -107,7 +109,7 @@ def test_greedy_generation_agrees_token_by_token(
         capsys.readouterr()
         words = ["--prompt", prompt, "--tokens", str(count), "--temperature", "0"]
         for place in (path, output):
-            assert sample.main(["--checkpoint", str(place), *words]) == 0
+            assert sample_command.main(["--checkpoint", str(place), *words]) == 0
             assert capsys.readouterr().out == tokenizer.decode(ours) + "\n"
 
 
@@ -153,7 +155,7 @@ def test_nothing_foreign_is_replaced_and_nothing_half_is_left(
 
 def test_what_cannot_be_read_is_named(corpus: Corpus, run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no checkpoint in"):
-        export.main(["--run-dir", str(tmp_path), "--output", str(tmp_path / "x")])
+        export_command.main(["--run-dir", str(tmp_path), "--output", str(tmp_path / "x")])
     with pytest.raises(DataError, match="cannot be used"):
         export.export_checkpoint(tmp_path / "checkpoint-step-3", tmp_path / "x")
     config, model = random_model(corpus.vocab_size)

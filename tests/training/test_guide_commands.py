@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 import aura
 import pytest
-from aura.commands import cli
-from aura.corpus import prepare, sources
+from aura.commands import cli, prepare
+from aura.corpus import sources
 from aura.corpus.work import Settings
 from aura.errors import EXIT_USAGE, ConfigError, Parser
 from aura.run import attempt
@@ -66,11 +66,11 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> NoReturn:
         raise Accepted
 
-    def build(source: object, output: object, settings: Settings) -> NoReturn:
+    def build(source: object, output: object, settings: Settings, listener: object) -> NoReturn:
         settings.check()
         raise Accepted
 
-    def no_files(inputs: object) -> list[Path]:
+    def no_files(inputs: object, say: object) -> list[Path]:
         return []
 
     monkeypatch.setattr(Parser, "parse_args", accept)

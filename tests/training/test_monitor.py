@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import psutil
 import pynvml
 import pytest
-from aura.check import monitor
+from aura.check.monitor import Reading, trains
+from aura.commands import monitor
 from aura.errors import ConfigError
 
 TIME = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\]"
@@ -28,7 +29,7 @@ def test_without_a_driver_it_says_so_once_and_goes_on(
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
     shown = []
 
-    def stop_after_three(reading: monitor.Reading) -> list[str]:
+    def stop_after_three(reading: Reading) -> list[str]:
         shown.append(reading)
         if len(shown) == 3:
             raise KeyboardInterrupt
@@ -100,7 +101,7 @@ def test_gpus_in_the_guides_form(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ],
 )
 def test_who_trains(command: str, expected: bool) -> None:
-    assert monitor.trains(command.split()) is expected
+    assert trains(command.split()) is expected
 
 
 def test_an_interval_of_nothing_is_refused() -> None:

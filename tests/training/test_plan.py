@@ -318,7 +318,7 @@ def test_a_controller_without_torch_can_plan(tmp_path: Path, with_rich: bool) ->
     """Only the standard library; where rich is, it draws the table."""
     for name in ("torch", "numpy") if with_rich else ("torch", "numpy", "rich"):
         (tmp_path / f"{name}.py").write_text("raise ImportError\n")
-    training = Path(plan.__file__).parents[1]
+    training = Path(plan.__file__).parents[2]
     environment = {
         "PYTHONPATH": f"{tmp_path}:{training}",
         "PATH": "/usr/bin:/bin",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from aura.commands.prepare import main
 from aura.corpus import corpus as corpora
-from aura.corpus import prepare as module
 from aura.corpus import running_text, shards
 from aura.corpus.corpus import Corpus, verify
 from aura.corpus.prepare import prepare
@@ -77,10 +77,10 @@ def test_what_is_up_to_date_is_left_alone_and_what_is_not_is_not_overwritten(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--input", str(text), "--output", str(tmp_path / "c"), "--vocab-size", "300"]
-    assert module.main(words) == 0
+    assert main(words) == 0
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "c").iterdir()}
     capsys.readouterr()
-    assert module.main(words) == 0
+    assert main(words) == 0
     assert "up to date" in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "c").iterdir()} == before
     with pytest.raises(DataError, match="other text or settings"):

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aura.corpus import prepare as module
-from aura.corpus import progress, shards, work
+from aura.commands import bars
+from aura.commands.bars import Bars
+from aura.commands.prepare import main
+from aura.corpus import shards, work
 from aura.corpus.corpus import verify
 from aura.corpus.prepare import build
 from aura.corpus.shards import Workplace
@@ -142,7 +144,7 @@ def test_a_killed_process_leaves_no_worker_and_goes_on(lines: Path, tmp_path: Pa
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(Path(module.__file__).parents[1])},
+            env=os.environ | {"PYTHONPATH": str(Path(shards.__file__).parents[2])},
         ) as process:
             deadline = time.monotonic() + 60
             while not (journal.exists() and journal.stat().st_mtime_ns > before):
@@ -232,14 +234,14 @@ def test_without_a_terminal_lines_tell_the_progress_of_this_start(
         said = capsys.readouterr().err
         return [float(total) for total in re.findall(r"Encoding: [\d.]+ MB of ([\d.]+) MB, .* left\.", said)]
 
-    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.01)
+    monkeypatch.setattr(bars, "SECONDS_PER_LINE", 0.01)
     settings = Settings(300, 0.1, max_tokens=500_000)
     source = partial(HubDataset, str(folder), None, "train", "text")
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(Workplace, "write_journal", stop_half_way)
-        build(source(), tmp_path / "c", settings)
+        build(source(), tmp_path / "c", settings, Bars())
     before = expected()
-    build(source(), tmp_path / "c", settings)
+    build(source(), tmp_path / "c", settings, Bars())
     after = expected()
     assert before[0] == pytest.approx(before[-1], rel=0.2)
     assert after[0] == pytest.approx(after[-1], rel=0.2)
@@ -258,7 +260,7 @@ def test_the_output_may_not_lie_in_the_input(text: Path) -> None:
     for flag in ("--input", "--dataset-name"):
         words = [flag, str(text.parent), "--output", str(text.parent / "c"), "--vocab-size", "300"]
         with pytest.raises(ConfigError, match="lies in the input"):
-            module.main(words)
+            main(words)
 
 
 @pytest.mark.parametrize(
@@ -276,5 +278,5 @@ def test_the_output_may_not_lie_in_the_input(text: Path) -> None:
 )
 def test_command_lines_that_are_refused(words: list[str], sentence: str, text: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        module.main([word.format(text=text) for word in [*words, "--output", str(tmp_path / "c")]])
+        main([word.format(text=text) for word in [*words, "--output", str(tmp_path / "c")]])
     assert list(tmp_path.iterdir()) == []

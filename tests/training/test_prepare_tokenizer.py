@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+from aura.commands.bars import Bars
 from aura.corpus import encode, tokenizer
 from aura.corpus.corpus import Corpus
 from aura.corpus.encode import Encoder
@@ -164,7 +165,7 @@ def test_a_tokenizer_of_the_hub_has_its_own_special_tokens(
             timeout=60,
             env=os.environ
             | {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hub")}
-            | {"PYTHONPATH": str(Path(tokenizer.__file__).parents[1]), "HF_HUB_OFFLINE": "0"},
+            | {"PYTHONPATH": str(Path(tokenizer.__file__).parents[2]), "HF_HUB_OFFLINE": "0"},
         )
         server.shutdown()
     meta = json.loads((tmp_path / "c" / "meta.json").read_text())
@@ -205,10 +206,10 @@ def test_a_large_vocabulary_takes_32_bits(
     large.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     large.save(str(tmp_path / "large.json"))
     settings = Settings(None, 0.1, tokenizer=str(tmp_path / "large.json"))
-    made = build(LocalFiles([text]), tmp_path / "c", settings)
+    made = build(LocalFiles([text]), tmp_path / "c", settings, Bars())
     assert "does not know" not in capsys.readouterr().out
     (tmp_path / "new.txt").write_text(text.read_text(encoding="utf-8").replace("perro", "can"))
-    build(LocalFiles([tmp_path / "new.txt"]), tmp_path / "d", settings)
+    build(LocalFiles([tmp_path / "new.txt"]), tmp_path / "d", settings, Bars())
     assert f"became the same token ({70000 + len(words)})" in capsys.readouterr().out
     assert made.bytes_per_token == 4
     assert made.vocab_size == 70003 + len(words)

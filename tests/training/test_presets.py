@@ -259,7 +259,7 @@ def test_a_run_of_auto_goes_on_with_what_it_has_begun_with(
 
 
 def resolve_here(folder: Path) -> config.TrainConfig:
-    return auto.resolve_here("auto", {}, folder / "corpus", folder / "run")
+    return auto.resolve_here("auto", {}, folder / "corpus", folder / "run", print)
 
 
 def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -322,8 +322,8 @@ def test_what_nvidia_smi_may_answer(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvidia_smi(tmp_path, monkeypatch, script)
-    assert gpus.of_this_machine() == found
-    assert capsys.readouterr().err.startswith(said)
+    assert gpus.of_this_machine(print) == found
+    assert capsys.readouterr().out.startswith(said)
 
 
 def test_a_driver_that_fails_without_a_word_is_a_sentence(
@@ -332,7 +332,7 @@ def test_a_driver_that_fails_without_a_word_is_a_sentence(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvidia_smi(tmp_path, monkeypatch, "exit 12")
     with pytest.raises(ConfigError, match="nvidia-smi ends with code 12 and says nothing"):
-        gpus.of_this_machine()
+        gpus.of_this_machine(print)
 
 
 def test_a_single_process_sees_the_gpu_with_most_free_memory(
@@ -343,16 +343,16 @@ def test_a_single_process_sees_the_gpu_with_most_free_memory(
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "")  # so that it is as before after the test
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    auto.take_best_gpu()
+    auto.take_best_gpu(print)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1", "each rank of a gang has its own GPU"
     monkeypatch.delenv("WORLD_SIZE")
-    auto.take_best_gpu()
+    auto.take_best_gpu(print)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "torch counts the cards as nvidia-smi does"
     assert "RTX 3090: of 2 GPUs the one with most free memory" in capsys.readouterr().out
 
     nvidia_smi(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed because of the driver.'; exit 9")
-    auto.take_best_gpu()  # training itself says what is wrong, if anything is
+    auto.take_best_gpu(print)  # training itself says what is wrong, if anything is
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
 
 

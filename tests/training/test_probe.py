@@ -11,13 +11,14 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from aura.check.probe import __main__ as program
 from aura.check.probe import limits
 from aura.check.probe.caller import connect, open_port, try_all, try_port
 from aura.check.probe.coordinator import rounds
 from aura.check.probe.host import Host, listening
 from aura.check.probe.node import _find_unit
+from aura.check.probe.run import run
 from aura.check.probe.wire import Json, Line, Settings
+from aura.commands import probe
 from aura.commands.launch_local import free_port
 
 TRAINING = Path(__file__).parents[2] / "training"
@@ -43,9 +44,7 @@ def make_settings(number: int, patience: float = 2.0) -> list[Settings]:
 def run_together(nodes: list[Settings], limit: float = 20) -> dict[str, Json]:
     """Each node in a thread of its own; {name: document}. A node that hangs fails the test."""
     documents: dict[str, Json] = {node.node: {} for node in nodes}
-    threads = [
-        threading.Thread(target=program.run, args=(node, documents[node.node]), daemon=True) for node in nodes
-    ]
+    threads = [threading.Thread(target=run, args=(node, documents[node.node]), daemon=True) for node in nodes]
     for thread in threads:
         thread.start()
     end = time.monotonic() + limit
@@ -63,7 +62,7 @@ def test_five_healthy_nodes_as_commands() -> None:
     processes = []
     options += ["--expected-mbit=1", "--measure-seconds=0.4"]
     for i in range(5):
-        command = [sys.executable, "-S", "-m", "aura.check.probe", f"--node=node{i}", *options]
+        command = [sys.executable, "-S", "-m", "aura", "probe", f"--node=node{i}", *options]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TRAINING))
         time.sleep(0.1)  # nodes never start at the same moment
     documents = {
@@ -177,7 +176,7 @@ def test_a_node_without_its_address() -> None:
         "node0", {"node0": "192.0.2.1", "node1": "127.0.0.3"}, free_port(), free_port(), patience=0.5
     )
     document: Json = {}
-    program.run(node, document)
+    run(node, document)
     assert document["busy_ports"]["rendezvous"] == {"reason": "no address", "holder": None}
     assert document["tcp"]["node1"]["rendezvous"]["error"] == "no address"
 
@@ -233,7 +232,7 @@ def test_the_time_limit_prints_what_is_known(capsys: pytest.CaptureFixture[str])
     rendezvous, ephemeral = free_port(), free_port()
     arguments = ["--node=node0", "--peers=node0=127.0.0.2,node1=127.0.0.3", "--time-limit=0.3"]
     arguments += [f"--rendezvous-port={rendezvous}", f"--ephemeral-port={ephemeral}", "--patience=2"]
-    assert program.main(arguments) == 0
+    assert probe.main(arguments) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["node"] == "node0" and not document["complete"]
 
@@ -248,7 +247,7 @@ def test_the_time_limit_prints_what_is_known(capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_wrong_usage(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main([*arguments, "--ephemeral-port=50000"]) == 64
+    assert probe.main([*arguments, "--ephemeral-port=50000"]) == 64
     assert says in capsys.readouterr().err
 
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from aura.commands import sample
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import DataError
-from aura.model import sample
 from aura.model.gpt import GPT
+from aura.model.sample import generate
 from trainers import complete, start
 
 
@@ -42,6 +43,6 @@ def test_longer_than_the_context_and_never_outside_the_vocabulary() -> None:
     torch.manual_seed(0)
     settings = {"layers": 1, "heads": 2, "d_model": 32, "seq_len": 8, "vocab_size": 100}
     model = GPT(resolve("gpt2-nano", settings)).eval()
-    ids = sample.generate(model, [1, 2], 50, vocab_size=7, temperature=5.0, top_k=0, seed=0)
+    ids = generate(model, [1, 2], 50, vocab_size=7, temperature=5.0, top_k=0, seed=0)
     assert len(ids) == 52
     assert set(ids) <= set(range(7))

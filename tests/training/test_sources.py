@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import zstandard
-from aura.corpus import prepare as module
+from aura.commands import prepare
 from aura.corpus import running_text, sources
 from aura.corpus.sources import HubDataset, LocalFiles, Problems, Source
 from aura.errors import ConfigError, DataError
@@ -72,18 +72,19 @@ def test_json_lines_compressed_and_cut_short(
             read(LocalFiles([file]))
 
 
-def test_directories_patterns_and_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directories_patterns_and_other_files(tmp_path: Path) -> None:
+    said: list[str] = []
     (tmp_path / "in/deep").mkdir(parents=True)
     (tmp_path / "in/b.jsonl").write_text(json_lines(TEXTS[:10]))
     (tmp_path / "in/deep/c.txt.gz").write_bytes(gzip.compress("\n".join(["uno", "dos"]).encode()))
     write_parquet(tmp_path / "in/deep/d.parquet", [*TEXTS[10:30]])
     (tmp_path / "in/README.md").write_text("no corpus")
-    whole = LocalFiles([tmp_path / "in"], documents_per_line=True)
+    whole = LocalFiles([tmp_path / "in"], documents_per_line=True, say=said.append)
     assert read(whole)[0] == [*TEXTS[:10], "uno", "dos", *TEXTS[10:30]]
-    assert "1 other files" in capsys.readouterr().out
+    assert "1 other files" in said.pop()
     assert read(LocalFiles([tmp_path / "in/**/*.parquet"]))[0] == TEXTS[10:30]
-    assert read(LocalFiles([tmp_path / "in/*"]))[0] == TEXTS[:10]
-    assert "1 other files" in capsys.readouterr().out
+    assert read(LocalFiles([tmp_path / "in/*"], say=said.append))[0] == TEXTS[:10]
+    assert "1 other files" in said.pop()
     for name, sentence in (
         ("in/*.none", "does not match a file"),
         ("in/d*", "does not match a file"),  # a directory
@@ -252,7 +253,7 @@ def test_a_directory_that_is_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         read(HubDataset(str(data), None, "none", "text"))
     words = ["--dataset_name", str(data), "--output", str(tmp_path / "c"), "--vocab-size", "300"]
-    assert module.main([*words, "--validation_split", "0.1", "--dataset-max-tokens", "300"]) == 0
+    assert prepare.main([*words, "--validation_split", "0.1", "--dataset-max-tokens", "300"]) == 0
     meta = json.loads((tmp_path / "c" / "meta.json").read_text())
     assert 300 <= sum(meta["tokens"].values()) < 350
     assert meta["source"]["max_tokens"] == 300

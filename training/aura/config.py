@@ -1,7 +1,7 @@
 """The complete configuration of a training run, and the presets.
 
 A preset is data: a file in presets/ that gives every field. The same function checks a preset and the overrides of
-the command line, of launch.yml and of `python -m aura.config`, so that a mistake is found before a node is touched.
+the command line, of launch.yml and of `aura config`, so that a mistake is found before a node is touched.
 Two presets are not a file of their own: `auto` chooses one by the memory of the GPU (aura/plan/auto.py), and `manual`
 takes the size of the model from the command line and the rest from presets/manual.toml. Standard library only.
 """
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from typing import Any
 
-from aura.errors import ConfigError, Parser, did_you_mean, in_words
+from aura.errors import ConfigError, did_you_mean, in_words
 
 
 def _setting(text: str, **limits: Any) -> Any:
@@ -193,7 +193,7 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
         raise ConfigError("auto_with_ranks")
     text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
     values = tomllib.loads(text) | given
-    lacking = ["/".join(_flags(name)) for name in MANUAL_NEEDS if name not in values]
+    lacking = ["/".join(flags(name)) for name in MANUAL_NEEDS if name not in values]
     if preset == MANUAL and lacking:
         raise ConfigError("manual_incomplete", missing=", ".join(lacking))
     if missing := sorted(set(SETTINGS) - set(values)):
@@ -219,14 +219,14 @@ def canonical(overrides: Mapping[str, Any]) -> dict[str, Any]:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """--preset, and every setting of a preset, each under all of its names."""
     names = ", ".join([*preset_names(), AUTO, MANUAL])
-    parser.add_argument(*_flags("preset"), required=True, help=f"one of: {names}")
+    parser.add_argument(*flags("preset"), required=True, help=f"one of: {names}")
     group = parser.add_argument_group("settings of the preset that may be replaced")
     for name, setting in SETTINGS.items():
         choices = setting.metadata.get("choices")
         metavar = "|".join(choices) if choices else "true|false" if setting.type == "bool" else name.upper()
         # A switch may stand alone, as the guides' --gradient_checkpointing: it means true.
         alone: dict[str, Any] = {"nargs": "?", "const": "true"} if setting.type == "bool" else {}
-        group.add_argument(*_flags(name), metavar=metavar, help=setting.metadata["help"], **alone)
+        group.add_argument(*flags(name), metavar=metavar, help=setting.metadata["help"], **alone)
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, str]:
@@ -235,7 +235,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _flags(name: str) -> list[str]:
+def flags(name: str) -> list[str]:
     """'--lr', '--learning-rate': ours first."""
     spellings = [name, *(alias for alias, meant in ALIASES.items() if meant == name)]
     return [f"--{spelling.replace('_', '-')}" for spelling in spellings]
@@ -312,24 +312,3 @@ def parse_assignments(words: list[str]) -> dict[str, str]:
         if "=" not in word:
             raise ConfigError("no_assignment", word=word)
     return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-
-def main(argv: list[str]) -> int:
-    parser = Parser(
-        prog="aura config", description="Print a complete configuration as JSON, or what is wrong."
-    )
-    parser.add_argument(*_flags("preset"), help="name of a preset")
-    parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="SETTING=VALUE", help="replace settings"
-    )
-    parser.add_argument("--list", action="store_true", help="print the names of the presets")
-    arguments = parser.parse_args(argv)
-    if arguments.list:
-        print("\n".join([*preset_names(), MANUAL]))
-        return 0
-    overrides = canonical(parse_assignments(arguments.set))
-    if not arguments.preset and "preset" not in overrides:
-        parser.error(in_words("preset_missing", names=", ".join([*preset_names(), MANUAL])))
-    config = resolve(arguments.preset, overrides)
-    print(json.dumps(asdict(config), indent=2))
-    return 0

@@ -1,9 +1,7 @@
-"""`aura check-allreduce`: all ranks add their numbers, and each one checks the sum it got.
+"""All ranks add their numbers, and each one checks the sum it got.
 
 Reads RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, so it is started like the trainer, by torchrun too.
 One time limit holds for everything; whatever goes wrong ends as one sentence that names the rank or the address.
-
-Exit codes: 0 the sum was right, 1 it was not or somebody was missing, 64 wrong usage.
 """
 
 from __future__ import annotations
@@ -12,15 +10,13 @@ import contextlib
 import json
 import os
 import socket
-import sys
-import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from aura.errors import AuraError, ConfigError, Parser
-from aura.texts.console import text
+from aura.errors import AuraError, ConfigError
 
 ELEMENTS = 1024 * 1024  # float32: 4 MiB, more than one packet, less than a second on 100 Mbit/s
 GOODBYE = 2.0  # seconds that rank 0, who holds the store, stays for the others
@@ -145,7 +141,7 @@ def why_not_met(me: Rank, store: Any, deadline: Deadline) -> CheckFailed:
     return CheckFailed("some_came", came=came, ranks=me.world_size, seconds=deadline.seconds, missing=missing)
 
 
-def reduce(me: Rank, store: Any, backend: str, deadline: Deadline) -> None:
+def reduce(me: Rank, store: Any, backend: str, deadline: Deadline, say: Callable[[str], None]) -> None:
     """The all_reduce itself: rank r gives r + 1 in every element, so every element must be n (n + 1) / 2."""
     import torch
     import torch.distributed as dist
@@ -176,12 +172,6 @@ def reduce(me: Rank, store: Any, backend: str, deadline: Deadline) -> None:
     dist.destroy_process_group()
 
 
-def say(line: str) -> None:
-    """In one write, so that lines of several ranks in one terminal (torchrun) do not mix."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def say_goodbye(me: Rank, store: Any) -> None:
     """Rank 0 holds the store: it leaves last."""
     import torch.distributed as dist
@@ -200,40 +190,11 @@ def usable_backend(wish: str, local_rank: int) -> str:
     return "nccl" if has_gpu else "gloo"
 
 
-def give_up(me: Rank, seconds: float) -> None:
-    """The last resort, from a thread of its own: a collective that hangs cannot be interrupted."""
-    print(me.label("?"), text("all_reduce_hangs", seconds=seconds), file=sys.stderr, flush=True)
-    os._exit(1)
-
-
-def main(argv: list[str]) -> int:
-    parser = Parser(prog="aura check-allreduce", description="Let all ranks add numbers and check the sum.")
-    backends = ["auto", "gloo", "nccl"]
-    parser.add_argument(
-        "--backend", choices=backends, default="auto", help="auto: nccl if every rank has a GPU"
-    )
-    parser.add_argument("--timeout", type=float, default=60, help="seconds for everything (default 60)")
-    given = parser.parse_args(argv)
-    if not 0 < given.timeout <= 600:
-        raise ConfigError("timeout_wrong")
-    me = read_environment()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # its stack traces hide our sentence
-    import torch.distributed  # noqa: F401 - takes seconds, which do not count
-
-    watchdog = threading.Timer(given.timeout + 2 * GOODBYE + 5, give_up, (me, given.timeout))
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        check(me, given.backend, Deadline(given.timeout))
-    finally:
-        watchdog.cancel()
-    return 0
-
-
-def check(me: Rank, wish: str, deadline: Deadline) -> None:
+def check(me: Rank, wish: str, deadline: Deadline, say: Callable[[str], None]) -> None:
+    """Meet the other ranks and add; `say` hears the sum. Raises CheckFailed."""
     able = usable_backend(wish, me.local_rank)
     store = open_store(me, deadline)
     backend = meet(me, store, able, deadline)
     if wish == "nccl" and backend != "nccl":
         raise CheckFailed("nccl_needs_gpus")
-    reduce(me, store, backend, deadline)
+    reduce(me, store, backend, deadline, say)

@@ -1,19 +1,12 @@
-"""`aura monitor`: load of this machine every few seconds, in the form that the guides show.
+"""How loaded this machine is, and its GPUs, at one moment (`aura monitor` shows it every few seconds).
 
-    [2024-05-21 22:13:04] CPU: 68.5% | RAM: 72.1% (47.9 GB / 66.4 GB) | RAM proceso: 2.3 GB
-      - GPU 0 (NVIDIA RTX 4090) | Utilización: 89% | Memoria: 12.1 GB / 24.0 GB
-
-GB are 2^30 bytes. "RAM proceso" is the resident memory of the `aura train` processes of this machine, or of those
-given with --pid.
+The memory of processes is that of the `aura train` processes of this machine, or of those that are named.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
 from pathlib import PurePath
@@ -21,9 +14,6 @@ from typing import Any
 
 import psutil
 import pynvml
-
-from aura.errors import ConfigError, Parser
-from aura.texts import console
 
 GIB = 2**30
 FIRST_INTERVAL = 0.5  # seconds; the load of the processor is a mean over a time
@@ -117,63 +107,3 @@ def read(gpus: Gpus, pids: list[int]) -> Reading:
         processes=resident(pids),
         gpus=gpus.read(),
     )
-
-
-def lines(reading: Reading) -> list[str]:
-    processes = reading.processes
-    system = console.text(
-        "system",
-        time=datetime.fromisoformat(reading.time).strftime("%Y-%m-%d %H:%M:%S"),
-        cpu=reading.cpu_percent,
-        ram=reading.ram_percent,
-        used=_gigabytes(reading.ram_used_bytes),
-        total=_gigabytes(reading.ram_total_bytes),
-        process=_gigabytes(sum(processes.values())) if processes else console.text("no_process"),
-    )
-    return [system, *map(_gpu_line, reading.gpus)]
-
-
-def _gpu_line(gpu: Gpu) -> str:
-    if gpu.error:
-        return console.text("gpu_failed", index=gpu.index, reason=gpu.error)
-    return console.text(
-        "gpu",
-        index=gpu.index,
-        name=gpu.name,
-        load=console.text("unknown") if gpu.load_percent is None else f"{gpu.load_percent}%",
-        used=_gigabytes(gpu.used_bytes),
-        total=_gigabytes(gpu.total_bytes),
-    )
-
-
-def _gigabytes(count: int | None) -> str:
-    return console.text("unknown") if count is None else f"{count / GIB:.1f} GB"
-
-
-def main(argv: list[str]) -> int:
-    parser = Parser(prog="aura monitor", description="Show the load of this machine every few seconds.")
-    parser.add_argument(
-        "--interval", type=float, default=5.0, metavar="N", help="seconds between two readings (5)"
-    )
-    parser.add_argument("--once", action="store_true", help="one reading only")
-    parser.add_argument("--json", action="store_true", help="one JSON object per reading and line")
-    parser.add_argument(
-        "--pid", type=int, nargs="+", default=[], metavar="N", help="these processes, not those that train"
-    )
-    arguments = parser.parse_args(argv)
-    if not arguments.interval >= 0.1:
-        raise ConfigError("interval_wrong")
-    gpus = Gpus()
-    if gpus.reason:
-        print(console.text("no_gpus", reason=gpus.reason), file=sys.stderr, flush=True)
-    try:
-        psutil.cpu_percent()  # from here on the load is measured
-        time.sleep(min(FIRST_INTERVAL, arguments.interval))
-        while True:
-            reading = read(gpus, arguments.pid)
-            print(json.dumps(asdict(reading)) if arguments.json else "\n".join(lines(reading)), flush=True)
-            if arguments.once:
-                return 0
-            time.sleep(arguments.interval)
-    except KeyboardInterrupt:
-        return 0

@@ -17,12 +17,12 @@ from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
 from aura.plan.auto import resolve_here, take_best_gpu
 from aura.run import watchdog
 from aura.run.runlog import versions
-from aura.texts.console import text
+from aura.texts.console import put, text
 
 # name: (module, function, description)
 COMMANDS = {
     "prepare": (
-        "aura.corpus.prepare",
+        "aura.commands.prepare",
         "main",
         "turn text files into a corpus: a tokenizer and files of token ids",
     ),
@@ -32,23 +32,31 @@ COMMANDS = {
         "main",
         "predict memory, time, traffic and disk of a training, before any training",
     ),
-    "sample": ("aura.model.sample", "main", "continue a text with a trained model"),
-    "export": ("aura.model.export", "main", "write a trained model for transformers"),
-    "copy-runs": ("aura.checkpoint.copy_runs", "main", "copy what runs have finished to another disk"),
+    "sample": ("aura.commands.sample", "main", "continue a text with a trained model"),
+    "export": ("aura.commands.export", "main", "write a trained model for transformers"),
+    "copy-runs": ("aura.commands.copy_runs", "main", "copy what runs have finished to another disk"),
     "launch-local": (
         "aura.commands.launch_local",
         "main",
         "start all ranks on this machine: one per GPU, or N on the CPU",
     ),
     "monitor": (
-        "aura.check.monitor",
+        "aura.commands.monitor",
         "main",
         "show the load of processor, memory and GPUs every few seconds",
     ),
-    "check-allreduce": ("aura.check.allreduce", "main", "let all ranks add numbers and check the sum"),
-    "probe": ("aura.check.probe.__main__", "main", "answer or measure connections between nodes"),
-    "fingerprint": ("aura.corpus.corpus", "main", "verify a corpus and print its fingerprint"),
-    "config": ("aura.config", "main", "print a complete training configuration, or what is wrong with it"),
+    "check-allreduce": (
+        "aura.commands.check_allreduce",
+        "main",
+        "let all ranks add numbers and check the sum",
+    ),
+    "probe": ("aura.commands.probe", "main", "answer or measure connections between nodes"),
+    "fingerprint": ("aura.commands.fingerprint", "main", "verify a corpus and print its fingerprint"),
+    "config": (
+        "aura.commands.config",
+        "main",
+        "print a complete training configuration, or what is wrong with it",
+    ),
     "version": ("aura.commands.cli", "version", "print the versions of everything that takes part, as JSON"),
 }
 # The others must outlive whoever reads what they print: a training saves, although `| tee` is gone, and a write to a
@@ -100,9 +108,9 @@ def train(argv: list[str]) -> int:
     activity = Activity()
     watchdog.start(activity)  # before torch, which a slow disk takes long to read
     try:
-        config = resolve_here(arguments.preset, given_settings(arguments), arguments.corpus, run_dir)
+        config = resolve_here(arguments.preset, given_settings(arguments), arguments.corpus, run_dir, put)
         _check_paths(arguments.corpus, config.vocab_size, run_dir, arguments.resume_from)
-        take_best_gpu()
+        take_best_gpu(put)
     except AuraError as error:
         if os.environ.get("WORLD_SIZE", "1") == "1":
             raise

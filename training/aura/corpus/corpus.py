@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aura.errors import DataError, Parser
+from aura.errors import DataError
 
 FORMAT = "aura-corpus-1"
 META = "meta.json"
@@ -113,13 +113,3 @@ def verify(path: Path) -> Corpus:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def main(argv: list[str]) -> int:
-    parser = Parser(
-        prog="aura fingerprint",
-        description="Verify every checksum of a corpus and print its fingerprint. Equal fingerprints, equal corpora.",
-    )
-    parser.add_argument("corpus", type=Path, metavar="DIR", help="directory of the corpus")
-    print(verify(parser.parse_args(argv).corpus).fingerprint)
-    return 0

@@ -25,10 +25,10 @@ ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar")
 Advance = Callable[[int], None]  # called with the number of bytes read
 
 
-def find_files(inputs: list[Path]) -> list[Path]:
+def find_files(inputs: list[Path], say: Callable[[str], None]) -> list[Path]:
     """The files themselves, and every file of a known kind below directories or behind patterns.
 
-    Raises DataError.
+    `say` hears what is left out. Raises DataError.
     """
     files: list[Path] = []
     for path in inputs:
@@ -37,10 +37,10 @@ def find_files(inputs: list[Path]) -> list[Path]:
                 raise DataError("is_an_archive", path=path)
             files.append(path)
         elif path.is_dir():
-            files += _of_known_kinds(sorted(path.rglob("*")), path)
+            files += _of_known_kinds(sorted(path.rglob("*")), path, say)
         elif glob.has_magic(str(path)):
             names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # absolute, too
-            files += _of_known_kinds([Path(name) for name in names], path)
+            files += _of_known_kinds([Path(name) for name in names], path, say)
         else:
             raise DataError("does_not_exist", path=path)
     files = list(dict.fromkeys(files))
@@ -48,11 +48,11 @@ def find_files(inputs: list[Path]) -> list[Path]:
         if file.stat().st_size == 0:
             if len(files) == 1:
                 raise DataError("is_empty", path=file)
-            print(f"Note: {file} is empty.", flush=True)
+            say(f"Note: {file} is empty.")
     return files
 
 
-def _of_known_kinds(found: list[Path], where: Path) -> list[Path]:
+def _of_known_kinds(found: list[Path], where: Path, say: Callable[[str], None]) -> list[Path]:
     files = [path for path in found if path.is_file()]
     if not files and not where.is_dir():
         raise DataError("pattern_matches_nothing", pattern=where)
@@ -60,7 +60,7 @@ def _of_known_kinds(found: list[Path], where: Path) -> list[Path]:
     if not known:
         raise DataError("no_text_files", path=where)
     if others := [file for file in files if not kind_of(file)]:
-        print(f"Note: {len(others)} other files in {where} are not read, {others[0]} is one.", flush=True)
+        say(f"Note: {len(others)} other files in {where} are not read, {others[0]} is one.")
     return known
 
 

@@ -19,8 +19,7 @@ import json
 import os
 import shutil
 import signal
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -160,14 +159,14 @@ class Workplace:
 
 
 @contextmanager
-def workplace(output: Path) -> Iterator[Workplace]:
+def workplace(output: Path, warn: Callable[[str], None]) -> Iterator[Workplace]:
     """Whatever goes wrong inside, what is left behind is either nothing or a beginning that can be continued.
 
-    Raises DataError.
+    Whoever interrupts hears from `warn` which of them. Raises DataError.
     """
     place = Workplace(output)
     try:
-        with _locked(place):
+        with _locked(place, warn):
             yield place
     except OSError as error:
         left = place.leave()
@@ -179,7 +178,7 @@ def workplace(output: Path) -> Iterator[Workplace]:
 
 
 @contextmanager
-def _locked(place: Workplace) -> Iterator[None]:
+def _locked(place: Workplace, warn: Callable[[str], None]) -> Iterator[None]:
     place.path.mkdir(parents=True, exist_ok=True)
     with (place.path / "lock").open("w") as lock:
         try:
@@ -195,7 +194,7 @@ def _locked(place: Workplace) -> Iterator[None]:
                 raise
             raise DataError("and_what_is_left", error=error, left=left) from None
         except (KeyboardInterrupt, SystemExit):
-            print(place.leave(), file=sys.stderr, flush=True)
+            warn(place.leave())
             raise
         except ConfigError:
             place.leave()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from aura.corpus.files import JSON_LINES, Advance, digest_of, find_files, kind_of, open_file, reading
+from aura.corpus.listener import NOBODY
 from aura.corpus.running_text import CHUNK, no_text, read_documents
 from aura.errors import ConfigError, DataError
 from aura.texts import console
@@ -82,8 +83,14 @@ class Source(Protocol):
 class LocalFiles:
     """Files, directories and patterns, in the order given; within a directory by path."""
 
-    def __init__(self, inputs: list[Path], column: str = "text", documents_per_line: bool = False) -> None:
-        self.files = find_files(inputs)
+    def __init__(
+        self,
+        inputs: list[Path],
+        column: str = "text",
+        documents_per_line: bool = False,
+        say: Callable[[str], None] = NOBODY.say,
+    ) -> None:
+        self.files = find_files(inputs, say)
         self.name = ", ".join(map(str, self.files[:3])) + (", …" if len(self.files) > 3 else "")
         self.size: int | None = sum(file.stat().st_size for file in self.files)
         self.column, self.per_line = column, documents_per_line

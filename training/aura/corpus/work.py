@@ -14,7 +14,7 @@ import numpy as np
 from aura.corpus import corpus as corpora
 from aura.corpus import shards, tokenizer
 from aura.corpus.encode import Batch, Encoded, document_hash, encode_all
-from aura.corpus.progress import Bar, Bars
+from aura.corpus.listener import Bar, Listener
 from aura.corpus.running_text import DOCUMENT_CHARS
 from aura.corpus.shards import SPLITS, ShardWriter, Workplace
 from aura.corpus.sources import Problems, Source
@@ -59,10 +59,6 @@ class Settings:
             raise ConfigError("max_errors_wrong", value=self.max_errors)
 
 
-def say(sentence: str) -> None:
-    print(sentence, flush=True)
-
-
 class Work:
     """One preparation, between a batch that is written and the next. All that counts is in its journal."""
 
@@ -72,13 +68,13 @@ class Work:
         settings: Settings,
         place: Workplace,
         request: dict[str, Any],
-        bars: Bars,
+        listener: Listener,
         cut: int,
     ) -> None:
         self.source, self.settings, self.place, self.request = source, settings, place, request
-        self.bars, self.cut = bars, cut  # documents with a hash above `cut` are for training
+        self.listener, self.cut = listener, cut  # documents with a hash above `cut` are for training
         self.position: Any = None
-        self.problems = Problems(settings.max_errors, say)
+        self.problems = Problems(settings.max_errors, listener.say)
         self.skipped = dict(self.problems.counts)
         self.text_bytes, self.smallest, self.largest = 0, 2**64, 0
 
@@ -121,7 +117,7 @@ class Work:
         most = TOKENIZER_SAMPLE
         if self.settings.max_tokens:
             most = min(most, self.settings.max_tokens * CHARS_PER_TOKEN)
-        bar = self.bars.start("Training the tokenizer", self.source.size)
+        bar = self.listener.start("Training the tokenizer", self.source.size)
 
         def training_text() -> Iterator[str]:
             read = 0
@@ -153,7 +149,7 @@ class Work:
 
     def run(self) -> None:
         """Encode and write what is left, with a journal now and then."""
-        bar = self.bars.start("Encoding", self.source.size)
+        bar = self.listener.start("Encoding", self.source.size)
         arguments = (self.tokenizer.json, self.tokenizer.end_of_text_id, f"<u{self.width}")
         limit, written, before = self.settings.max_tokens, time.monotonic(), self.tokens()
         with closing(encode_all(self._batches(bar), arguments, self.settings.workers)) as encoded:
@@ -204,7 +200,7 @@ class Work:
     def meta(self) -> dict[str, Any]:
         unknown = tokenizer.unknown_id(self.tokenizer)
         if unknown is not None and self.counts[unknown]:
-            say(
+            self.listener.say(
                 f"Note: the tokenizer does not know {self.counts[unknown]:,} pieces of the training text; all became "
                 f"the same token ({unknown})."
             )

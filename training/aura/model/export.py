@@ -1,4 +1,4 @@
-"""`aura export`: a trained model as a directory that `transformers` loads (GPT2LMHeadModel and AutoTokenizer).
+"""A trained model as a directory that `transformers` loads (GPT2LMHeadModel and AutoTokenizer).
 
     model.safetensors         the parameters under GPT2LMHeadModel's names, in the format that they were trained in
     config.json               the shape of the model, and the ids of the special tokens
@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from aura.config import TrainConfig, from_values, resolve
 from aura.corpus.corpus import TOKENIZER
 from aura.corpus.tokenizer import ENDS, PADS
 from aura.durable import flush
-from aura.errors import ConfigError, DataError, Parser
+from aura.errors import ConfigError, DataError
 from aura.model.gpt import GPT
 
 MODEL, CONFIG = "model.safetensors", "config.json"
@@ -207,25 +207,12 @@ def _replace(output: Path, temporary: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def main(argv: list[str]) -> int:
-    parser = Parser(
-        prog="aura export",
-        description="Write a trained model as transformers' GPT2LMHeadModel.from_pretrained and AutoTokenizer read it.",
-    )
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--run-dir", type=Path, metavar="DIR", help="take the newest checkpoint of this run")
-    which.add_argument("--checkpoint", type=Path, metavar="DIR", help="take this checkpoint")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="directory to write")
-    arguments = parser.parse_args(argv)
-    path = arguments.checkpoint or newest(arguments.run_dir)
-    export_checkpoint(path, arguments.output)
-    print(f"{path} -> {arguments.output}")
-    return 0
+def newest(run_dir: Path, say: Callable[[str], None]) -> Path:
+    """The newest checkpoint of a run whose every byte is right; `say` hears of those that are not.
 
-
-def newest(run_dir: Path) -> Path:
-    """The newest checkpoint of a run whose every byte is right. Raises DataError when there is none."""
-    found = newest_valid(run_dir / "checkpoints", print)
+    Raises DataError when there is none.
+    """
+    found = newest_valid(run_dir / "checkpoints", say)
     if found is None:
         raise DataError("no_checkpoint_yet", path=run_dir / "checkpoints")
     return found.path

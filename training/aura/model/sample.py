@@ -1,4 +1,4 @@
-"""`aura sample`: let a trained model continue a text."""
+"""A trained model continues a text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 from aura.checkpoint import store as checkpoint
 from aura.config import from_values
 from aura.corpus.corpus import TOKENIZER
-from aura.errors import ConfigError, Parser
 from aura.model import export
 from aura.model.gpt import GPT
 
@@ -58,44 +57,3 @@ def load(path: Path) -> tuple[GPT, Tokenizer]:
         checkpoint.load_parameters(path, model)
     model = model.float().eval().to("cuda" if torch.cuda.is_available() else "cpu")
     return model, export.read_tokenizer(tokenizer)
-
-
-def main(argv: list[str]) -> int:
-    parser = Parser(prog="aura sample", description="Continue a text with a trained model.")
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--run-dir", type=Path, metavar="DIR", help="take the newest checkpoint of this run")
-    which.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="take this checkpoint, or what aura export made of one"
-    )
-    parser.add_argument("--prompt", default="", help="beginning of the text (none)")
-    parser.add_argument("--tokens", type=int, default=100, metavar="N", help="tokens to add (100)")
-    parser.add_argument(
-        "--temperature", type=float, default=0.8, metavar="T", help="0 always takes the likeliest (0.8)"
-    )
-    parser.add_argument(
-        "--top-k", type=int, default=50, metavar="K", help="choose among the K likeliest (50; 0: all)"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same text (0)")
-    arguments = parser.parse_args(argv)
-    for name in ("tokens", "temperature", "top_k"):
-        if getattr(arguments, name) < 0:
-            raise ConfigError("at_least_0", name=name.replace("_", "-"))
-
-    model, tokenizer = load(arguments.checkpoint or export.newest(arguments.run_dir))
-    end = export.end_of_text(tokenizer)
-    start = [] if end is None else [end]  # a document begins after the end of another
-    given = start + tokenizer.encode(arguments.prompt, add_special_tokens=False).ids
-    if not given:
-        raise ConfigError("prompt_needed")
-    ids = generate(
-        model,
-        given,
-        arguments.tokens,
-        export.token_ids(tokenizer),
-        arguments.temperature,
-        arguments.top_k,
-        arguments.seed,
-        end,
-    )
-    print(tokenizer.decode(ids))
-    return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,10 @@ class Choice:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def resolve_here(preset: str, overrides: Mapping[str, Any], corpus: Path, run_dir: Path) -> TrainConfig:
-    """`resolve`, and for `auto` the choice for this machine, printed with its reason. Raises ConfigError, DataError.
+def resolve_here(
+    preset: str, overrides: Mapping[str, Any], corpus: Path, run_dir: Path, say: Callable[[str], None]
+) -> TrainConfig:
+    """`resolve`, and for `auto` the choice for this machine; `say` hears its reason. Raises ConfigError, DataError.
 
     A run that has begun in `run_dir` goes on with what was chosen then, whatever is free now. `corpus`: its directory.
     One of several ranks must not choose: another one may have another GPU. `resolve` refuses it.
@@ -65,8 +67,8 @@ def resolve_here(preset: str, overrides: Mapping[str, Any], corpus: Path, run_di
     else:
         # Whether there is a corpus at all is asked later.
         known = read_corpus(corpus) if (corpus / META).is_file() else None
-        choice = choose(gpus.of_this_machine(), overrides, known)
-    print(choice.reason, flush=True)
+        choice = choose(gpus.of_this_machine(say), overrides, known)
+    say(choice.reason)
     return resolve(choice.preset, {**choice.settings, **overrides})
 
 
@@ -79,7 +81,7 @@ def _chosen_before(file: Path) -> Choice:
         raise ConfigError("auto_damaged", file=file, error=error) from None
 
 
-def take_best_gpu() -> None:
+def take_best_gpu(say: Callable[[str], None]) -> None:
     """A process that is alone on a machine with several GPUs sees only the one with most free memory.
 
     Ranks of a gang are left alone: each has its own by LOCAL_RANK.
@@ -89,13 +91,13 @@ def take_best_gpu() -> None:
     # So that a number means to torch what it means to nvidia-smi: by itself CUDA puts the fastest first.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
-        found = gpus.of_this_machine()
+        found = gpus.of_this_machine(say)
     except ConfigError:  # torch may know more than nvidia-smi; if not, it says so
         return
     if len(found) > 1:
         best = max(found, key=lambda gpu: gpu.free)
         os.environ["CUDA_VISIBLE_DEVICES"] = best.uuid
-        print(text("best_gpu", gpu=best.name, count=len(found)), flush=True)
+        say(text("best_gpu", gpu=best.name, count=len(found)))
 
 
 def choose(found: list[gpus.Found], overrides: Mapping[str, Any], corpus: Corpus | None = None) -> Choice:

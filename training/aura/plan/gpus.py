@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -146,10 +146,10 @@ def check_number_format(config: TrainConfig, capability: tuple[int, int], name: 
     raise ConfigError(key, name=name, major=major, minor=minor)
 
 
-def of_this_machine() -> list[Found]:
+def of_this_machine(say: Callable[[str], None]) -> list[Found]:
     """The GPUs that this process may use (CUDA_VISIBLE_DEVICES), as nvidia-smi measures them now; [] where none is.
 
-    Raises ConfigError. A GPU that nvidia-smi does not describe as usual is left out, with a sentence.
+    Raises ConfigError. A GPU that nvidia-smi does not describe as usual is left out, and `say` hears of it.
     """
     query = ["--query-gpu=name,memory.total,memory.free,uuid,compute_cap", "--format=csv,noheader,nounits"]
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
@@ -173,15 +173,15 @@ def of_this_machine() -> list[Found]:
         raise ConfigError("nvidia_smi_says", sentence=said[0])
     if answer.returncode:
         raise ConfigError("nvidia_smi_silent", code=answer.returncode)
-    return [gpu for line in answer.stdout.strip().splitlines() if (gpu := _found(line))]
+    return [gpu for line in answer.stdout.strip().splitlines() if (gpu := _found(line, say))]
 
 
-def _found(line: str) -> Found | None:
+def _found(line: str, say: Callable[[str], None]) -> Found | None:
     try:
         name, total, free, uuid, said = line.rsplit(", ", 4)
         numbers = re.fullmatch(r"(\d+)\.(\d+)", said)
         capability = (int(numbers[1]), int(numbers[2])) if numbers else None
         return Found(name, int(total) << 20, int(free) << 20, uuid, capability)
     except ValueError:
-        print(text("gpu_not_counted", line=line), file=sys.stderr)
+        say(text("gpu_not_counted", line=line))
         return None

@@ -1,7 +1,8 @@
 """Judges what `aura probe` and `aura check-allreduce` found on the nodes: a line per check, a remedy per failure.
 
-Runs on the controller, standard library only: `playbooks/connectivity.yml` gives it, as JSON on standard input, the
-raw results of its tasks (see `read_evidence`). `--json FILE` also writes the machine-readable result:
+Runs on the controller, standard library only: `playbooks/connectivity.yml` gives `aura.commands.connectivity`, as JSON
+on standard input, the raw results of its tasks (see `read_evidence`). `--json FILE` also writes the machine-readable
+result:
 
     {"schema": 1, "status": "ok|warning|failed", "nodes": [...],
      "checks": [{"id", "status": "ok|warning|failed", "subject", "message", "remedy"}, ...],
@@ -9,6 +10,4 @@ raw results of its tasks (see `read_evidence`). `--json FILE` also writes the ma
 
 Every id of `CHECKS` comes at least once, in that order: once with subject "all" where nothing is wrong, else once for
 each node, pair or cable at fault.
-
-Exit codes: 0 nothing failed (there may be warnings), 2 at least one check failed, 1 the input could not be read.
 """

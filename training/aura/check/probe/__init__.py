@@ -1,4 +1,4 @@
-"""What this node sees of itself and of its peers, as one JSON document on standard output.
+"""What this node sees of itself and of its peers, as one JSON document (`aura probe` prints it).
 
 `playbooks/connectivity.yml` runs it on every node at the same moment; `aura.check.connectivity` judges the documents.
 
@@ -9,6 +9,4 @@ connection per node: in each round disjoint pairs measure the bandwidth, one dir
 
 Every wait is bounded: a node that is missing, or that dies in the middle, costs time but hangs nobody.
 Standard library only: it answers in a second, and where torch is broken.
-
-Exit codes: 0 the document was printed (whatever it says), 64 wrong usage.
 """

@@ -1,4 +1,7 @@
-"""Progress on stderr: how much was read, how fast, how long it takes. Without a terminal, a line now and then."""
+"""What `aura prepare` shows of its progress, on stderr: how much was read, how fast, how long it takes.
+
+Without a terminal, a line now and then.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,13 @@ from aura.texts.console import duration
 SECONDS_PER_LINE = 30.0
 
 
+def say(sentence: str) -> None:
+    print(sentence, flush=True)
+
+
 class Bars:
+    """A Listener (aura/corpus/listener.py) that speaks to a person."""
+
     def __init__(self) -> None:
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         console = Console(stderr=True)
@@ -30,8 +39,22 @@ class Bars:
             TextColumn("{task.description:24}"), *columns, console=console, disable=not console.is_terminal
         )
 
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.progress.tasks:
+            self.progress.stop()
+
+    def say(self, sentence: str) -> None:
+        say(sentence)
+
+    def warn(self, sentence: str) -> None:
+        print(sentence, file=sys.stderr, flush=True)
+
     def start(self, description: str, size: int | None) -> Bar:
         """`size` in bytes, where it is known."""
+        self.progress.start()  # not before there is something to show
         return Bar(self.progress, self.progress.add_task(description, total=size))
 
 
@@ -49,12 +72,10 @@ class Bar:
             self.told = time.monotonic()
 
     def first_document(self) -> None:
-        """What was read up to the first call was done before."""
         if self.skipped is None:
             self.skipped = self.progress.tasks[self.task].completed
 
     def expect(self, part: float) -> None:
-        """`part` of what this start has to do is done: that says how much there is in all."""
         task, skipped = self.progress.tasks[self.task], self.skipped or 0
         task.total = skipped + (task.completed - skipped) / part  # progress.update would forget the speed
 

@@ -1,4 +1,8 @@
-"""`python -m aura.check.connectivity [EVIDENCE] [--json FILE]`; see the package."""
+"""`python -m aura.commands.connectivity [EVIDENCE] [--json FILE]`: what playbooks/connectivity.yml reports.
+
+Standard library only: it runs on the controller. Exit codes: 0 nothing failed (there may be warnings), 2 at least one
+check failed, 1 the input could not be read.
+"""
 
 from __future__ import annotations
 

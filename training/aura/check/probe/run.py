@@ -1,10 +1,7 @@
-"""`aura probe`: all parts together; see the package."""
+"""All parts together; see the package."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -79,56 +76,3 @@ def follow(
         return clock, obey(control, measure, settings.patience + limits.STRAGGLER_GRACE)
     finally:
         control.close()
-
-
-def parse(argv: list[str] | None) -> tuple[Settings, float]:
-    parser = argparse.ArgumentParser(
-        prog="aura probe", description="What this node sees of its peers, as JSON."
-    )
-    option = parser.add_argument
-    option("--node", required=True, help="this node's name in the inventory")
-    option(
-        "--peers", required=True, help="all nodes as NAME=ADDRESS, with commas between; the coordinator first"
-    )
-    option("--rendezvous-port", type=int, default=12355, help="MASTER_PORT (default 12355)")
-    option("--ephemeral-port", type=int, required=True, help="any free high port, the same on all nodes")
-    option("--expected-mbit", type=float, default=1000, help="the links' speed in Mbit/s (default 1000)")
-    option("--measure-seconds", type=float, default=0.4, help="seconds per ordered pair (default 0.4)")
-    option("--patience", type=float, default=12, help="seconds that a peer may be late (default 12)")
-    option("--time-limit", type=float, default=55, help="seconds for everything (default 55)")
-    given = parser.parse_args(argv)
-    peers: dict[str, str] = {}
-    for word in given.peers.split(","):
-        name, equals, address = word.partition("=")
-        if not name or not equals or not address or name in peers or address in peers.values():
-            parser.error(f"--peers: {word!r} is not NAME=ADDRESS, or comes twice")
-        peers[name] = address
-    if given.node not in peers:
-        parser.error(f"--node {given.node} is not among --peers")
-    settings = Settings(
-        node=given.node,
-        peers=peers,
-        rendezvous_port=given.rendezvous_port,
-        ephemeral_port=given.ephemeral_port,
-        patience=given.patience,
-        measure_seconds=given.measure_seconds,
-        expected_mbit=given.expected_mbit,
-    )
-    return settings, given.time_limit
-
-
-def main(argv: list[str] | None = None) -> int:
-    try:
-        settings, time_limit = parse(argv)
-    except SystemExit as stop:
-        return 64 if stop.code else 0
-    document: Json = {}
-    work = threading.Thread(target=run, args=(settings, document), daemon=True)
-    work.start()
-    work.join(time_limit)
-    print(json.dumps(dict(document)), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,24 @@
+"""`aura export`: write a trained model for transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aura.errors import Parser
+from aura.model.export import export_checkpoint, newest
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(
+        prog="aura export",
+        description="Write a trained model as transformers' GPT2LMHeadModel.from_pretrained and AutoTokenizer read it.",
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--run-dir", type=Path, metavar="DIR", help="take the newest checkpoint of this run")
+    which.add_argument("--checkpoint", type=Path, metavar="DIR", help="take this checkpoint")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="directory to write")
+    arguments = parser.parse_args(argv)
+    path = arguments.checkpoint or newest(arguments.run_dir, print)
+    export_checkpoint(path, arguments.output)
+    print(f"{path} -> {arguments.output}")
+    return 0

@@ -1,0 +1,133 @@
+"""`aura prepare`: the command line of aura/corpus/prepare.py, and what it says to a person."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from aura.commands.bars import Bars, say
+from aura.corpus.corpus import META, Corpus
+from aura.corpus.prepare import build
+from aura.corpus.sources import HubDataset, LocalFiles, Source
+from aura.corpus.work import Settings
+from aura.errors import ConfigError, Parser
+
+WORTH_WORKERS = 8_000_000  # bytes of input; below, starting processes costs more than they save
+
+
+def main(argv: list[str]) -> int:
+    arguments = _parser().parse_args(argv)
+    if (arguments.input is None) == (arguments.dataset_name is None):
+        raise ConfigError("input_or_dataset")
+    column = arguments.dataset_column
+    source: Source
+    for path in arguments.input or [Path(arguments.dataset_name)]:
+        if path.is_dir() and arguments.output.resolve().is_relative_to(path.resolve()):
+            raise ConfigError("output_in_input", output=arguments.output, path=path)
+    if arguments.input:
+        source = LocalFiles(arguments.input, column, arguments.documents_per_line, say)
+    else:
+        source = HubDataset(
+            arguments.dataset_name,
+            arguments.dataset_config,
+            arguments.dataset_split,
+            column,
+            arguments.dataset_revision,
+        )
+    small = source.size is not None and source.size < WORTH_WORKERS
+    settings = Settings(
+        vocab_size=arguments.vocab_size,
+        validation_fraction=arguments.validation_fraction,
+        tokenizer=arguments.tokenizer,
+        max_tokens=arguments.dataset_max_tokens,
+        max_errors=arguments.max_errors,
+        workers=arguments.workers or (1 if small else len(os.sched_getaffinity(0))),
+    )
+    existed = (arguments.output / META).exists()
+    with Bars() as bars:
+        corpus = build(source, arguments.output, settings, bars)
+    if existed:
+        say(f"{arguments.output} is up to date.")
+    elif settings.vocab_size and corpus.vocab_size < settings.vocab_size:
+        say(f"Note: the text gives no more than {corpus.vocab_size} token ids.")
+    _say_what_there_is(corpus)
+    return 0
+
+
+def _say_what_there_is(corpus: Corpus) -> None:
+    if any(corpus.skipped.values()):
+        say(
+            f"Left out: {corpus.skipped['broken']} broken places, {corpus.skipped['empty']} documents without text."
+        )
+    ratio = corpus.text_bytes / sum(corpus.tokens.values())
+    say(
+        f"{corpus.tokens['train']:,} training and {corpus.tokens['validation']:,} validation tokens "
+        f"({ratio:.2f} bytes per token), vocabulary {corpus.vocab_size}.\n"
+        f"Unigram entropy {corpus.unigram_entropy:.4f} nats per token; without any knowledge ln({corpus.vocab_size}) "
+        f"= {math.log(corpus.vocab_size):.4f}.\n"
+        f"Fingerprint {corpus.fingerprint}"
+    )
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="aura prepare",
+        description="Turn text into a corpus: train a byte-level BPE on it or take an existing tokenizer, encode it, "
+        "divide it into training and validation. The same text and settings give the same fingerprint; a corpus that "
+        "is up to date is left alone; after an interruption the same command goes on.",
+    )
+    files = parser.add_argument_group("what is read: files")
+    files.add_argument(
+        "--input",
+        "--dataset-path",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="UTF-8 .txt, .jsonl, .parquet, also .gz, .bz2, .xz, .zst; directories of them; patterns in quotes",
+    )
+    files.add_argument(
+        "--documents-per-line", action="store_true", help="every line of a text file is one document"
+    )
+    hub = parser.add_argument_group("or a dataset of the Hugging Face hub, or a local directory that is one")
+    hub.add_argument(
+        "--dataset-name", metavar="NAME", help="wikipedia and c4 (Spanish), any other name, or a directory"
+    )
+    hub.add_argument("--dataset-config", metavar="NAME", help="configuration, for example 20231101.es")
+    hub.add_argument("--dataset-split", default="train", metavar="NAME", help="split (train)")
+    hub.add_argument("--dataset-revision", metavar="COMMIT", help="commit (what is newest now)")
+    both = parser.add_argument_group("for both")
+    both.add_argument(
+        "--dataset-column", default="text", metavar="NAME", help="of .jsonl, parquet and datasets (text)"
+    )
+    both.add_argument(
+        "--dataset-max-tokens", type=int, metavar="N", help="stop with the document that reaches N"
+    )
+    both.add_argument(
+        "--max-errors",
+        type=int,
+        default=0,
+        metavar="N",
+        help="broken places that are left out (0: stop at once)",
+    )
+    both.add_argument("--workers", type=int, metavar="N", help="processes that encode (one per core)")
+    both.add_argument("--seq-len", type=int, metavar="N", help="accepted, as the guides have it; no effect")
+    result = parser.add_argument_group("what comes out")
+    result.add_argument("--output", type=Path, required=True, metavar="DIR", help="directory of the corpus")
+    result.add_argument("--vocab-size", type=int, metavar="N", help="train a tokenizer with N token ids")
+    result.add_argument(
+        "--tokenizer",
+        "--tokenizer-name-or-path",
+        metavar="PATH",
+        help="or take this one: tokenizer.json, SentencePiece .model, a directory with one of them or with vocab.json "
+        "and merges.txt, a name on the hub",
+    )
+    result.add_argument(
+        "--validation-fraction",
+        "--validation-split",
+        type=float,
+        default=0.01,
+        metavar="PART",
+        help="part of the documents (0.01)",
+    )
+    return parser
