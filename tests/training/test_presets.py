@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import asdict, replace
+import sys
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 import torch
 from aura import config
@@ -32,10 +35,54 @@ COUNTS = {
     "aura-72h-max": 2_494_200_320,
 }
 
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Card:
+    """What NVIDIA's driver tells of a GPU; None: it says "not supported". Memory in MiB."""
+
+    name: str
+    total: int | None
+    free: int
+    uuid: str
+    capability: tuple[int, int] | None = (8, 6)
+
+
 TWO_GPUS = (
-    "echo 'NVIDIA GeForce RTX 3060, 12288, 6000, GPU-a, 8.6'; "
-    "echo 'NVIDIA GeForce RTX 3090, 24576, 24100, GPU-b, 8.6'"
+    Card("NVIDIA GeForce RTX 3060", 12288, 6000, "GPU-a"),
+    Card("NVIDIA GeForce RTX 3090", 24576, 24100, "GPU-b"),
 )
+
+
+def driver(monkeypatch: pytest.MonkeyPatch, *cards: Card, failure: pynvml.NVMLError | None = None) -> None:
+    """NVIDIA's driver, with these cards on the bus in this order."""
+
+    def init() -> None:
+        if failure:
+            raise failure
+
+    def memory(card: Card) -> SimpleNamespace:
+        if card.total is None:
+            raise pynvml.NVMLError_NotSupported
+        return SimpleNamespace(total=card.total * MIB, free=card.free * MIB)
+
+    def capability(card: Card) -> tuple[int, int]:
+        if card.capability is None:
+            raise pynvml.NVMLError_NotSupported
+        return card.capability
+
+    for name, function in {
+        "nvmlInit": init,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(cards),
+        "nvmlDeviceGetHandleByIndex": lambda index: cards[index],
+        "nvmlDeviceGetName": lambda card: card.name,
+        "nvmlDeviceGetUUID": lambda card: card.uuid,
+        "nvmlDeviceGetMemoryInfo": memory,
+        "nvmlDeviceGetCudaComputeCapability": capability,
+    }.items():
+        monkeypatch.setattr(pynvml, name, function)
 
 
 @pytest.fixture(autouse=True)
@@ -243,7 +290,7 @@ def test_a_run_of_auto_goes_on_with_what_it_has_begun_with(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for free in (2000, 20000, 300):
-        nvidia_smi(tmp_path, monkeypatch, f"echo 'NVIDIA GeForce RTX 3090, 24576, {free}, GPU-b, 8.6'")
+        driver(monkeypatch, replace(TWO_GPUS[1], free=free))
         assert cli.main(["train", "--preset", "auto", "--corpus", str(corpus.path)]) == 0
     assert begun[0] == begun[1] == begun[2]
     assert begun[0][0].preset == "gpt2"
@@ -262,83 +309,79 @@ def resolve_here(folder: Path) -> config.TrainConfig:
     return auto.resolve_here("auto", {}, folder / "corpus", folder / "run", print)
 
 
-def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-
 def test_auto_asks_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nvidia_smi(tmp_path, monkeypatch, TWO_GPUS)
+    driver(monkeypatch, *TWO_GPUS)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert resolve_here(tmp_path).preset == "gpt2-medium"
     assert "NVIDIA GeForce RTX 3090 has 23.5 GiB free" in capsys.readouterr().out
 
-    nvidia_smi(
-        tmp_path, monkeypatch, 'test "$3" = --id=7 && echo "NVIDIA GeForce RTX 3060, 12288, 6000, GPU-a, 8.6"'
-    )
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert resolve_here(tmp_path).preset == "gpt2-medium-6gb"
-    for none in ("", "-1", " -1, 7"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
-        assert resolve_here(tmp_path).preset == "gpt2-nano"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,-1")
-    assert resolve_here(tmp_path).preset == "gpt2-medium-6gb", "CUDA reads up to the first that is none"
 
+    driver(monkeypatch, failure=pynvml.NVMLError_DriverNotLoaded())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    nvidia_smi(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed because of the driver.'; exit 9")
-    with pytest.raises(ConfigError, match="has failed because of the driver"):
+    with pytest.raises(ConfigError, match=r"NVIDIA's driver says: Driver Not Loaded\. Repair it"):
         resolve_here(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # the way out
+    assert resolve_here(tmp_path).preset == "gpt2-nano"
 
 
 @pytest.mark.parametrize(
-    ("script", "found", "said"),
+    ("visible", "uuids"),
     [
-        ("echo 'No devices were found'; exit 6", [], ""),
-        ("echo 'No devices were found'", [], ""),
-        ("exit 0", [], ""),
-        (
-            "echo 'NVIDIA GB10, [N/A], [N/A], GPU-a, 12.1'; echo 'NVIDIA X, 1024, 1000, GPU-b, [N/A]'",
-            [gpus.Found("NVIDIA X", 2**30, 1000 << 20, "GPU-b")],
-            "A GPU is not counted, because nvidia-smi does not tell its memory: NVIDIA GB10, [N/A]",
-        ),
-        (
-            "echo 'NVIDIA GeForce RTX 2070, 8192, 8000, GPU-c, 7.5'",
-            [gpus.Found("NVIDIA GeForce RTX 2070", 2**33, 8000 << 20, "GPU-c", (7, 5))],
-            "",
-        ),
+        (None, ["GPU-a1", "GPU-a2", "GPU-b"]),
+        ("2,0", ["GPU-b", "GPU-a1"]),
+        ("GPU-b", ["GPU-b"]),
+        ("GPU-a2, 0", ["GPU-a2", "GPU-a1"]),
+        ("GPU-a", []),  # two begin so
+        ("2,7,0", ["GPU-b"]),  # CUDA reads up to the first that is none
+        ("2,-1", ["GPU-b"]),
+        ("", []),
+        ("-1", []),
+        (" -1, 2", []),
     ],
 )
-def test_what_nvidia_smi_may_answer(
-    script: str,
-    found: list[gpus.Found],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_what_cuda_does_not_show_does_not_count(
+    visible: str | None, uuids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    driver(monkeypatch, *(replace(TWO_GPUS[0], uuid=uuid) for uuid in ("GPU-a1", "GPU-a2", "GPU-b")))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    nvidia_smi(tmp_path, monkeypatch, script)
-    assert gpus.of_this_machine(print) == found
-    assert capsys.readouterr().out.startswith(said)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.uuid for gpu in gpus.of_this_machine(print)] == uuids
 
 
-def test_a_driver_that_fails_without_a_word_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_driver_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    nvidia_smi(tmp_path, monkeypatch, "exit 12")
-    with pytest.raises(ConfigError, match="nvidia-smi ends with code 12 and says nothing"):
-        gpus.of_this_machine(print)
+    driver(
+        monkeypatch,
+        Card("NVIDIA GB10", None, 0, "GPU-a", (12, 1)),
+        Card("NVIDIA X", 1024, 1000, "GPU-b", None),
+        Card("NVIDIA GeForce RTX 2070", 8192, 8000, "GPU-c", (7, 5)),
+    )
+    assert gpus.of_this_machine(said.append) == [
+        gpus.Found("NVIDIA X", 2**30, 1000 * MIB, "GPU-b"),
+        gpus.Found("NVIDIA GeForce RTX 2070", 2**33, 8000 * MIB, "GPU-c", (7, 5)),
+    ]
+    assert said == ["A GPU is not counted, because the driver does not tell its memory: NVIDIA GB10"]
+
+
+def test_without_a_gpu_a_driver_or_its_library_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch)
+    assert gpus.of_this_machine(print) == []
+    driver(monkeypatch, *TWO_GPUS, failure=pynvml.NVMLError_LibraryNotFound())
+    assert gpus.of_this_machine(print) == []
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # a controller
+    assert gpus.of_this_machine(print) == []
 
 
 def test_a_single_process_sees_the_gpu_with_most_free_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nvidia_smi(tmp_path, monkeypatch, TWO_GPUS)
+    driver(monkeypatch, *TWO_GPUS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "")  # so that it is as before after the test
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
@@ -348,10 +391,10 @@ def test_a_single_process_sees_the_gpu_with_most_free_memory(
     monkeypatch.delenv("WORLD_SIZE")
     auto.take_best_gpu(print)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
-    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "torch counts the cards as nvidia-smi does"
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "torch counts the cards as the driver does"
     assert "RTX 3090: of 2 GPUs the one with most free memory" in capsys.readouterr().out
 
-    nvidia_smi(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed because of the driver.'; exit 9")
+    driver(monkeypatch, failure=pynvml.NVMLError_DriverNotLoaded())
     auto.take_best_gpu(print)  # training itself says what is wrong, if anything is
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
 

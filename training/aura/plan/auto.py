@@ -92,7 +92,7 @@ def take_best_gpu(say: Callable[[str], None]) -> None:
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
         found = gpus.of_this_machine(say)
-    except ConfigError:  # torch may know more than nvidia-smi; if not, it says so
+    except ConfigError:  # torch may know more; if not, it says so
         return
     if len(found) > 1:
         best = max(found, key=lambda gpu: gpu.free)

@@ -1,4 +1,6 @@
-"""What GPUs can do according to their makers, and what this machine has. Standard library only.
+"""What GPUs can do according to their makers, and what this machine has.
+
+Standard library, and nvidia-ml-py where it is.
 
 Peaks are dense matrix products (no sparsity), accumulated in fp32, and fp32 without TF32, as torch computes by default.
 For the GeForce cards they follow from the GA102, AD102 and GB202 architecture papers: multiprocessors x 512 (half
@@ -9,11 +11,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from typing import Any
 
 from aura.config import TrainConfig
 from aura.errors import ConfigError, did_you_mean
@@ -147,41 +149,68 @@ def check_number_format(config: TrainConfig, capability: tuple[int, int], name: 
 
 
 def of_this_machine(say: Callable[[str], None]) -> list[Found]:
-    """The GPUs that this process may use (CUDA_VISIBLE_DEVICES), as nvidia-smi measures them now; [] where none is.
+    """The GPUs that this process may use (CUDA_VISIBLE_DEVICES), as the driver measures them now; [] where none is.
 
-    Raises ConfigError. A GPU that nvidia-smi does not describe as usual is left out, and `say` hears of it.
+    Also [] without nvidia-ml-py, on a controller. A GPU that does not tell its memory is left out, and `say` hears of
+    it. Raises ConfigError.
     """
-    query = ["--query-gpu=name,memory.total,memory.free,uuid,compute_cap", "--format=csv,noheader,nounits"]
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        # CUDA looks no further than the first that is none, and -1 is how people say that.
-        ids = list(takewhile(lambda word: word not in ("", "-1"), map(str.strip, visible.split(","))))
-        if not ids:
-            return []
-        query.append(f"--id={','.join(ids)}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    words = None if visible is None else [word.strip() for word in visible.split(",")]
+    if words and words[0] in ("", "-1"):  # how people say: none, whatever state the driver is in
+        return []
     try:
-        answer = subprocess.run(
-            ["nvidia-smi", *query], capture_output=True, text=True, timeout=60, check=False
-        )
-    except FileNotFoundError:  # no driver, no GPU
+        import pynvml
+    except ImportError:
         return []
-    except subprocess.TimeoutExpired:
-        raise ConfigError("nvidia_smi_hangs") from None
-    said = (answer.stdout.strip() or answer.stderr.strip()).splitlines()
-    if said and said[0].startswith("No devices were found"):
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:  # no driver, no GPU
         return []
-    if answer.returncode and said:
-        raise ConfigError("nvidia_smi_says", sentence=said[0])
-    if answer.returncode:
-        raise ConfigError("nvidia_smi_silent", code=answer.returncode)
-    return [gpu for line in answer.stdout.strip().splitlines() if (gpu := _found(line, say))]
+    except pynvml.NVMLError as error:
+        raise _driver_says(error) from None
+    try:
+        return [gpu for handle in _visible(words) if (gpu := _found(handle, say))]
+    except pynvml.NVMLError as error:
+        raise _driver_says(error) from None
+    finally:
+        pynvml.nvmlShutdown()
 
 
-def _found(line: str, say: Callable[[str], None]) -> Found | None:
+def _driver_says(error: Exception) -> ConfigError:
+    return ConfigError("gpu_driver_says", sentence=str(error).rstrip("."))
+
+
+def _visible(words: list[str] | None) -> list[Any]:
+    """Handles of the GPUs that CUDA would show. `words`: their numbers, or how their UUIDs begin; None: all."""
+    import pynvml
+
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    if words is None:
+        return handles
+    uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
+    chosen = []
+    for word in words:
+        meant = [
+            index
+            for index, uuid in enumerate(uuids)
+            if word == str(index) or (word.startswith("GPU-") and uuid.startswith(word))
+        ]
+        if len(meant) != 1:  # CUDA looks no further than the first that is none
+            break
+        chosen += meant
+    return [handles[index] for index in chosen]
+
+
+def _found(handle: Any, say: Callable[[str], None]) -> Found | None:
+    import pynvml
+
+    name = pynvml.nvmlDeviceGetName(handle)
     try:
-        name, total, free, uuid, said = line.rsplit(", ", 4)
-        numbers = re.fullmatch(r"(\d+)\.(\d+)", said)
-        capability = (int(numbers[1]), int(numbers[2])) if numbers else None
-        return Found(name, int(total) << 20, int(free) << 20, uuid, capability)
-    except ValueError:
-        say(text("gpu_not_counted", line=line))
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError_NotSupported:  # chips that share the memory of the processor
+        say(text("gpu_not_counted", name=name))
         return None
+    capability: tuple[int, int] | None = None
+    with suppress(pynvml.NVMLError_NotSupported):
+        capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Found(name, memory.total, memory.free, pynvml.nvmlDeviceGetUUID(handle), capability)
