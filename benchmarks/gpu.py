@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 from aura.config import TrainConfig, resolve
+from aura.plan import gpus
 from aura.plan.flops import flops_per_token
 from loops import HERE, QUIET, Settings, flags, run, write_results
 from rich.console import Console
@@ -30,8 +31,6 @@ from rich.table import Table
 
 NO_GPU = 3  # the exit code without one
 TIME_LIMIT = 470.0  # seconds for everything
-# Dense bf16 [TFLOP/s], from NVIDIA's data sheets; MFU is left out for other GPUs.
-PEAKS = {"H200": 989.4, "H100 80GB HBM3": 989.4, "A100": 312.0}
 
 # 65,536 tokens per step. Small enough for 80 GB without chunks of the loss.
 COMMON = {"precision": "bf16", "gradient_checkpointing": "false", "loss_chunk": 0, "seq_len": 1024}
@@ -57,8 +56,9 @@ class Row:
 
 
 def mfu(tokens_per_second: float, config: TrainConfig) -> float | None:
-    device = torch.cuda.get_device_name()
-    peak = next((peak * 1e12 for name, peak in PEAKS.items() if name in device), None)
+    """Of the dense bf16 peak in the plan's table; None for a GPU that is not in it."""
+    device = torch.cuda.get_device_properties()
+    peak = gpus.called(device.name, device.total_memory).peak.get("bf16")
     return peak and tokens_per_second * flops_per_token(config) / peak
 
 

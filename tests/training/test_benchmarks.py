@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gpu
 import pytest
 import reference_loop
 import torch
-from aura.config import from_values
+from aura.config import from_values, resolve
 from aura.corpus.corpus import Corpus
+from aura.plan.flops import flops_per_token
 from trainers import complete, start
 
 
@@ -36,6 +38,25 @@ def test_without_a_gpu_the_gpu_benchmark_says_so(
     assert gpu.main() == gpu.NO_GPU
     output = capsys.readouterr()
     assert output.err.count("\n") == 1 and "needs an NVIDIA GPU" in output.err and not output.out
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA GeForce RTX 3090", 71e12),
+        ("X", None),
+    ],
+)
+def test_mfu_is_relative_to_the_peak_in_the_plan_s_table(
+    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = SimpleNamespace(name=name, total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: device)
+    config = resolve("gpt2")
+    found = gpu.mfu(1e5, config)
+    assert found == (peak and pytest.approx(1e5 * flops_per_token(config) / peak))
 
 
 def test_the_cpu_benchmark_explains_itself() -> None:
