@@ -31,6 +31,7 @@ BUILD ?=
 
 CONTROLLER_PACKAGES := python3 python3-venv ca-certificates openssh-client rsync
 CHECK_PACKAGES := shellcheck
+PICTURE_PACKAGES := chromium chromium-driver curl python3-matplotlib python3-selenium termtosvg
 
 # molecule looks for ansible-config, and ansible-lint for ansible, on the PATH.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -142,6 +143,11 @@ bench-gpu: $(DEV) $(TRAINER) ## measure speed and memory of the presets on one G
 format: $(DEV) ## write the Python files again as ruff formats them
 	@ruff check --fix --quiet || true
 	ruff format
+
+.PHONY: pictures
+pictures: $(TRAINER) ## draw the README's pictures again: the last demo (make e2e leaves its log), three short runs (5 minutes)
+	@requirements/apt $(PICTURE_PACKAGES)
+	docs/pictures/draw
 
 .PHONY: docs
 docs: $(DEV) ## write the tables of variables in the roles' READMEs again, from meta/argument_specs.yml
