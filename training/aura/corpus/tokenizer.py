@@ -90,7 +90,7 @@ def load(name: str, say: Callable[[str], None]) -> Prepared:
     if path.is_dir():
         raise ConfigError("no_tokenizer_in", tokenizer=TOKENIZER, vocabulary=VOCABULARY, name=name)
     if path.suffix == ".model":
-        tokenizer = _from_sentencepiece(path)
+        tokenizer = from_sentencepiece(path)
     elif path.name == VOCABULARY:
         tokenizer = _from_vocabulary(path, bool(settings.get("add_prefix_space")))
     else:
@@ -190,11 +190,12 @@ def _from_vocabulary(path: Path, prefix_space: bool) -> Tokenizer:
     return tokenizer
 
 
-def _from_sentencepiece(path: Path) -> Tokenizer:
+def from_sentencepiece(path: Path) -> Tokenizer:
     """The same tokenizer for `tokenizers`; refused when it would not give the same ids.
 
     One difference stays: where "</s>" stands in a text, a unigram model of `tokenizers` finds its token.
-    What the parts mean: sentencepiece_model.proto in the repository google/sentencepiece.
+    What the parts mean: sentencepiece_model.proto in the repository google/sentencepiece. transformers' converters give
+    other ids more often, and fail on BPE (docs/benchmarks.md).
     """
     import sentencepiece
     from google.protobuf.message import DecodeError
