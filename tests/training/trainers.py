@@ -96,7 +96,8 @@ def start(
         if world_size > 1:
             environment |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        words = ["--preset", "gpt2-nano", "--corpus", str(of_rank.path), *TINY.split(), *settings.split()]
+        tiny = TINY.replace("--steps 20 ", "") if "--tokens" in settings else TINY
+        words = ["--preset", "gpt2-nano", "--corpus", str(of_rank.path), *tiny.split(), *settings.split()]
         words += ["--join-timeout", "30"]
         ranks.append(Trainer(folder / f"node{rank}", environment, words, (faults or {}).get(rank)))
     return ranks

@@ -13,10 +13,12 @@ import hashlib
 import json
 import math
 import operator
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
+from itertools import accumulate, pairwise
 from typing import Any
 
 from aura.errors import ConfigError, did_you_mean, in_words
@@ -58,6 +60,11 @@ class TrainConfig:
     rank_batch_sizes: str = _setting(
         "micro-batch of every rank in place of batch_size, such as 8,4,4,2,2 for unequal GPUs; empty: equal"
     )
+    global_batch_tokens: int = _setting(
+        "tokens of one optimizer step, however many ranks share them: equally, or as rank_batch_sizes say; a rank then "
+        "computes as many micro-batches as its share needs; 0: gradient_accumulation_steps says it",
+        minimum=0,
+    )
     precision: str = _setting("number format of the matrix products", choices=("fp32", "bf16", "fp16"))
     # The optimizer
     optimizer: str = _setting(
@@ -70,6 +77,7 @@ class TrainConfig:
     moment_format: str = _setting("number format of AdamW's moments", choices=("fp32", "bf16", "int8"))
     steps: int = _setting("length of the run [optimizer steps]", minimum=1)
     epochs: float = _setting("length of the run in passes over the corpus; 0: `steps` says it", minimum=0)
+    tokens: int = _setting("length of the run [tokens]; 0: `epochs` or `steps` says it", minimum=0)
     schedule: str = _setting(
         "learning rate after the warm-up: half a cosine, or constant with a linear decay at the end (wsd)",
         choices=("cosine", "wsd"),
@@ -125,9 +133,24 @@ class TrainConfig:
             raise ConfigError("wire_needs_sharded", strategy=self.strategy)
         if self.d_model % self.heads:
             raise ConfigError("heads_do_not_divide", d_model=self.d_model, heads=self.heads)
+        if over := self.global_batch_tokens % self.seq_len:
+            raise ConfigError(
+                "global_batch_no_multiple",
+                tokens=self.global_batch_tokens,
+                seq_len=self.seq_len,
+                next=self.global_batch_tokens + self.seq_len - over,
+            )
 
     def batch_sizes(self, ranks: int) -> list[int]:
-        """Micro-batch of every rank [sequences]. Raises ConfigError."""
+        """Largest micro-batch of every rank [sequences]. Raises ConfigError."""
+        sizes = self._asked_sizes(ranks)
+        if not self.global_batch_tokens:
+            return sizes
+        # Micro-batches of one length, as far as the share allows: torch.compile makes kernels for each length.
+        pairs = zip(self.shares(ranks), sizes, strict=True)
+        return [math.ceil(share / math.ceil(share / size)) for share, size in pairs]
+
+    def _asked_sizes(self, ranks: int) -> list[int]:
         if not self.rank_batch_sizes:
             return [self.batch_size] * ranks
         words = self.rank_batch_sizes.split(",")
@@ -140,21 +163,47 @@ class TrainConfig:
         return [int(word) for word in words]
 
     def shares(self, ranks: int) -> list[int]:
-        """Sequences of every rank in one optimizer step."""
-        return [size * self.gradient_accumulation_steps for size in self.batch_sizes(ranks)]
+        """Sequences of every rank in one optimizer step. Raises ConfigError."""
+        sizes = self._asked_sizes(ranks)
+        if not self.global_batch_tokens:
+            return [size * self.gradient_accumulation_steps for size in sizes]
+        # Not by measured speeds: with them shares, and what rounding does to a sum, would change at every start.
+        sequences, parts = self.global_batch_tokens // self.seq_len, sum(sizes)
+        borders = (sequences * part // parts for part in accumulate(sizes, initial=0))
+        shares = [stop - start for start, stop in pairwise(borders)]
+        if 0 in shares:
+            raise ConfigError(
+                "rank_without_share",
+                tokens=self.global_batch_tokens,
+                sequences=sequences,
+                seq_len=self.seq_len,
+                among=f"rank_batch_sizes={self.rank_batch_sizes}"
+                if self.rank_batch_sizes
+                else f"{ranks} ranks",
+                rank=shares.index(0),
+            )
+        return shares
 
     def digest(self) -> str:
-        """Equal exactly when all settings are equal. In a run of epochs, its steps follow from the number of ranks."""
+        """Equal exactly when all settings are equal. Where a run is long in tokens or epochs, its steps may follow from
+        the number of ranks."""
         settings = asdict(self)
-        if self.epochs:
+        if self.epochs or self.tokens:
             del settings["steps"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 SETTINGS = {setting.name: setting for setting in fields(TrainConfig) if setting.name != "preset"}
 # What a configuration on a disk means that is older than these settings.
-BEFORE = {"optimizer": "adamw", "wire": "fp32"}
+BEFORE = {"optimizer": "adamw", "wire": "fp32", "global_batch_tokens": 0, "tokens": 0}
+# Who gives both means something else than what would happen.
+SAY_THE_SAME = {
+    ("tokens", "steps"): "length_said_twice",
+    ("tokens", "epochs"): "length_said_twice",
+    ("global_batch_tokens", "gradient_accumulation_steps"): "step_said_twice",
+}
 AUTO, MANUAL = "auto", "manual"
+POWER = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")  # a large whole number, as people write it
 MANUAL_NEEDS = ("layers", "heads", "d_model", "seq_len")
 # What the guides call a setting: what it is called here. Both are accepted wherever a person names a setting.
 ALIASES = {
@@ -184,6 +233,7 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     """
     given = canonical(overrides or {})
     preset = str(given.pop("preset", preset))
+    _refuse_two_ways(given)
     names = [*preset_names(), AUTO, MANUAL]
     if preset not in names:
         raise ConfigError(
@@ -214,6 +264,13 @@ def canonical(overrides: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError("same_setting_twice", one=said[name], other=spelling)
         values[name], said[name] = value, spelling
     return values
+
+
+def _refuse_two_ways(given: Mapping[str, Any]) -> None:
+    said = {name for name, value in given.items() if _typed(name, value, SETTINGS[name].type)}
+    for (name, other), error in SAY_THE_SAME.items():
+        if {name, other} <= said:
+            raise ConfigError(error, one=name, other=other)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -271,11 +328,13 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     if kind == "bool" or isinstance(value, bool):
         raise wrong
     try:
+        if kind == "int" and isinstance(value, str) and POWER.fullmatch(value) and float(value).is_integer():
+            return int(float(value))  # 2.5e9
         if kind == "int" and isinstance(value, int | str):
             return int(value)
         if kind == "float" and isinstance(value, int | float | str) and math.isfinite(float(value)):
             return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise wrong from None
     if kind == "str" and isinstance(value, str):
         return value

@@ -30,20 +30,20 @@ def main(argv: list[str]) -> int:
         print(choice.reason, file=sys.stderr)
         preset, overrides = choice.preset, {**choice.settings, **overrides}
     config = resolve(preset, overrides)
-    if config.epochs and not (arguments.tokens or arguments.hours or corpus):
+    if config.tokens and arguments.hours:
+        raise ConfigError("plan_length_twice")
+    if config.epochs and not (arguments.hours or corpus):
         raise ConfigError("plan_epochs_need_corpus", epochs=config.epochs)
     if corpus:
         config = with_vocabulary(config, corpus.vocab_size)
         check_vocabulary(corpus, config.vocab_size, config.preset)
     ranks = arguments.nodes * arguments.ranks_per_node
-    tokens_per_step = sum(config.shares(ranks)) * config.seq_len
     plan = plan_for(
         config,
         ranks,
         gpu,
         nodes=arguments.nodes,
         link_mbit=arguments.link,
-        steps=math.ceil(arguments.tokens / tokens_per_step) if arguments.tokens else None,
         hours=arguments.hours,
         mfu=arguments.mfu,
         corpus_tokens=corpus.tokens["train"] if corpus else None,
@@ -118,9 +118,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--corpus", type=Path, metavar="DIR", help="its vocabulary, and its length where epochs is above 0"
     )
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--tokens", type=number, metavar="N", help="length of the run, such as 2.5e9")
-    length.add_argument("--hours", type=number, metavar="H", help="length of the run")
+    parser.add_argument("--hours", type=number, metavar="H", help="length of the run")
     parser.add_argument("--json", action="store_true", help="for machines")
     return parser
 

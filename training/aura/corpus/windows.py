@@ -121,7 +121,7 @@ def check_corpus(corpus: Corpus, config: TrainConfig, world_size: int) -> None:
     short = windows < sum(shares)
     if short and not (config.allow_dataset_oversubscription and windows):
         raise DataError(
-            "corpus_too_small",
+            "corpus_too_small_for_tokens" if config.global_batch_tokens else "corpus_too_small",
             path=corpus.path,
             tokens=corpus.tokens["train"],
             windows=windows,
@@ -129,6 +129,7 @@ def check_corpus(corpus: Corpus, config: TrainConfig, world_size: int) -> None:
             taken=sum(shares),
             accumulation=config.gradient_accumulation_steps,
             ranks=world_size,
+            batch=config.global_batch_tokens,
         )
     if not len(Windows(corpus, "validation", config.seq_len)):
         raise DataError(

@@ -69,7 +69,10 @@ def resolve_here(
         known = read_corpus(corpus) if (corpus / META).is_file() else None
         choice = choose(gpus.of_this_machine(say), overrides, known)
     say(choice.reason)
-    return resolve(choice.preset, {**choice.settings, **overrides})
+    settings = {**choice.settings, **overrides}
+    if "global_batch_tokens" in overrides and "gradient_accumulation_steps" not in overrides:
+        settings.pop("gradient_accumulation_steps", None)  # it follows
+    return resolve(choice.preset, settings)
 
 
 def _chosen_before(file: Path) -> Choice:

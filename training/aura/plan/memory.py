@@ -231,7 +231,9 @@ def settings_that_fit(
     batch, accumulation = config.batch_size, config.gradient_accumulation_steps
     ways: list[dict[str, Any]] = [{}, {"loss_chunk": min(256, config.loss_chunk or 256)}]
     ways.append({"gradient_checkpointing": True})
-    if not config.rank_batch_sizes:
+    if not config.rank_batch_sizes and config.global_batch_tokens:
+        ways += [{"batch_size": part} for part in range(batch - 1, 0, -1)]
+    elif not config.rank_batch_sizes:
         ways += [
             {"batch_size": part, "gradient_accumulation_steps": accumulation * batch // part}
             for part in range(batch - 1, 0, -1)
@@ -263,5 +265,5 @@ def _fits(config: TrainConfig, available: float | Sequence[float], on_gpu: bool,
 def largest_micro_batch(config: TrainConfig) -> int:
     """Of any rank [sequences]."""
     if not config.rank_batch_sizes:
-        return config.batch_size
+        return min(config.batch_size, config.global_batch_tokens // config.seq_len or config.batch_size)
     return max(config.batch_sizes(config.rank_batch_sizes.count(",") + 1))

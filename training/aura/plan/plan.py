@@ -151,10 +151,10 @@ def plan_for(
     """
     nodes = nodes or ranks
     devices = [gpu] * ranks if isinstance(gpu, Gpu) else list(gpu)
-    sizes = config.batch_sizes(ranks)
+    shares = config.shares(ranks)
     of_ranks = [
         _Rank(config, *each, ranks, math.ceil(ranks / nodes), mfu)
-        for each in zip(devices, sizes, strict=True)
+        for each in zip(devices, config.batch_sizes(ranks), shares, strict=True)
     ]
     fullest = max(of_ranks, key=lambda rank: rank.memory.total / rank.room)
     # The others wait for the slowest; one whose speed is not known may be it.
@@ -162,11 +162,13 @@ def plan_for(
     compute = slowest.seconds
     sent = 2 * (ranks - 1) * wire_bytes(config) // ranks if nodes > 1 else 0
     communication = sent / (GIGABIT * link_mbit / 1000)
-    tokens_per_step = sum(sizes) * config.gradient_accumulation_steps * config.seq_len
+    tokens_per_step = sum(shares) * config.seq_len
     if hours is not None:
         if compute is None:
             raise ConfigError("hours_need_speed", device=slowest.device.name)
         steps = max(1, int(hours * 3600 / (compute + communication)))
+    if steps is None and config.tokens:
+        steps = math.ceil(config.tokens / tokens_per_step)
     if steps is None and config.epochs and corpus_tokens:
         steps = math.ceil(config.epochs * corpus_tokens / tokens_per_step)
     steps = steps or config.steps
@@ -199,7 +201,7 @@ def plan_for(
         link_mbit=link_mbit,
         parameters=parameter_count(config),
         memory=fullest.memory,
-        sequences_per_step=sum(config.shares(ranks)),
+        sequences_per_step=sum(shares),
         tokens_per_step=tokens_per_step,
         flops_per_token=flops_per_token(config),
         compute_seconds=compute,
@@ -215,13 +217,15 @@ def plan_for(
 
 
 class _Rank:
-    """What one rank needs and has: memory [bytes], and the time that it computes in one step [s]."""
+    """What one rank needs and has: memory [bytes], and the time that it computes in one step [s]. micro_batch, and
+    share of a step: sequences."""
 
     def __init__(
         self,
         config: TrainConfig,
         device: Gpu,
         micro_batch: int,
+        share: int,
         ranks: int,
         on_its_node: int,
         mfu: float | None,
@@ -233,7 +237,7 @@ class _Rank:
         self.utilisation, self.why = utilisation(config, device, mfu)
         self.seconds: float | None = None
         if self.peak:
-            tokens = micro_batch * config.gradient_accumulation_steps * config.seq_len
+            tokens = share * config.seq_len
             work = tokens * flops_per_token(config) + update_flops(config) / owners(config, ranks)
             self.seconds = work * sharing / (self.peak * self.utilisation)
 
@@ -313,8 +317,8 @@ def _note_on_tokens(parameters: int, tokens: int) -> Iterator[str]:
 
 def _note_on_traffic(compute: float | None, communication: float, config: TrainConfig) -> Iterator[str]:
     if compute is not None and communication > 1.1 * compute:
-        accumulation = config.gradient_accumulation_steps
-        yield text("note_traffic", times=communication / compute, accumulation=accumulation)
+        larger = "global_batch_tokens" if config.global_batch_tokens else "gradient_accumulation_steps"
+        yield text("note_traffic", times=communication / compute, larger=larger, now=getattr(config, larger))
 
 
 def _gib(value: float) -> str:

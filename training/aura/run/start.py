@@ -16,6 +16,7 @@ from aura.model.gpt import GPT
 from aura.optim.loss_scale import LossScale
 from aura.optim.muon import check_devices, optimizer_of
 from aura.optim.schedule import warmup_steps
+from aura.plan.memory import largest_micro_batch
 from aura.run import directory
 from aura.run.batches import Batches
 from aura.run.board import Board
@@ -39,7 +40,7 @@ def trainer_of(run: Run, resume_from: Path | None = None) -> Trainer:
     check_ranks_mean_the_same(run.ranks, run.config, run.corpus)
     model = GPT(run.config, run.device)
     strategy = strategy_of(run, model)
-    loss_scale = loss_scale_of(run.config, run.place.world_size)
+    loss_scale = loss_scale_of(run.config)
     windows = Windows(run.corpus, "train", run.config.seq_len)
     batches = Batches(windows, run.config, run.place.rank, run.place.world_size, run.device)
     say_what_is_trained(run, model, batches)
@@ -79,9 +80,9 @@ def strategy_of(run: Run, model: GPT) -> Strategy:
     return Ddp(model, optimizer_of(model, config), ranks, config.clip)
 
 
-def loss_scale_of(config: TrainConfig, world_size: int) -> LossScale:
+def loss_scale_of(config: TrainConfig) -> LossScale:
     # Losses are summed over a micro-batch, so that a scale that suits the mean has to be smaller by its tokens.
-    first = 65536 / (max(config.batch_sizes(world_size)) * config.seq_len)
+    first = 65536 / (largest_micro_batch(config) * config.seq_len)
     return LossScale(first, enabled=config.precision == "fp16")
 
 
@@ -113,10 +114,15 @@ def newest_state(run: Run, model: GPT, strategy: Strategy, resume_from: Path | N
 
 
 def with_steps(config: TrainConfig, progress: Progress, windows: int, per_step: int) -> TrainConfig:
-    """The length of the run in steps, where it was given in epochs of `windows`: what is left, at `per_step`."""
-    if not config.epochs:
+    """The length of the run in steps, where it was given in tokens or in epochs of `windows`: what is left, at
+    `per_step`."""
+    if config.tokens:
+        wanted = math.ceil(config.tokens / config.seq_len)
+    elif config.epochs:
+        wanted = math.ceil(config.epochs * windows)
+    else:
         return config
-    left = max(0, math.ceil(config.epochs * windows) - progress.windows_seen)
+    left = max(0, wanted - progress.windows_seen)
     return replace(config, steps=progress.step + math.ceil(left / per_step))
 
 

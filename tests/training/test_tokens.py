@@ -1,0 +1,219 @@
+"""A run whose length and steps are said in tokens: what it learns does not depend on who takes part."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aura.commands import cli
+from aura.config import from_values, preset_names, resolve
+from aura.corpus.corpus import Corpus
+from aura.corpus.windows import Order, Windows, check_corpus
+from aura.errors import ConfigError, DataError
+from aura.optim.schedule import learning_rate
+from aura.plan import plan
+from aura.plan.gpus import find
+from aura.plan.memory import memory_of, settings_that_fit
+from aura.run.progress import Progress
+from aura.run.start import loss_scale_of, with_steps
+from trainers import Trainer, at_step, complete, curve, send_self, start
+
+# 20 steps of 20 windows of 16 tokens: seven each for two of three ranks, in micro-batches of two and one.
+IN_TOKENS = "--tokens 6400 --global-batch-tokens 320 --lr 1e-2"
+SHARES = {5: [4, 4, 4, 4, 4], 3: [6, 7, 7], 1: [20]}
+
+
+def record(folder: Path) -> dict[int, Callable[[], None]]:
+    """Every rank writes down, in the order in which it reads them, the windows that it trains on."""
+
+    def of_rank(rank: int) -> Callable[[], None]:
+        def put_in() -> None:
+            read, batch, training = folder / f"windows-{rank}", Windows.batch, []
+            order_init = Order.__init__
+
+            def note(windows: Windows, indices: Any) -> Any:
+                # Those that are trained on have an order; those of the validation have none.
+                if training and len(windows) == training[0]:
+                    with read.open("a") as file:
+                        file.write("".join(f"{index}\n" for index in indices))
+                return batch(windows, indices)
+
+            def remember(order: Order, windows: int, seed: int) -> None:
+                training[:] = [windows]
+                order_init(order, windows, seed)
+
+            Windows.batch, Order.__init__ = note, remember  # type: ignore[method-assign]
+
+        return put_in
+
+    folder.mkdir()
+    return {rank: of_rank(rank) for rank in range(5)}
+
+
+def windows_of_steps(folder: Path, ranks: int, steps: int) -> list[list[int]]:
+    """Those of all ranks, by step; a rank may have read ahead."""
+    read = [[int(line) for line in (folder / f"windows-{rank}").read_text().split()] for rank in range(ranks)]
+    return [
+        [window for rank, share in enumerate(SHARES[ranks]) for window in read[rank][step * share :][:share]]
+        for step in range(steps)
+    ]
+
+
+def rates(trainer: Trainer) -> list[str]:
+    """Step and learning rate of every line of the log."""
+    lines = [line.split(",") for line in (trainer.run_dir / "training_log.csv").read_text().splitlines()]
+    columns = [lines[0].index(name) for name in ("step", "lr")]
+    return [",".join(line[column] for column in columns) for line in lines]
+
+
+def test_five_ranks_and_three_see_the_same_windows_and_learn_the_same(corpus: Corpus, tmp_path: Path) -> None:
+    """Tolerance: 1e-4 nats at each of 20 steps: the same sums in another order."""
+    ends = {}
+    for ranks in (5, 3):
+        notes = record(tmp_path / f"windows-{ranks}")
+        ends[ranks] = complete(start(tmp_path / str(ranks), corpus, ranks, IN_TOKENS, notes))
+    order = Order(len(Windows(corpus, "train", 16)), seed=0)
+    expected = [order.at(step * 20, 20).tolist() for step in range(20)]
+    for ranks, trainers in ends.items():
+        assert windows_of_steps(tmp_path / f"windows-{ranks}", ranks, 20) == expected
+        assert trainers[0].done["step"] == 20
+        assert trainers[0].done["tokens_seen"] == 6400
+    (five, *_), (three, *_) = ends.values()
+    assert list(curve(three)) == list(range(1, 21))
+    assert curve(three) == pytest.approx(curve(five), abs=1e-4)
+    assert rates(three) == rates(five)
+    assert three.done["validation_loss"] == pytest.approx(five.done["validation_loss"], abs=1e-4)
+
+
+def test_a_run_that_goes_on_with_fewer_ranks_keeps_its_batch_and_its_length(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    (alone,) = complete(start(tmp_path / "alone", corpus, 1, IN_TOKENS))
+    stop = dict.fromkeys(range(5), at_step(9, send_self(signal.SIGTERM)))
+    for trainer in start(tmp_path / "run", corpus, 5, IN_TOKENS, stop):
+        assert trainer.end() == 0, trainer.text
+    (first, *_) = complete(start(tmp_path / "run", corpus, 3, IN_TOKENS))
+    assert "Changed since step 10: ranks 5 -> 3." in first.text
+    assert (first.done["step"], first.done["tokens_seen"]) == (20, 6400)
+    assert curve(first) == pytest.approx(curve(alone), abs=1e-4)
+    assert rates(first)[-1] == rates(alone)[-1]
+
+
+def test_the_same_number_of_ranks_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
+    straight = complete(start(tmp_path / "a", corpus, 3, IN_TOKENS))
+    stop = dict.fromkeys(range(3), at_step(9, send_self(signal.SIGTERM)))
+    for trainer in start(tmp_path / "b", corpus, 3, IN_TOKENS, stop):
+        assert trainer.end() == 0, trainer.text
+    resumed = complete(start(tmp_path / "b", corpus, 3, IN_TOKENS))
+    assert resumed[0].files("checkpoint-step-20") == straight[0].files("checkpoint-step-20")
+
+
+def made(**settings: object) -> Any:
+    return resolve("gpt2", {"global_batch_tokens": 20 * 1024, **settings})
+
+
+def test_shares_are_whole_and_as_equal_as_can_be() -> None:
+    for ranks in range(1, 21):
+        shares = made().shares(ranks)
+        assert sum(shares) == 20 and max(shares) - min(shares) <= 1 and len(shares) == ranks
+    assert made(rank_batch_sizes="8,4,4,2,2").shares(5) == [8, 4, 4, 2, 2]
+    assert made(rank_batch_sizes="16,8,8,4,4").shares(5) == [8, 4, 4, 2, 2]
+    # No micro-batch larger than was asked for, and of a share all of one length, but for a shorter last one.
+    assert made(batch_size=8).batch_sizes(1) == [7]
+    assert made(batch_size=8).batch_sizes(2) == [5, 5]
+    assert made(batch_size=8).batch_sizes(3) == [6, 7, 7]
+    assert made(rank_batch_sizes="2,1,1").batch_sizes(3) == [2, 1, 1]
+
+
+def test_what_is_learnt_does_not_follow_from_the_number_of_ranks() -> None:
+    config = made(tokens="2e6", precision="fp16", batch_size=8)
+    lengths = {with_steps(config, Progress(), 10**6, sum(config.shares(r))).steps for r in (1, 3, 4, 5)}
+    assert lengths == {98}  # 2,000,000 / 20,480
+    half = Progress(step=49, windows_seen=49 * 20)
+    assert with_steps(config, half, 10**6, 20).steps == 98
+    assert with_steps(config, half, 10**6, 40).steps == 49 + 25  # a step takes twice as much from here on
+    whole = with_steps(config, Progress(), 10**6, 20)
+    assert learning_rate(whole, 97) < learning_rate(whole, 50) < whole.lr
+    assert loss_scale_of(config).value == 65536 / (8 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"global_batch_tokens": 1500}, "global_batch_tokens=1500 is no multiple of seq_len=1024: 2048 is."),
+        ({"global_batch_tokens": -1024}, "global_batch_tokens=-1024 must be at least 0"),
+        ({"tokens": "2.5"}, "tokens='2.5' is not a whole number"),
+        ({"tokens": "1.5e0"}, "tokens='1.5e0' is not a whole number"),
+        ({"tokens": "many"}, "tokens='many' is not a whole number"),
+        ({"tokens": "1e9", "steps": "5"}, "tokens and steps both say how long the run is: give only one"),
+        ({"tokens": 5, "epochs": 2}, "tokens and epochs both say how long the run is: give only one"),
+        (
+            {"global_batch_tokens": 2048, "gradient-accumulation-steps": 2},
+            "global_batch_tokens and gradient_accumulation_steps both say how much one optimizer step takes",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("gpt2", settings)
+    assert words in str(caught.value)
+
+
+def test_more_ranks_than_sequences_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"are 20 sequences of 1024; among 21 ranks, rank 0 would get none"):
+        made().shares(21)
+    with pytest.raises(ConfigError, match=r"among rank_batch_sizes=98,1,1, rank 1 would get none"):
+        made(rank_batch_sizes="98,1,1").shares(3)
+
+
+def test_the_ways_of_the_guides_keep_their_meaning() -> None:
+    for preset in preset_names():
+        assert (resolve(preset).tokens, resolve(preset).global_batch_tokens) == (0, 0)
+    # Nothing is not said twice, and what a preset has gives way.
+    assert resolve("gpt2", {"tokens": 0, "steps": 5, "epochs": 0}).steps == 5
+    assert resolve("gpt2", {"steps": "2e3"}).steps == 2000
+    values = vars(resolve("gpt2"))
+    older = {name: value for name, value in values.items() if name not in ("tokens", "global_batch_tokens")}
+    assert from_values(older) == resolve("gpt2")
+
+
+def test_a_corpus_smaller_than_a_step_is_refused_in_the_same_words(corpus: Corpus) -> None:
+    windows = len(Windows(corpus, "train", 16))
+    values = {"vocab_size": 300, "seq_len": 16, "global_batch_tokens": 16 * (windows + 1)}
+    with pytest.raises(
+        DataError, match=rf"takes {windows + 1} \(global_batch_tokens=\d+\): .* reduce --global-batch"
+    ):
+        check_corpus(corpus, resolve("gpt2-nano", values), 2)
+    check_corpus(corpus, resolve("gpt2-nano", values | {"global_batch_tokens": 16 * windows}), 2)
+
+
+def test_the_plan_counts_the_same_step_for_any_number_of_ranks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AURA_LANG", "en")
+    words = "plan --preset gpt2 --gpu 3060 --global-batch-tokens 491520 --tokens 2.5e9 --json".split()
+    answers = []
+    for nodes in ("5", "3"):
+        assert cli.main([*words, "--nodes", nodes]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    five, three = answers
+    assert five["tokens_per_step"] == three["tokens_per_step"] == 491_520
+    assert five["steps"] == three["steps"] == 5087
+    assert three["compute_seconds"] == pytest.approx(five["compute_seconds"] * 160 / 96)
+    # The rank with the largest share is the slowest; its micro-batch is what its share needs.
+    small = made(batch_size=8)
+    counted = plan.plan_for(small, 3, find("3060"))
+    assert counted.memory == memory_of(small, 7, on_gpu=True, ranks=3)
+    assert counted.sequences_per_step == 20
+    (note,) = [note for note in counted.notes if "The link takes" in note]
+    assert "raise global_batch_tokens (now 20480)" in note
+    keep = {"loss_chunk", "gradient_checkpointing"}
+    assert settings_that_fit(small, memory_of(small, 3, on_gpu=True).total, on_gpu=True, keep=keep) == {
+        "batch_size": 3
+    }
+    assert cli.main(["plan", "--preset", "gpt2", "--gpu", "3060", "--tokens", "1e9", "--hours", "3"]) == 64
+    assert "--hours is not allowed with --tokens" in capsys.readouterr().err
