@@ -121,7 +121,7 @@ def train(config: TrainConfig, corpus: Path, steps: int, warm_up: int = 0) -> di
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), fused=True)
-    forward = torch.compile(model) if config.compile else model
+    forward = torch.compile(model) if config.compile == "true" else model
 
     windows = Windows(read_corpus(corpus), "train", config.seq_len)
     order = Order(len(windows), config.seed)

@@ -85,8 +85,8 @@ def test_time_follows_from_work_and_speed() -> None:
     assert made.seconds_per_step == pytest.approx(made.tokens_per_step / tokens_per_second)
     assert made.tokens == pytest.approx(24 * 3600 * tokens_per_second, rel=1e-3)
     assert made.seconds == pytest.approx(24 * 3600, rel=1e-3)
-    eager = plan.plan_for(config, 1, A100)
-    compiled = plan.plan_for(replace(config, compile=True), 1, A100)
+    eager = plan.plan_for(replace(config, compile="false"), 1, A100)
+    compiled = plan.plan_for(config, 1, A100)
     assert eager.seconds_per_step and compiled.seconds_per_step
     assert eager.seconds_per_step / compiled.seconds_per_step == pytest.approx(1.85)
 

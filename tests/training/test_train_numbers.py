@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from aura.corpus.corpus import Corpus
 from aura.model.gpt import GPT
+from aura.run import trainer as train
 from trainers import Fault, at_step, complete, curve, send_self, start
 
 
@@ -148,3 +151,25 @@ def test_a_compiled_model_learns_the_same(corpus: Corpus, tmp_path: Path) -> Non
     (compiled,) = start(tmp_path / "compiled", corpus, 1, f"{settings} --compile true")
     assert compiled.end(seconds=240) == 0, compiled.text
     assert curve(compiled) == pytest.approx(curve(eager), abs=1e-3)
+    assert (
+        f"torch.compile: activo; los kernels compilados quedan en {compiled.run_dir}/compiled."
+        in compiled.text
+    )
+    assert "torch.compile: inactivo (compile=false)." in eager.text
+
+    # A restart finds what has been compiled.
+    def count() -> None:
+        from torch._dynamo.utils import counters
+
+        commit = train.Trainer.commit
+
+        def note(self: train.Trainer, *arguments: Any) -> Any:
+            (tmp_path / "counted").write_text(json.dumps(counters["inductor"]))
+            return commit(self, *arguments)
+
+        train.Trainer.commit = note  # type: ignore[method-assign]
+
+    (again,) = start(tmp_path / "compiled", corpus, 1, f"{settings} --compile true --steps 8", {0: count})
+    assert again.end(seconds=240) == 0, again.text
+    counted = json.loads((tmp_path / "counted").read_text())
+    assert counted["fxgraph_cache_hit"] > 0 and "fxgraph_cache_miss" not in counted, counted

@@ -8,7 +8,6 @@ takes the size of the model from the command line and the rest from presets/manu
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
@@ -53,7 +52,10 @@ class TrainConfig:
     gradient_checkpointing: bool = _setting(
         "keep only the input of each block, and compute the block again in the backward pass: less memory, slower"
     )
-    compile: bool = _setting("let torch.compile write the kernels: a slow start, faster steps on a GPU")
+    compile: str = _setting(
+        "let torch.compile write the kernels: a slow first start, faster steps; auto: where a GPU and a compiler are",
+        choices=("auto", "true", "false"),
+    )
     # One optimizer step
     batch_size: int = _setting("micro-batch of one rank [sequences]", minimum=1)
     gradient_accumulation_steps: int = _setting("micro-batches per optimizer step and rank", minimum=1)
@@ -273,25 +275,6 @@ def _refuse_two_ways(given: Mapping[str, Any]) -> None:
             raise ConfigError(error, one=name, other=other)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """--preset, and every setting of a preset, each under all of its names."""
-    names = ", ".join([*preset_names(), AUTO, MANUAL])
-    parser.add_argument(*flags("preset"), required=True, help=f"one of: {names}")
-    group = parser.add_argument_group("settings of the preset that may be replaced")
-    for name, setting in SETTINGS.items():
-        choices = setting.metadata.get("choices")
-        metavar = "|".join(choices) if choices else "true|false" if setting.type == "bool" else name.upper()
-        # A switch may stand alone, as the guides' --gradient_checkpointing: it means true.
-        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if setting.type == "bool" else {}
-        group.add_argument(*flags(name), metavar=metavar, help=setting.metadata["help"], **alone)
-
-
-def given_settings(arguments: argparse.Namespace) -> dict[str, str]:
-    """What `add_flags` has found on the command line."""
-    given = {name: getattr(arguments, name) for name in SETTINGS}
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def flags(name: str) -> list[str]:
     """'--lr', '--learning-rate': ours first."""
     spellings = [name, *(alias for alias, meant in ALIASES.items() if meant == name)]
@@ -325,6 +308,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     )
     if kind == "bool" and str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
+    if kind == "str" and str(value).lower() in SETTINGS[name].metadata.get("choices", ()):
+        return str(value).lower()  # True too, where true is one of the words
     if kind == "bool" or isinstance(value, bool):
         raise wrong
     try:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import shutil
 import socket
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from aura.config import TrainConfig
 from aura.errors import ConfigError
+from aura.texts.console import text
 
 DRIVER = Path("/dev/nvidia0")  # the first GPU, where the driver is loaded
 
@@ -84,9 +88,38 @@ def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
 
 
 def check_compiler(device: torch.device) -> None:
-    """torch.compile writes C for a GPU's launches and C++ for the processor. Raises ConfigError."""
+    """Raises ConfigError."""
+    if programs := _compilers_that_lack(device):
+        raise ConfigError("no_compiler", programs=programs)
+
+
+def _compilers_that_lack(device: torch.device) -> str:
+    """torch.compile writes C for a GPU's launches and C++ for the processor. Empty where there is one."""
     variable, programs = (
         ("CC", ("cc", "gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
     )
-    if not os.environ.get(variable) and not any(map(shutil.which, programs)):
-        raise ConfigError("no_compiler", programs=", ".join(programs))
+    there = os.environ.get(variable) or any(map(shutil.which, programs))
+    return "" if there else ", ".join(programs)
+
+
+def why_not_compiled(config: TrainConfig, device: torch.device) -> str:
+    """Why torch.compile does not write this rank's kernels; empty where it does. What is compiled on one rank need not
+    be on another: sharded ranks may round differently."""
+    if config.compile != "auto":
+        return "" if config.compile == "true" else "compile=false"
+    if device.type != "cuda":
+        return text("eager_without_gpu")
+    if programs := _compilers_that_lack(device):
+        return text("eager_without_compiler", programs=programs)
+    # Triton compiles C that includes Python.h, for cards from 2017 (Volta) on.
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return text("eager_without_headers")
+    if importlib.util.find_spec("triton") is None:
+        return text("eager_without_triton")
+    if torch.cuda.get_device_capability(device) < (7, 0):
+        return text("eager_on_old_card")
+    return ""
+
+
+def compiles(config: TrainConfig, device: torch.device) -> bool:
+    return not why_not_compiled(config, device)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aura import __version__
 from aura.cluster.activity import Activity
-from aura.config import add_flags, given_settings
+from aura.commands.flags import add_flags, given_settings
 from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
 from aura.plan.auto import resolve_here, take_best_gpu
 from aura.run import watchdog
@@ -117,6 +117,10 @@ def train(argv: list[str]) -> int:
         from aura.run.attempt import refuse
 
         return refuse(error, run_dir, arguments.join_timeout)
+
+    # torch reads it when it is imported: memory in parts that grow has fewer gaps that fit nothing.
+    if "PYTORCH_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
     from aura.run.attempt import run
 

@@ -8,7 +8,8 @@ import math
 import sys
 from pathlib import Path
 
-from aura.config import AUTO, add_flags, canonical, given_settings, parse_assignments, resolve
+from aura.commands.flags import add_flags, given_settings
+from aura.config import AUTO, canonical, parse_assignments, resolve
 from aura.corpus.corpus import check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.plan import gpus

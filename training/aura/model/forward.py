@@ -21,6 +21,12 @@ def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManage
     return torch.autocast(device.type, DTYPES[config.precision], enabled, cache_enabled=False)
 
 
+def allow_tensor_cores(config: TrainConfig, device: torch.device) -> None:
+    """Who trains in bf16 or fp16 has no use for all bits of what is left in fp32: TF32 there, on GPUs that have it."""
+    if device.type == "cuda" and config.precision != "fp32":
+        torch.set_float32_matmul_precision("high")
+
+
 def to_device(batch: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets. From pinned memory, so that the copy does not wait for what the GPU is still computing:
     only a whole tensor goes that way, a part of its columns would be gathered in other memory first."""
@@ -38,12 +44,12 @@ def validation_loss(
     share = even_share(ranks.rank, ranks.world_size, count)
     chosen = np.array([i * len(windows) // count for i in share], dtype=np.int64)
     model.eval()
-    loss_sum = 0.0
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     batch_size = config.batch_sizes(ranks.world_size)[ranks.rank]
     for first in range(0, len(chosen), batch_size):
         inputs, targets = to_device(windows.batch(chosen[first : first + batch_size]), device)
         with autocast(config, device):
-            loss_sum += model.loss_sum(inputs, targets).item()
+            loss_sum += model.loss_sum(inputs, targets)
     model.train()
-    total, tokens = ranks.total([loss_sum, float(len(chosen) * config.seq_len)])
+    total, tokens = ranks.total([loss_sum.item(), float(len(chosen) * config.seq_len)])
     return total / tokens

@@ -42,7 +42,7 @@ def utilisation(config: TrainConfig, gpu: Gpu, given: float | None) -> tuple[flo
     if given is not None:
         return given, text("utilisation_given", reached=given)
     reached, why = gpu.mfu, []
-    if gpu.is_gpu and not config.compile:
+    if gpu.is_gpu and config.compile == "false":
         reached *= EAGER
         why.append(text("utilisation_eager"))
     # What was reported for models of this size was reached without checkpointing (llm-foundry: MFU = HFU up to 3b).

@@ -97,7 +97,7 @@ class Attempt:
         self.config, self.run_dir, self.activity = config, run_dir, activity
         self.place = place_from_environment()
         self.device, self.backend = choose_device(self.place, backend)
-        if config.compile:
+        if config.compile == "true":
             check_compiler(self.device)
         rank, world_size, node = self.place.rank, self.place.world_size, self.place.node
         self.speaker = console.Console(rank, world_size, node, str(self.device))

@@ -36,17 +36,29 @@ class Batches:
         # torch draws for a whole tensor: what is dropped of one window follows from its position alone only where it
         # is computed alone. So the same windows learn the same, whoever computes them, and in whatever company.
         self.size = 1 if config.dropout else config.batch_sizes(world_size)[rank]
+        # Read ahead, and its position
+        self.ahead: tuple[int, tuple[Tensor, Tensor]] | None = None
+
+    def prepare(self, windows_seen: int) -> None:
+        """Read the first micro-batch of the step that begins behind so many windows, and begin to copy it."""
+        position = windows_seen + self.offset
+        self.ahead = position, self._read(position, min(self.size, self.share))
+
+    def _read(self, position: int, count: int) -> tuple[Tensor, Tensor]:
+        return to_device(self.windows.batch(self.order.at(position, count)), self.device)
 
     def of_step(self, windows_seen: int) -> Iterator[MicroBatch]:
         """Those of the step that begins behind so many windows. With dropout, torch's generators are seeded before each
         one: compute its forward pass before asking for the next."""
-        position = windows_seen + self.offset
-        mine = self.order.at(position, self.share)
+        begin = windows_seen + self.offset
         for first in range(0, self.share, self.size):
-            indices = mine[first : first + self.size]
-            inputs, targets = to_device(self.windows.batch(indices), self.device)
+            position = begin + first
+            if self.ahead and self.ahead[0] == position:
+                inputs, targets = self.ahead[1]
+            else:
+                inputs, targets = self._read(position, min(self.size, self.share - first))
             if self.config.dropout:
-                torch.manual_seed(_seed(self.config.seed, position + first))
+                torch.manual_seed(_seed(self.config.seed, position))
             yield MicroBatch(inputs, targets, is_last=first + self.size >= self.share)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from aura.checkpoint import store
+from aura.cluster.place import why_not_compiled
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.corpus.windows import Windows
 from aura.errors import ConfigError, DataError
+from aura.model.forward import allow_tensor_cores
 from aura.model.gpt import GPT
 from aura.optim.loss_scale import LossScale
 from aura.optim.muon import check_devices, optimizer_of
@@ -33,11 +36,16 @@ from aura.strategy.interface import Strategy
 from aura.strategy.sharded import Sharded
 from aura.texts import console
 
+# In the run directory: what torch.compile has made. /tmp, where torch keeps it, is empty at every start of a unit.
+COMPILED = "compiled"
+
 
 def trainer_of(run: Run, resume_from: Path | None = None) -> Trainer:
     """What trains: on the newest checkpoint that any rank holds, or on `resume_from`, or from the beginning. Every rank
     has to ask at the same time. Raises ConfigError and DataError, on all ranks alike."""
     check_ranks_mean_the_same(run.ranks, run.config, run.corpus)
+    allow_tensor_cores(run.config, run.device)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run.directory / COMPILED).absolute()))
     model = GPT(run.config, run.device)
     strategy = strategy_of(run, model)
     loss_scale = loss_scale_of(run.config)
@@ -90,6 +98,7 @@ def say_what_is_trained(run: Run, model: GPT, batches: Batches) -> None:
     config, warmup = run.config, warmup_steps(run.config)
     run.say(console.model(config))
     run.say(console.precision(config.precision))
+    run.say(console.compiled(why_not_compiled(config, run.device), os.environ["TORCHINDUCTOR_CACHE_DIR"]))
     if run.leads:
         tokens, windows = batches.per_step * config.seq_len, len(batches.windows)
         parameters, fingerprint = model.parameter_count(), run.corpus.fingerprint

@@ -5,6 +5,7 @@ It knows neither how the ranks agree (aura/strategy/) nor who looks on (observer
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from aura.cluster.place import compiles
 from aura.errors import DataError
 from aura.model.forward import autocast
 from aura.model.gpt import GPT
@@ -39,7 +41,7 @@ class Trainer:
         self.observers: Sequence[Observer] = ()
         self.first_step = progress.step + 1
         self.loss_sum_of: Callable[..., Tensor] = model.loss_sum
-        if run.config.compile:
+        if compiles(run.config, run.device):
             self.loss_sum_of = torch.compile(model.loss_sum, dynamic=False)
 
     def train(self) -> bool:
@@ -61,6 +63,8 @@ class Trainer:
             step = self.commit(outcome, lr, time.perf_counter() - started)
             for observer in self.observers:
                 observer.after(step)
+            if step.is_first:
+                leave_alone_what_is_there()
             stopping = outcome.stopping
         for observer in self.observers:
             observer.end()
@@ -71,13 +75,16 @@ class Trainer:
         """The gradients of this rank's windows of the step; the sum of their losses, () in fp64 [nats]."""
         device = self.run.device
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        scale = torch.tensor(self.loss_scale.value, device=device) if self.loss_scale.enabled else None
+        # Filled in by the device; copied there, it would be waited for.
+        scale = torch.full((), self.loss_scale.value, device=device) if self.loss_scale.enabled else None
         for batch in self.batches.of_step(self.progress.windows_seen):
             with autocast(self.config, device):
                 loss = self.loss_sum_of(batch.inputs, batch.targets, scale)
             with self.strategy.last_backward() if batch.is_last else nullcontext():
                 (loss if scale is None else loss * scale).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
+        # While the device computes; the strategy will wait for it.
+        self.batches.prepare(self.progress.windows_seen + self.batches.per_step)
         return loss_sum
 
     def refuse_what_is_not_finite(self, outcome: Outcome) -> None:
@@ -120,3 +127,10 @@ class Trainer:
 
     def _not_finite(self, key: str, where: str) -> DataError:
         return DataError(key, step=self.progress.step + 1, where=where)
+
+
+def leave_alone_what_is_there() -> None:
+    """What lives after the first step lives as long as the run. To search all of it for garbage takes tenths of a
+    second, and all ranks wait."""
+    gc.collect()
+    gc.freeze()

@@ -50,11 +50,9 @@ class DataParallel:
                 for work in [dist.all_reduce(bucket, async_op=True) for bucket in self.buckets]:
                     work.wait()
 
-    def gradient_is_finite(self) -> bool:
-        """A sum is finite when its terms are, unless they are about as large as fp32 can hold."""
-        return bool(
-            torch.isfinite(torch.stack([bucket.sum(dtype=torch.float32) for bucket in self.buckets]).sum())
-        )
+    def sums(self) -> Tensor:
+        """Of all elements, (): finite when they are, unless they are about as large as fp32 can hold."""
+        return torch.stack([bucket.sum(dtype=torch.float32) for bucket in self.buckets]).sum()
 
     def gradient_norm(self) -> float:
         """L2 norm of the whole gradient, as rank 0 computes it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor, nn
 
 from aura.cluster.ranks import Ranks
@@ -59,18 +60,21 @@ class Ddp:
     def _add_up(self, told: Told) -> tuple[float, int, int, list[int], list[int]]:
         """What all ranks have to know before anything is changed: the sum of their losses [nats], their tokens, how
         many were asked to stop, whose loss and whose gradient is not finite."""
-        world_size, rank, mine = self.ranks.world_size, self.ranks.rank, float(told.loss_sum)
+        world_size, rank = self.ranks.world_size, self.ranks.rank
+        sums = self.gradients.sums().double()
+        loss_sum = torch.as_tensor(told.loss_sum, dtype=torch.float64, device=sums.device)
+        mine, gradient = torch.stack([loss_sum, sums]).tolist()
         whose = [[0.0] * world_size for _ in range(2)]
         whose[0][rank] = float(not math.isfinite(mine))
-        whose[1][rank] = float(not self.gradients.gradient_is_finite())
-        loss_sum, tokens, stops, *flags = self.ranks.total(
+        whose[1][rank] = float(not math.isfinite(gradient))
+        loss, tokens, stops, *flags = self.ranks.total(
             [mine, told.tokens, float(told.stop), *whose[0], *whose[1]]
         )
         bad_loss, bad_gradient = (
             [one for one in range(world_size) if part[one]]
             for part in (flags[:world_size], flags[world_size:])
         )
-        return loss_sum, int(tokens), int(stops), bad_loss, bad_gradient
+        return loss, int(tokens), int(stops), bad_loss, bad_gradient
 
     def complete(self) -> None:
         pass  # `apply` has waited for everything

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from aura.cluster.place import compiles
 from aura.cluster.ranks import Ranks, collective
 from aura.config import TrainConfig
 from aura.optim.muon import optimizer_of
@@ -74,7 +75,7 @@ class Sharded:
         self.leaving = False  # gradients of this backward pass are those of the step
         self.next_round = len(self.rounds)  # the first whose gradients have not left
         self.weights: list[int] = [0] * len(self.rounds)  # leg 2 of every round, as the wire numbers it
-        self._hook_up(layer_by_layer=not config.compile)
+        self._hook_up(layer_by_layer=not compiles(config, self.device))
 
     def start(self) -> None:
         """Nodes with different processors may draw different last bits from the same seed: rank 0's count. Only what
@@ -110,11 +111,12 @@ class Sharded:
     @torch.no_grad()
     def apply(self, told: Told, lr: float) -> Outcome:
         assert self.next_round == len(self.rounds) and not self.leaving, "no gradients: see last_backward"
-        loss_sum = float(told.loss_sum)
         self._wait(self.wire.submitted)
         self._wait_for_side()
-        squares = self.squares.item() / told.loss_scale**2
-        row = [loss_sum, float(told.tokens), float(told.stop), squares, *map(float, self.bad.tolist())]
+        loss_sum = torch.as_tensor(told.loss_sum, dtype=torch.float64, device=self.device)
+        # The one time in a step that the host waits for the device
+        loss, squares, *bad = torch.cat([torch.stack([loss_sum, self.squares]), self.bad.double()]).tolist()
+        row = [loss, float(told.tokens), float(told.stop), squares / told.loss_scale**2, *bad]
         outcome = outcome_of(self._from_all(row))
         self.wire.patience.step_is_done()
         if outcome.left_out:

@@ -108,6 +108,10 @@ def precision(name: str) -> str:
     return text("precision", name=name, autocast=on(name != "fp32"), scaler=on(name == "fp16"))
 
 
+def compiled(why_not: str, path: str) -> str:
+    return text("eager", why=why_not) if why_not else text("compiled", path=path)
+
+
 def size(parameters: int, sequences: int, tokens: int, sequences_per_epoch: int, fingerprint: str) -> str:
     """`sequences` and `tokens` are those of one optimizer step of all ranks."""
     return text(

@@ -1,0 +1,28 @@
+"""The settings as flags of a command line."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from aura.config import AUTO, MANUAL, SETTINGS, flags, preset_names
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """--preset, and every setting of a preset, each under all of its names."""
+    names = ", ".join([*preset_names(), AUTO, MANUAL])
+    parser.add_argument(*flags("preset"), required=True, help=f"one of: {names}")
+    group = parser.add_argument_group("settings of the preset that may be replaced")
+    for name, setting in SETTINGS.items():
+        choices = setting.metadata.get("choices")
+        metavar = "|".join(choices) if choices else "true|false" if setting.type == "bool" else name.upper()
+        # A switch may stand alone, as the guides' --gradient_checkpointing: it means true.
+        switch = setting.type == "bool" or (choices and "true" in choices)
+        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if switch else {}
+        group.add_argument(*flags(name), metavar=metavar, help=setting.metadata["help"], **alone)
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, str]:
+    """What `add_flags` has found on the command line."""
+    given = {name: getattr(arguments, name) for name in SETTINGS}
+    return {name: value for name, value in given.items() if value is not None}
