@@ -20,6 +20,7 @@ from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
 from aura.model.forward import autocast
 from aura.model.gpt import GPT
+from aura.optim.gradient_sum import GradientSum
 from aura.optim.muon import optimizer_of
 from aura.plan.memory import (
     Sizes,
@@ -197,6 +198,23 @@ def test_the_highest_sum_of_what_is_alive(shape: dict[str, int], formats: tuple[
         temporary = predicted.total - nbytes(step.static())
         assert predicted.total == pytest.approx(measured, rel=0.03), (loss_chunk, checkpointing)
         assert 0.95 <= temporary / alive.highest <= 1.2, (loss_chunk, checkpointing)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_the_highest_sum_while_gradients_in_bf16_are_added_up(shape: dict[str, int]) -> None:
+    """In the second micro-batch, whose gradients are added to the first one's."""
+    for loss_chunk, checkpointing in itertools.product((0, 64), (False, True)):
+        changes = {"loss_chunk": loss_chunk, "gradient_checkpointing": checkpointing}
+        config = made(shape, FORMATS[4], gradient_accumulation_steps=2, **changes)
+        step = Step(config)
+        GradientSum(step.model, 0).begin_step(0)
+        step.loss().backward()
+        with Alive(step.static()) as alive:
+            step.loss().backward()
+            step.optimizer.step(1e-3)
+        predicted = memory_of(config, config.batch_size, on_gpu=False)
+        measured = nbytes(step.static()) + alive.highest
+        assert predicted.total == pytest.approx(measured, rel=0.03), (loss_chunk, checkpointing)
 
 
 def test_the_highest_sum_with_muon_is_its_iterations_where_little_else_is() -> None:

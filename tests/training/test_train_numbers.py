@@ -13,6 +13,7 @@ import pytest
 import torch
 from aura.corpus.corpus import Corpus
 from aura.model.gpt import GPT
+from aura.optim import gradient_sum
 from aura.run import trainer as train
 from trainers import Fault, at_step, complete, curve, send_self, start
 
@@ -28,6 +29,30 @@ def test_the_smallest_formats_learn_and_resume_exactly(corpus: Corpus, tmp_path:
         assert trainer.end() == 0, trainer.text
     resumed = complete(start(tmp_path / "b", corpus, 2, settings))
     assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "ddp"])
+def test_sums_of_gradients_in_bf16_resume_exactly(strategy: str, corpus: Corpus, tmp_path: Path) -> None:
+    """What is drawn for the rounding follows from the position in the data."""
+    settings = (
+        "--precision bf16 --parameter-format bf16 --moment-format int8 --gradient-accumulation-steps 4 "
+    )
+    settings += f"--steps 8 --lr 2e-2 --validation-windows 2 --strategy {strategy}"
+    straight = complete(start(tmp_path / "a", corpus, 2, settings))
+    assert straight[0].files("checkpoint-step-8") == straight[1].files("checkpoint-step-8")
+    stop = at_step(4, send_self(signal.SIGTERM))
+    for trainer in start(tmp_path / "b", corpus, 2, settings, faults={0: stop, 1: stop}):
+        assert trainer.end() == 0, trainer.text
+    resumed = complete(start(tmp_path / "b", corpus, 2, settings))
+    assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
+    # Rounded to nearest it would be another run.
+    nearest = complete(start(tmp_path / "c", corpus, 2, settings, dict.fromkeys(range(2), round_to_nearest)))
+    assert curve(nearest[0]) != curve(straight[0])
+    assert curve(nearest[0]) == pytest.approx(curve(straight[0]), abs=0.2)
+
+
+def round_to_nearest() -> None:
+    gradient_sum.GradientSum._hook = lambda *_: lambda gradient: None  # type: ignore[method-assign]
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_optimizer_step(corpus: Corpus, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from aura.cluster.place import compiles
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.errors import ConfigError
@@ -28,7 +29,8 @@ def optimizer_of(model: nn.Module, config: TrainConfig) -> Optimizer:
     adamw = (config.beta1, config.beta2, config.weight_decay)
     if config.optimizer == "muon":
         return Muon(model, *adamw)
-    return AdamW(model, *adamw, config.moment_format, config.seed)
+    device = next((p.device for _, p in model.named_parameters()), torch.device("cpu"))
+    return AdamW(model, *adamw, config.moment_format, config.seed, compiled=compiles(config, device))
 
 
 class Muon:

@@ -193,7 +193,7 @@ def _moments(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> dict[st
             + (4 * s.narrow + s.parameter + (s.narrow if s.autocast else 0)) * s.unit
             + matrix * (s.narrow + (s.parameter if s.autocast else 0)),
         ),
-        # Both halves of the embedding's gradient
+        # Both halves of the embedding's gradient. (To round its sum at random takes less than the update will.)
         "embedding": (0, 0, 0, s.parameter * (2 * s.embedding + s.unit)),
         "optimizer": (0, 0, 0, max(0, _of_update(config, s, on_gpu, share))),
     }

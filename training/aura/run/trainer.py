@@ -17,6 +17,7 @@ from aura.cluster.place import compiles
 from aura.errors import DataError
 from aura.model.forward import autocast
 from aura.model.gpt import GPT
+from aura.optim.gradient_sum import GradientSum
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import learning_rate
 from aura.run.batches import Batches
@@ -40,6 +41,9 @@ class Trainer:
         self.strategy, self.loss_scale, self.progress = strategy, loss_scale, progress
         self.observers: Sequence[Observer] = ()
         self.first_step = progress.step + 1
+        self.gradient_sum: GradientSum | None = None
+        if run.config.parameter_format == "bf16" and batches.share > batches.size:
+            self.gradient_sum = GradientSum(model, run.config.seed)
         self.loss_sum_of: Callable[..., Tensor] = model.loss_sum
         if compiles(run.config, run.device):
             self.loss_sum_of = torch.compile(model.loss_sum, dynamic=False)
@@ -77,6 +81,8 @@ class Trainer:
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         # Filled in by the device; copied there, it would be waited for.
         scale = torch.full((), self.loss_scale.value, device=device) if self.loss_scale.enabled else None
+        if self.gradient_sum:
+            self.gradient_sum.begin_step(self.progress.windows_seen + self.batches.offset)
         for batch in self.batches.of_step(self.progress.windows_seen):
             with autocast(self.config, device):
                 loss = self.loss_sum_of(batch.inputs, batch.targets, scale)
