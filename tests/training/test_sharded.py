@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from aura.strategy.sharded import Sharded
 from safetensors.torch import load_file
 from sharded_ranks import Rank, Task, complete, parameters, shards, start
@@ -217,21 +218,30 @@ def rows(kind: str) -> int:
 def test_only_parameters_that_differ_are_sent_at_the_start(tmp_path: Path) -> None:
     def part(number: int, rank: Rank) -> None:
         sent: list[int] = []
-        broadcast = rank.ranks.broadcast
-        rank.ranks.broadcast = lambda tensor, source: (
-            sent.append(tensor.numel()),
-            broadcast(tensor, source),
-        )[1]  # type: ignore
-        if rank.rank == 1:
-            rank.model.wpe.weight.data[3, 5] += 1
+        for name in ("send", "recv", "broadcast"):
+            original = getattr(dist, name)
+
+            def note(tensor: torch.Tensor, other: int, original: Any = original) -> Any:
+                sent.append(tensor.numel())
+                return original(tensor, other)
+
+            setattr(dist, name, note)
+        if rank.rank in parted:
+            # Two changes that cancel in the sum of all words
+            words = rank.model.wpe.weight.data.view(torch.int32)
+            words[3, 5] += 1
+            words[9, 7] -= 1
         rank.strategy.start()
         rank.strategy.start()
         rank.seen = sent
 
-    task = Task(tmp_path, 3, steps=1, sequences=6, faults=dict.fromkeys(range(3), part))
-    for result in complete(task):
-        assert result["seen"] == [16 * 64]
-        assert result["odd"] == []
+    # To one that lacks it it is sent; many pass it on.
+    for parted, part_in_it in (((1,), {0, 1}), ((1, 2), {0, 1, 2})):
+        folder = tmp_path / str(len(parted))
+        task = Task(folder, 3, steps=1, sequences=6, faults=dict.fromkeys(range(3), part))
+        for number, result in enumerate(complete(task)):
+            assert result["seen"] == ([16 * 64] if number in part_in_it else [])
+            assert result["odd"] == []
 
 
 def test_parameters_without_a_gradient_count_as_zeros(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_run_that_goes_on_with_fewer_ranks_keeps_its_batch_and_its_length(
     for trainer in start(tmp_path / "run", corpus, 5, IN_TOKENS, stop):
         assert trainer.end() == 0, trainer.text
     (first, *_) = complete(start(tmp_path / "run", corpus, 3, IN_TOKENS))
-    assert "Changes since step 10: ranks 5 -> 3." in first.text
+    assert "Changed since step 10: ranks 5 -> 3." in first.text
     assert (first.done["step"], first.done["tokens_seen"]) == (20, 6400)
     assert curve(first) == pytest.approx(curve(alone), abs=1e-4)
     assert rates(first)[-1] == rates(alone)[-1]

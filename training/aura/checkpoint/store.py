@@ -243,10 +243,9 @@ def agree_and_load(
                     others=ranks.name(lacking),
                 )
             )
-        # All ranks take part in a broadcast, also those that have read the same from their disk.
         for tensor in parameters_of(model).values():
-            ranks.broadcast(tensor, source)
-        received = ranks.broadcast_tensors(optimizer, source, wanted=not have)
+            ranks.send(tensor, source, lacking)
+        received = ranks.send_tensors(optimizer, source, lacking)
         if not have:
             load_optimizer(received)
     return state

@@ -91,6 +91,25 @@ class Ranks:
                 dist.broadcast(tensor, source)
         return tensor
 
+    def send(self, tensor: Tensor, source: int, lacking: list[int]) -> None:
+        """Overwrite `tensor` of the ranks that lack it with that of rank `source`. All ranks have to call this."""
+        if self._pass_on(lacking):
+            self.broadcast(tensor, source)
+        elif self.rank == source:
+            sent = tensor.to(self.device)  # gloo sends no memory of a GPU
+            with self.together():
+                for rank in lacking:
+                    dist.send(sent, rank)
+        elif self.rank in lacking:
+            received = torch.empty_like(tensor, device=self.device)
+            with self.together():
+                dist.recv(received, source)
+            tensor.copy_(received)
+
+    def _pass_on(self, lacking: list[int]) -> bool:
+        """Are they so many that to pass it on from rank to rank, through all of them, is quicker?"""
+        return 2 * len(lacking) >= self.world_size
+
     def broadcast_bytes(self, data: bytes, source: int) -> bytes:
         length = self.broadcast(torch.tensor([len(data)], device=self.device), source)
         buffer = torch.zeros(int(length.item()), dtype=torch.uint8, device=self.device)
@@ -98,16 +117,18 @@ class Ranks:
             buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         return bytes(self.broadcast(buffer, source).cpu().numpy())
 
-    def broadcast_tensors(self, tensors: dict[str, Tensor], source: int, wanted: bool) -> dict[str, Tensor]:
-        """Those of rank `source` by name, in the CPU's memory; nothing where they are not wanted."""
+    def send_tensors(self, tensors: dict[str, Tensor], source: int, lacking: list[int]) -> dict[str, Tensor]:
+        """Those of rank `source` by name, in the CPU's memory, where they are lacking. All ranks have to call this."""
         described = [(name, str(t.dtype).split(".")[1], list(t.shape)) for name, t in tensors.items()]
         received = {}
         for name, kind, shape in json.loads(self.broadcast_bytes(json.dumps(described).encode(), source)):
             if self.rank == source:
                 tensor = tensors[name].to(self.device)
-            else:
+            elif self.rank in lacking or self._pass_on(lacking):
                 tensor = torch.empty(shape, dtype=getattr(torch, kind), device=self.device)
-            self.broadcast(tensor, source)
-            if wanted:
+            else:
+                continue
+            self.send(tensor, source, lacking)
+            if self.rank in lacking:
                 received[name] = tensor.cpu()
         return received

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from aura.cluster.ranks import Ranks
+from aura.strategy.checksum import make_equal
 
 BUCKET_BYTES = 25 * 1024 * 1024  # as torch's DDP: large enough for the bandwidth, small enough to overlap
 
@@ -34,9 +35,7 @@ class DataParallel:
         self._places = [p.grad.data_ptr() for p in self.parameters if p.grad is not None]
 
     def start(self) -> None:
-        """Nodes with different processors may draw different last bits from the same seed: rank 0's count."""
-        for parameter in self.parameters:
-            self.ranks.broadcast(parameter.data, source=0)
+        make_equal(self.ranks, [parameter.data for parameter in self.parameters])
 
     def zero_gradients(self) -> None:
         for bucket in self.buckets:

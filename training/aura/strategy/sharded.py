@@ -27,7 +27,7 @@ from aura.cluster.place import compiles
 from aura.cluster.ranks import Ranks, collective
 from aura.config import TrainConfig
 from aura.optim.muon import optimizer_of
-from aura.strategy.checksum import checksum
+from aura.strategy.checksum import checksum, make_equal
 from aura.strategy.gather import Outline, shapes_of, whole_state
 from aura.strategy.interface import Outcome, Told, clip_factor, outcome_of
 from aura.strategy.pieces import Round, Segment, owners, rounds
@@ -78,12 +78,7 @@ class Sharded:
         self._hook_up(layer_by_layer=not compiles(config, self.device))
 
     def start(self) -> None:
-        """Nodes with different processors may draw different last bits from the same seed: rank 0's count. Only what
-        differs is sent."""
-        sums = self.ranks.gather([checksum([flat]) for flat in self.flat.values()])
-        for place, flat in enumerate(self.flat.values()):
-            if len({of_rank[place] for of_rank in sums}) > 1:
-                self.ranks.broadcast(flat, source=0)
+        make_equal(self.ranks, list(self.flat.values()))
 
     def begin_step(self) -> None:
         if not self.layer_by_layer:
