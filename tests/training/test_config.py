@@ -54,6 +54,8 @@ def test_gpt2_medium_is_what_guide_000_runs() -> None:
         ("gpt2-nano", {"precision": "bf61"}, ["'bf61'", "Did you mean 'bf16'?", "fp32"]),
         ("gpt2-nano", {"heads": "3"}, ["d_model=128", "heads=3"]),
         ("gpt2-nano", {"strategy": "shard"}, ["strategy='shard' is unknown", "'sharded'", "sharded, ddp"]),
+        ("gpt2-nano", {"compile": "yes"}, ["compile='yes' is unknown", "auto, true, false"]),
+        ("gpt2-nano", {"strategy": True}, ["strategy=True is not a word"]),
         ("gpt2-nano", {"wire": "fp16"}, ["wire='fp16' is unknown", "fp32, bf16"]),
         ("gpt2-nano", {"wire": "bf16", "strategy": "ddp"}, ["wire=bf16 needs strategy=sharded", "set both"]),
     ],
@@ -70,6 +72,9 @@ def test_an_incomplete_configuration_is_refused() -> None:
     values = asdict(config.resolve("gpt2-nano"))
     assert config.from_values(values) == config.resolve("gpt2-nano")
     del values["wire"]  # as it was written before there was such a setting
+    values["compile"] = True  # and before there was auto
+    assert config.from_values(values).compile == "true"
+    values["compile"] = "false"
     assert config.from_values(values) == config.resolve("gpt2-nano")
     del values["lr"]
     with pytest.raises(ConfigError, match="lr missing"):

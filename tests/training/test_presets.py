@@ -174,12 +174,16 @@ def test_the_flags_of_guide_004(style: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(attempt, "run", lambda *arguments, **_: made.append(arguments[0]) or 0)
     flags = (
         "--model-preset manual --embed-size 96 --num-layers 3 --num-heads 6 --seq-length 64 --gradient-checkpointing "
-        "--log-interval 100 --save-steps 500 --learning-rate 2e-4 --epochs 3 --corpus c"
+        "--log-interval 100 --save-steps 500 --learning-rate 2e-4 --epochs 3 --corpus c --compile"
     ).split()
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     flags = ["--" + flag[2:].replace("-", style) if flag.startswith("--") else flag for flag in flags]
     assert cli.main(["train", *flags]) == 0
     assert (made[0].preset, made[0].d_model, made[0].layers, made[0].heads) == ("manual", 96, 3, 6)
     assert (made[0].gradient_checkpointing, made[0].epochs, made[0].log_every) == (True, 3.0, 100)
+    assert made[0].compile == "true"
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True", "before torch reads it"
 
 
 def test_manual_takes_the_size_from_nowhere_else() -> None:

@@ -135,3 +135,32 @@ def test_compile_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pyte
             check_compiler(torch.device(device))
         (tmp_path / {"gcc": "gcc", "g": "g++"}[program]).touch(mode=0o755)
         check_compiler(torch.device(device))
+
+
+def test_compile_auto_says_why_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from aura.cluster import place
+    from aura.config import resolve
+
+    config, card, cpu = resolve("gpt2"), torch.device("cuda", 0), torch.device("cpu")
+    capability, triton = (8, 6), None
+    monkeypatch.setenv("AURA_LANG", "en")
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(place.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(place.importlib.util, "find_spec", lambda _: triton)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert place.why_not_compiled(config, cpu) == "this rank has no GPU"
+    assert place.why_not_compiled(config, card).startswith("there is none of cc, gcc, clang: sudo apt")
+    (tmp_path / "gcc").touch(mode=0o755)
+    assert place.why_not_compiled(config, card).startswith("Python.h is missing")
+    (tmp_path / "Python.h").touch()
+    assert place.why_not_compiled(config, card) == "this torch comes without Triton"
+    triton = object()
+    assert place.compiles(config, card)
+    capability = (6, 1)
+    assert place.why_not_compiled(config, card) == "Triton wants compute capability 7.0"
+    # What was asked for is done, whatever the device.
+    assert place.compiles(resolve("gpt2", {"compile": True}), cpu)
+    assert place.why_not_compiled(resolve("gpt2", {"compile": "False"}), card) == "compile=false"

@@ -12,9 +12,11 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from aura.checkpoint import store as checkpoint
 from aura.commands.launch_local import free_port
 from aura.corpus.corpus import Corpus, sha256_of
@@ -326,6 +328,41 @@ def test_later_steps_of_a_disk_that_was_away_do_not_come_back(corpus: Corpus, tm
         "superseded-interrupt-step-12",
     }
     assert first.files("checkpoint-step-10") == second.files("checkpoint-step-10")
+
+
+def test_a_checkpoint_is_sent_only_to_the_rank_that_lacks_it(corpus: Corpus, tmp_path: Path) -> None:
+    def note(rank: int) -> Callable[[], None]:
+        def put_in() -> None:
+            for name in ("send", "recv"):
+                original = getattr(dist, name)
+
+                def count(
+                    tensor: torch.Tensor, other: int, name: str = name, original: Any = original
+                ) -> Any:
+                    with (tmp_path / f"moved-{rank}").open("a") as file:
+                        file.write(f"{name} {tensor.nbytes}\n")
+                    return original(tensor, other)
+
+                setattr(dist, name, count)
+
+        return put_in
+
+    straight = complete(start(tmp_path / "straight", corpus, 3))
+    stop = dict.fromkeys(range(3), at_step(9, send_self(signal.SIGTERM)))
+    for trainer in start(tmp_path / "run", corpus, 3, faults=stop):
+        assert trainer.end() == 0
+    (tmp_path / "run/node0").rename(tmp_path / "broken-node0")
+    ranks = complete(start(tmp_path / "run", corpus, 3, faults={rank: note(rank) for rank in range(3)}))
+    assert "rank 1 on node1 sends step 10 to rank 0 on node0" in ranks[0].text
+    for trainer in ranks:
+        assert trainer.files("checkpoint-step-20") == straight[0].files("checkpoint-step-20")
+    lines = [(tmp_path / f"moved-{rank}").read_text().split() for rank in (0, 1)]
+    assert (
+        set(lines[0][::2]) == {"recv"} and set(lines[1][::2]) == {"send"} and lines[0][1::2] == lines[1][1::2]
+    )
+    checkpoint_size = sum(len(part) for part in ranks[0].files("checkpoint-step-20"))
+    assert sum(map(int, lines[0][1::2])) == pytest.approx(checkpoint_size, rel=0.2)  # and the names in it
+    assert not (tmp_path / "moved-2").exists()
 
 
 @pytest.mark.parametrize("damage", ["truncated", "bit"])
