@@ -176,11 +176,8 @@ def test_a_compiled_model_learns_the_same(corpus: Corpus, tmp_path: Path) -> Non
     (compiled,) = start(tmp_path / "compiled", corpus, 1, f"{settings} --compile true")
     assert compiled.end(seconds=240) == 0, compiled.text
     assert curve(compiled) == pytest.approx(curve(eager), abs=1e-3)
-    assert (
-        f"torch.compile: activo; los kernels compilados quedan en {compiled.run_dir}/compiled."
-        in compiled.text
-    )
-    assert "torch.compile: inactivo (compile=false)." in eager.text
+    assert f"torch.compile: on; compiled kernels stay in {compiled.run_dir}/compiled." in compiled.text
+    assert "torch.compile: off (compile=false)." in eager.text
 
     # A restart finds what has been compiled.
     def count() -> None:

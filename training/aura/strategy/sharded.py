@@ -106,10 +106,13 @@ class Sharded:
     @torch.no_grad()
     def apply(self, told: Told, lr: float) -> Outcome:
         assert self.next_round == len(self.rounds) and not self.leaving, "no gradients: see last_backward"
+        if self.side is not None:
+            # Nothing has left before that either, but it is no waiting for others: whose GPU hangs is to blame.
+            torch.cuda.current_stream().synchronize()
         self._wait(self.wire.submitted)
         self._wait_for_side()
         loss_sum = torch.as_tensor(told.loss_sum, dtype=torch.float64, device=self.device)
-        # The one time in a step that the host waits for the device
+        # The one time in a step that the host reads what the device has computed
         loss, squares, *bad = torch.cat([torch.stack([loss_sum, self.squares]), self.bad.double()]).tolist()
         row = [loss, float(told.tokens), float(told.stop), squares / told.loss_scale**2, *bad]
         outcome = outcome_of(self._from_all(row))
