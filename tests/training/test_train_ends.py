@@ -145,13 +145,13 @@ def test_one_rank_that_its_machine_cannot_serve_ends_all_with_its_sentence(
 ) -> None:
     def break_the_driver() -> None:
         def refuse(*_: object) -> None:
-            raise ConfigError("nvidia_smi_hangs")
+            raise ConfigError("torch_cannot_use_gpu", node="node1", version="2")
 
         attempt.choose_device = refuse  # type: ignore[assignment]
 
     for trainer in start(tmp_path, corpus, 2, faults={1: break_the_driver}):
         assert trainer.end() == 64, trainer.text
-        assert "nvidia-smi gives no answer" in trainer.text
+        assert "node1 has an NVIDIA GPU, but torch 2 cannot use it" in trainer.text
 
 
 @pytest.mark.parametrize("guilty", [0, 1])
