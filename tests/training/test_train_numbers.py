@@ -193,5 +193,6 @@ def test_a_compiled_model_learns_the_same(corpus: Corpus, tmp_path: Path) -> Non
 
     (again,) = start(tmp_path / "compiled", corpus, 1, f"{settings} --compile true --steps 8", {0: count})
     assert again.end(seconds=240) == 0, again.text
+    assert f"compiled kernels stay in {again.run_dir}/compiled." in again.text
     counted = json.loads((tmp_path / "counted").read_text())
     assert counted["fxgraph_cache_hit"] > 0 and "fxgraph_cache_miss" not in counted, counted

@@ -147,4 +147,6 @@ def _work(environment: dict[str, str], words: list[str], output: Path, fault: Fa
     torch.set_num_threads(1)
     if fault:
         fault()
+    # torch sets it where a test, or this fault, has imported its compiler.
+    os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
     raise SystemExit(cli.main(words))
