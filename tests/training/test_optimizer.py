@@ -162,12 +162,12 @@ def test_pieces_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
-def test_the_compiled_update_is_the_same_in_a_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+@torch.compiler.config.patch(force_disable_caches=True)  # type: ignore[untyped-decorator]
+def test_the_compiled_update_is_the_same_in_a_few_passes() -> None:
     """Tolerance: the last bits of a power may differ, and with them here and there the way something is rounded."""
     from torch._dynamo.utils import counters
-    from torch._inductor import config, metrics
+    from torch._inductor import metrics
 
-    monkeypatch.setattr(config, "force_disable_caches", True)
     metrics.reset()
     counters.clear()
     ends = []
