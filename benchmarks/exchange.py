@@ -210,9 +210,11 @@ def main() -> None:
         )
         for rank, (enter, card, _) in enumerate(places)
     ]
-    codes = [process.wait() for process in processes]
-    if given.lab:
-        in_the_lab(given.ranks, "1gbit")
+    try:
+        codes = [process.wait() for process in processes]
+    finally:
+        if given.lab:
+            in_the_lab(given.ranks, "1gbit")
     sys.exit(max(codes, key=abs))
 
 

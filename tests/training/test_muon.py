@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from aura.errors import ConfigError
 from aura.model.gpt import GPT
 from aura.optim import muon
 from aura.plan.flops import update_flops
-from trainers import at_step, complete, send_self, start
+from trainers import complete, start, stop_at
 
 SETTINGS = "--optimizer muon --lr 2e-2"
 SMALL = {"layers": 1, "d_model": 32, "seq_len": 16, "vocab_size": 50, "optimizer": "muon"}
@@ -115,9 +114,7 @@ def test_two_ranks_learn_as_one_and_a_resume_changes_nothing(corpus: Corpus, tmp
     (one,) = complete(start(tmp_path / "one", corpus, 1, f"{SETTINGS} --batch-size 4"))
     assert one.done["validation_loss"] == pytest.approx(straight[0].done["validation_loss"], abs=1e-4)
 
-    stop = at_step(8, send_self(signal.SIGTERM))
-    for trainer in start(tmp_path / "b", corpus, 2, SETTINGS, faults={0: stop, 1: stop}):
-        assert trainer.end() == 0, trainer.text
+    stop_at(8, tmp_path / "b", corpus, 2, SETTINGS)
     (refused, _) = start(tmp_path / "b", corpus, 2, SETTINGS.replace("muon", "adamw"))
     assert refused.end() == 64
     assert "has optimizer=muon, this run asks for adamw" in refused.text

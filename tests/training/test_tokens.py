@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from aura.plan.gpus import find
 from aura.plan.memory import memory_of, settings_that_fit
 from aura.run.progress import Progress
 from aura.run.start import loss_scale_of, with_steps
-from trainers import Trainer, at_step, complete, curve, send_self, start
+from trainers import Trainer, complete, curve, start, stop_at
 
 # 20 steps of 20 windows of 16 tokens: seven each for two of three ranks, in micro-batches of two and one.
 IN_TOKENS = "--tokens 6400 --global-batch-tokens 320 --lr 1e-2"
@@ -93,9 +92,7 @@ def test_a_run_that_goes_on_with_fewer_ranks_keeps_its_batch_and_its_length(
     corpus: Corpus, tmp_path: Path
 ) -> None:
     (alone,) = complete(start(tmp_path / "alone", corpus, 1, IN_TOKENS))
-    stop = dict.fromkeys(range(5), at_step(9, send_self(signal.SIGTERM)))
-    for trainer in start(tmp_path / "run", corpus, 5, IN_TOKENS, stop):
-        assert trainer.end() == 0, trainer.text
+    stop_at(9, tmp_path / "run", corpus, 5, IN_TOKENS)
     (first, *_) = complete(start(tmp_path / "run", corpus, 3, IN_TOKENS))
     assert "Changed since step 10: ranks 5 -> 3." in first.text
     assert (first.done["step"], first.done["tokens_seen"]) == (20, 6400)
@@ -105,9 +102,7 @@ def test_a_run_that_goes_on_with_fewer_ranks_keeps_its_batch_and_its_length(
 
 def test_the_same_number_of_ranks_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
     straight = complete(start(tmp_path / "a", corpus, 3, IN_TOKENS))
-    stop = dict.fromkeys(range(3), at_step(9, send_self(signal.SIGTERM)))
-    for trainer in start(tmp_path / "b", corpus, 3, IN_TOKENS, stop):
-        assert trainer.end() == 0, trainer.text
+    stop_at(9, tmp_path / "b", corpus, 3, IN_TOKENS)
     resumed = complete(start(tmp_path / "b", corpus, 3, IN_TOKENS))
     assert resumed[0].files("checkpoint-step-20") == straight[0].files("checkpoint-step-20")
 

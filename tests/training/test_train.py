@@ -26,7 +26,7 @@ from aura.model.gpt import GPT
 from aura.run import attempt
 from aura.strategy.sharded import Sharded
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import TINY, Trainer, at_step, complete, curve, send_self, start
+from trainers import TINY, Trainer, at_step, complete, curve, send_self, start, stop_at
 
 GUIDE_TAGS = {
     "Loss/train_step",
@@ -132,9 +132,7 @@ def test_ten_steps_an_end_and_ten_more_are_twenty_steps(
 
 
 def test_sigterm_to_all_ends_with_zero_everywhere(corpus: Corpus, tmp_path: Path) -> None:
-    stop = at_step(7, send_self(signal.SIGTERM))
-    ranks = start(tmp_path, corpus, 2, faults={0: stop, 1: stop})
-    assert [trainer.end() for trainer in ranks] == [0, 0], ranks[0].text
+    ranks = stop_at(7, tmp_path, corpus, 2)
     assert ranks[0].checkpoints()[-1].startswith("interrupt-step-")
 
 
@@ -214,11 +212,8 @@ def test_another_number_of_ranks_goes_on_with_the_same_data(
     reference: list[Trainer], corpus: Corpus, tmp_path: Path
 ) -> None:
     """2 ranks x 2, then 1 rank x 4, then 2 x 2 again: the same batches, so the same curve (tolerance 1e-4 nats)."""
-    hurt = at_step(5, send_self(signal.SIGTERM))
-    for trainer in start(tmp_path, corpus, 2, faults={0: hurt, 1: hurt}):
-        assert trainer.end() == 0
-    (one,) = start(tmp_path, corpus, 1, "--batch-size 4", {0: at_step(12, send_self(signal.SIGTERM))})
-    assert one.end() == 0
+    stop_at(5, tmp_path, corpus, 2)
+    (one,) = stop_at(12, tmp_path, corpus, 1, "--batch-size 4")
     assert "ranks 2 -> 1" in one.text
     first, second = complete(start(tmp_path, corpus, 2))
     assert "ranks 1 -> 2" in first.text
@@ -290,9 +285,7 @@ def test_a_frozen_rank_is_named_and_the_others_end_in_time(corpus: Corpus, tmp_p
 def test_a_rank_without_checkpoint_gets_it_from_another(
     reference: list[Trainer], corpus: Corpus, tmp_path: Path
 ) -> None:
-    hurt = at_step(9, send_self(signal.SIGTERM))
-    for trainer in start(tmp_path, corpus, 2, faults={0: hurt, 1: hurt}):
-        assert trainer.end() == 0
+    stop_at(9, tmp_path, corpus, 2)
     (tmp_path / "node0").rename(tmp_path / "broken-node0")
     ranks = complete(start(tmp_path, corpus, 2))
     assert re.search(r"rank 1 on node1 sends step 10 to rank 0 on node0", ranks[0].text)
@@ -304,10 +297,7 @@ def test_later_steps_of_a_disk_that_was_away_do_not_come_back(corpus: Corpus, tm
     """node1's disk is taken out after step 12; the others go back to step 5 and on from there; then it is put back."""
 
     def until(step: int) -> list[Trainer]:
-        stop = at_step(step - 1, send_self(signal.SIGTERM))
-        ranks = start(tmp_path, corpus, 2, "--keep-checkpoints 9", {0: stop, 1: stop})
-        assert [trainer.end() for trainer in ranks] == [0, 0], ranks[0].text
-        return ranks
+        return stop_at(step - 1, tmp_path, corpus, 2, "--keep-checkpoints 9")
 
     for trainer in until(12):
         checkpoints = trainer.run_dir / "checkpoints"
@@ -348,9 +338,7 @@ def test_a_checkpoint_is_sent_only_to_the_rank_that_lacks_it(corpus: Corpus, tmp
         return put_in
 
     straight = complete(start(tmp_path / "straight", corpus, 3))
-    stop = dict.fromkeys(range(3), at_step(9, send_self(signal.SIGTERM)))
-    for trainer in start(tmp_path / "run", corpus, 3, faults=stop):
-        assert trainer.end() == 0
+    stop_at(9, tmp_path / "run", corpus, 3)
     (tmp_path / "run/node0").rename(tmp_path / "broken-node0")
     ranks = complete(start(tmp_path / "run", corpus, 3, faults={rank: note(rank) for rank in range(3)}))
     assert "rank 1 on node1 sends step 10 to rank 0 on node0" in ranks[0].text

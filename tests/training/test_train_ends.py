@@ -24,7 +24,7 @@ from aura.model.gpt import GPT
 from aura.optim.adamw import AdamW
 from aura.run import attempt
 from safetensors.torch import load_file
-from trainers import Trainer, at_step, complete, send_self, start
+from trainers import Trainer, at_step, complete, send_self, start, stop_at
 
 
 def test_a_run_of_one_epoch_sees_every_window_once(corpus: Corpus, tmp_path: Path) -> None:
@@ -86,9 +86,7 @@ def test_epochs_are_counted_in_what_was_seen_whatever_the_number_of_ranks(
 ) -> None:
     windows = len(Windows(corpus, "train", 16))
     settings = "--epochs 2 --batch-size 100 --warmup-steps 0 --validation-windows 2"
-    stop = at_step(2, send_self(signal.SIGTERM))
-    for trainer in start(tmp_path, corpus, 2, settings, faults={0: stop, 1: stop}):
-        assert trainer.end() == 0, trainer.text
+    stop_at(2, tmp_path, corpus, 2, settings)
     (one,) = complete(start(tmp_path, corpus, 1, settings))
     seen = one.done["tokens_seen"] // 16
     assert 2 * windows <= seen < 2 * windows + 100

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from aura.corpus.corpus import Corpus
 from aura.model.gpt import GPT
 from aura.optim import gradient_sum
 from aura.run import trainer as train
-from trainers import Fault, at_step, complete, curve, send_self, start
+from trainers import Fault, complete, curve, start, stop_at
 
 
 def test_the_smallest_formats_learn_and_resume_exactly(corpus: Corpus, tmp_path: Path) -> None:
@@ -24,9 +23,7 @@ def test_the_smallest_formats_learn_and_resume_exactly(corpus: Corpus, tmp_path:
     straight = complete(start(tmp_path / "a", corpus, 2, settings))
     assert straight[0].done["validation_loss"] < straight[0].done["first_validation_loss"] - 0.1
     assert straight[0].files("checkpoint-step-8") == straight[1].files("checkpoint-step-8")
-    stop = at_step(4, send_self(signal.SIGTERM))
-    for trainer in start(tmp_path / "b", corpus, 2, settings, faults={0: stop, 1: stop}):
-        assert trainer.end() == 0, trainer.text
+    stop_at(4, tmp_path / "b", corpus, 2, settings)
     resumed = complete(start(tmp_path / "b", corpus, 2, settings))
     assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
 
@@ -40,9 +37,7 @@ def test_sums_of_gradients_in_bf16_resume_exactly(strategy: str, corpus: Corpus,
     settings += f"--steps 8 --lr 2e-2 --validation-windows 2 --strategy {strategy}"
     straight = complete(start(tmp_path / "a", corpus, 2, settings))
     assert straight[0].files("checkpoint-step-8") == straight[1].files("checkpoint-step-8")
-    stop = at_step(4, send_self(signal.SIGTERM))
-    for trainer in start(tmp_path / "b", corpus, 2, settings, faults={0: stop, 1: stop}):
-        assert trainer.end() == 0, trainer.text
+    stop_at(4, tmp_path / "b", corpus, 2, settings)
     resumed = complete(start(tmp_path / "b", corpus, 2, settings))
     assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
     # Rounded to nearest it would be another run.
@@ -132,8 +127,7 @@ def test_fp16_keeps_its_scale_across_a_resume(corpus: Corpus, tmp_path: Path) ->
     settings = "--precision fp16 --steps 6 --validation-windows 2"
     (straight,) = complete(start(tmp_path / "a", corpus, 1, settings))
     assert "Precision: fp16 | Autocast=ON | GradScaler=ON" in straight.text
-    (first,) = start(tmp_path / "b", corpus, 1, settings, faults={0: at_step(3, send_self(signal.SIGTERM))})
-    assert first.end() == 0
+    stop_at(3, tmp_path / "b", corpus, 1, settings)
     (second,) = complete(start(tmp_path / "b", corpus, 1, settings))
     assert second.files("checkpoint-step-6") == straight.files("checkpoint-step-6")
     assert second.state("checkpoint-step-6")["scaler"] == straight.state("checkpoint-step-6")["scaler"]
@@ -142,10 +136,7 @@ def test_fp16_keeps_its_scale_across_a_resume(corpus: Corpus, tmp_path: Path) ->
 
 def test_dropout_is_the_same_after_a_resume(corpus: Corpus, tmp_path: Path) -> None:
     (straight,) = complete(start(tmp_path / "a", corpus, 1, "--dropout 0.2 --steps 8"))
-    (first,) = start(
-        tmp_path / "b", corpus, 1, "--dropout 0.2 --steps 8", {0: at_step(4, send_self(signal.SIGTERM))}
-    )
-    assert first.end() == 0
+    stop_at(4, tmp_path / "b", corpus, 1, "--dropout 0.2 --steps 8")
     (second,) = complete(start(tmp_path / "b", corpus, 1, "--dropout 0.2 --steps 8"))
     assert second.files("checkpoint-step-8") == straight.files("checkpoint-step-8")
 

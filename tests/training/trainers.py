@@ -109,6 +109,14 @@ def complete(ranks: list[Trainer]) -> list[Trainer]:
     return ranks
 
 
+def stop_at(
+    step: int, folder: Path, corpus: Corpus | list[Corpus], world_size: int, settings: str = ""
+) -> list[Trainer]:
+    """A run that every rank is asked to end in this step."""
+    stop = at_step(step, send_self(signal.SIGTERM))
+    return complete(start(folder, corpus, world_size, settings, dict.fromkeys(range(world_size), stop)))
+
+
 def curve(trainer: Trainer) -> dict[int, float]:
     """Loss/train_step by step, as TensorBoard shows it."""
     events = EventAccumulator(str(trainer.run_dir / "tensorboard")).Reload()

@@ -260,11 +260,13 @@ def tidy(directory: Path, step: int) -> None:
     for path in directory.glob(f"*{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
     for path in checkpoints(directory):
-        if step_of(path) > step and _is_damaged(path):
+        if step_of(path) <= step:
+            continue
+        if _is_damaged(path):
             aside = directory / f"{DAMAGED}{path.name}"
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
-        elif step_of(path) > step:
+        else:
             _supersede(path)
 
 

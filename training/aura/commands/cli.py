@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from aura import __version__
@@ -19,45 +20,21 @@ from aura.run import watchdog
 from aura.run.runlog import versions
 from aura.texts.console import put, text
 
-# name: (module, function, description)
+# A command's function is `main` of its module here, but for the two of this one.
 COMMANDS = {
-    "prepare": (
-        "aura.commands.prepare",
-        "main",
-        "turn text files into a corpus: a tokenizer and files of token ids",
-    ),
-    "train": ("aura.commands.cli", "train", "train a model, alone or as one rank of several"),
-    "plan": (
-        "aura.commands.plan",
-        "main",
-        "predict memory, time, traffic and disk of a training, before any training",
-    ),
-    "sample": ("aura.commands.sample", "main", "continue a text with a trained model"),
-    "export": ("aura.commands.export", "main", "write a trained model for transformers"),
-    "copy-runs": ("aura.commands.copy_runs", "main", "copy what runs have finished to another disk"),
-    "launch-local": (
-        "aura.commands.launch_local",
-        "main",
-        "start all ranks on this machine: one per GPU, or N on the CPU",
-    ),
-    "monitor": (
-        "aura.commands.monitor",
-        "main",
-        "show the load of processor, memory and GPUs every few seconds",
-    ),
-    "check-allreduce": (
-        "aura.commands.check_allreduce",
-        "main",
-        "let all ranks add numbers and check the sum",
-    ),
-    "probe": ("aura.commands.probe", "main", "answer or measure connections between nodes"),
-    "fingerprint": ("aura.commands.fingerprint", "main", "verify a corpus and print its fingerprint"),
-    "config": (
-        "aura.commands.config",
-        "main",
-        "print a complete training configuration, or what is wrong with it",
-    ),
-    "version": ("aura.commands.cli", "version", "print the versions of everything that takes part, as JSON"),
+    "prepare": "turn text files into a corpus: a tokenizer and files of token ids",
+    "train": "train a model, alone or as one rank of several",
+    "plan": "predict memory, time, traffic and disk of a training, before any training",
+    "sample": "continue a text with a trained model",
+    "export": "write a trained model for transformers",
+    "copy-runs": "copy what runs have finished to another disk",
+    "launch-local": "start all ranks on this machine: one per GPU, or N on the CPU",
+    "monitor": "show the load of processor, memory and GPUs every few seconds",
+    "check-allreduce": "let all ranks add numbers and check the sum",
+    "probe": "answer or measure connections between nodes",
+    "fingerprint": "verify a corpus and print its fingerprint",
+    "config": "print a complete training configuration, or what is wrong with it",
+    "version": "print the versions of everything that takes part, as JSON",
 }
 # The others must outlive whoever reads what they print: a training saves, although `| tee` is gone, and a write to a
 # rank that is gone is an error of that write.
@@ -82,11 +59,10 @@ def main(argv: list[str] | None = None) -> int:
         hint = did_you_mean(command, COMMANDS)
         print(text("no_such_command", word=words[0], hint=hint), file=sys.stderr)
         return EXIT_USAGE
-    module, function, _ = COMMANDS[command]
     # `aura plan … | head` ends quietly.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL if command in ANSWERS else signal.SIG_IGN)
     try:
-        return int(getattr(importlib.import_module(module), function)(words[1:]) or 0)
+        return int(_function_of(command)(words[1:]) or 0)
     except AuraError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
@@ -94,9 +70,19 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
+def _function_of(command: str) -> Callable[[list[str]], int | None]:
+    """Imported only when it is asked for: most commands need no torch, and some nothing but the standard library."""
+    if command in (here := {"train": train, "version": version}):
+        return here[command]
+    function: Callable[[list[str]], int | None] = importlib.import_module(
+        f"aura.commands.{command.replace('-', '_')}"
+    ).main
+    return function
+
+
 def _print_help() -> None:
     print("usage: aura COMMAND [ARGUMENTS]\n\nTrain one language model on several ordinary PCs together.\n")
-    for name, (_, _, description) in COMMANDS.items():
+    for name, description in COMMANDS.items():
         print(f"  {name:16} {description}")
     print("\n`aura COMMAND --help` explains one command. `aura --version` prints the version.")
 
