@@ -121,8 +121,8 @@ class Rank:
         state = {name: tensor.contiguous() for name, tensor in self.strategy.state().items()}
         save_file(state, task.folder / f"shard-{self.rank}.safetensors")
         # One rank wants no whole state, as those that share a disk with another.
-        whole, _ = self.strategy.whole_state(wanted=self.rank != 1)
-        whole = {name: tensor.contiguous() for name, tensor in whole.items()}
+        collect = self.strategy.whole_state(wanted=self.rank != 1, copied=True)
+        whole = {name: tensor.contiguous() for name, tensor in collect().items()}
         save_file(whole, task.folder / f"whole-{self.rank}.safetensors")
         sent = self.strategy.wire.sent_bytes if isinstance(self.strategy, Sharded) else 0
         result = {"outcomes": self.outcomes, "sums": self.sums, "odd": odd, "sent": sent, "seen": self.seen}

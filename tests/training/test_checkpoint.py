@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,9 +47,9 @@ def save(directory: Path, step: int, kind: str = "checkpoint", writer: manifest.
     return write(directory, f"{kind}-step-{step}", *trained(step), state)
 
 
-def begin(saver: checkpoint.Saver, step: int) -> None:
+def begin(saver: checkpoint.Saver, step: int, copied: bool = True) -> None:
     model, optimizer = trained(step)
-    saver.begin(f"checkpoint-step-{step}", model, optimizer.tensors(), {"step": step})
+    saver.begin(f"checkpoint-step-{step}", model, optimizer.tensors, {"step": step}, copied)
 
 
 def into(optimizer: AdamW) -> Callable[[dict[str, torch.Tensor]], None]:
@@ -251,7 +250,7 @@ def test_a_save_in_the_background_holds_what_was_there_when_it_began(
     saver = checkpoint.Saver(tmp_path, keep=2, keep_every=0)
     model, optimizer = trained(3)
     wanted = model.weight.detach().clone()
-    saver.begin("checkpoint-step-3", model, optimizer.tensors(), {"step": 3})
+    saver.begin("checkpoint-step-3", model, optimizer.tensors, {"step": 3}, copied=True)
     assert not saver.wait(0)
     model.weight.data.zero_()
     disk_is_free.set()
@@ -264,10 +263,9 @@ def test_a_save_in_the_background_holds_what_was_there_when_it_began(
 def test_where_memory_is_short_training_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "_copies", lambda tensors: pytest.fail("copied"))
-    monkeypatch.setattr(checkpoint.psutil, "virtual_memory", lambda: SimpleNamespace(available=10))
+    monkeypatch.setattr(checkpoint, "copies", lambda tensors: pytest.fail("copied"))
     saver = checkpoint.Saver(tmp_path, keep=2, keep_every=0)
-    begin(saver, 3)
+    begin(saver, 3, copied=False)
     manifest.verify(tmp_path / "checkpoint-step-3")
     assert saver.wait(0)
 

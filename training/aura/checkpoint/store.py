@@ -47,6 +47,7 @@ from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.durable import flush
 from aura.errors import ConfigError
+from aura.strategy.state import copies
 from aura.texts.console import text
 
 DAMAGED, SUPERSEDED = "damaged-", "superseded-"
@@ -61,48 +62,46 @@ State = dict[str, Any]
 Report = Callable[[str], None]
 
 
+Collect = Callable[[], dict[str, Tensor]]
+
+
 class Saver:
     """Saves in the background: training waits only while its numbers are copied into memory.
 
-    One checkpoint is on its way at most. Where the copy would not fit into memory, training waits for the disk.
+    One checkpoint is on its way at most. The optimizer's state of other ranks is collected in the background, too.
     """
 
     def __init__(self, directory: Path, keep: int, keep_every: int) -> None:
         self.directory, self.keep, self.keep_every = directory, keep, keep_every
         self.name = ""
-        self.stall = 0.0  # seconds that training waited for the last save
-        self.seconds = 0.0  # that writing took
+        self.seconds = 0.0  # that collecting and writing took
+        self.collecting = False  # which takes all ranks
         self.error: Exception | None = None
         self.thread = threading.Thread()
 
-    def begin(
-        self,
-        name: str,
-        model: nn.Module,
-        optimizer: dict[str, Tensor],
-        state: State,
-        optimizer_is_copy: bool = False,
-    ) -> None:
-        """The one before must have been waited for. optimizer: its whole state; when it is a copy, nobody else changes
-        it."""
-        assert not self.thread.is_alive()
-        began = time.perf_counter()
-        self.name, self.error = name, None
+    def begin(self, name: str, model: nn.Module, collect: Collect, state: State, copied: bool) -> None:
+        """The one before must have been waited for. collect: returns the optimizer's whole state. copied: training goes
+        on at once; otherwise it waits for the disk, because the numbers would not fit into memory twice."""
         parameters = parameters_of(model)
-        to_copy = [*parameters.values(), *([] if optimizer_is_copy else optimizer.values())]
-        fits = has_room(sum(tensor.nbytes for tensor in to_copy))
-        if fits:
-            parameters = _copies(parameters)
-            optimizer = optimizer if optimizer_is_copy else _copies(optimizer)
-        self.thread = threading.Thread(target=self._write, args=(name, parameters, optimizer, state))
-        self.thread.start()
-        if not fits:
-            self.thread.join()
-        self.stall = time.perf_counter() - began
+        if copied:
+            parameters = copies(parameters)
 
-    def fail(self, name: str, error: Exception) -> None:
-        """This checkpoint cannot even be begun."""
-        self.name, self.error = name, error
+        def write_all(optimizer: dict[str, Tensor]) -> None:
+            path = write(self.directory, name, parameters, optimizer, state)
+            rotate(self.directory, self.keep, self.keep_every, path)
+
+        self._start(name, collect, write_all)
+        if not copied:
+            self.thread.join()
+
+    def help(self, name: str, collect: Collect, error: Exception | None = None) -> None:
+        """Collect for the others, and write nothing. error: why this rank would have to and cannot."""
+
+        def refuse(_: dict[str, Tensor]) -> None:
+            if error:
+                raise error
+
+        self._start(name, collect, refuse)
 
     @property
     def is_writing(self) -> bool:
@@ -114,15 +113,27 @@ class Saver:
             self.thread.join(seconds)
         return bool(self.name) and self.error is None and not self.thread.is_alive()
 
-    def _write(
-        self, name: str, parameters: dict[str, Tensor], optimizer: dict[str, Tensor], state: State
-    ) -> None:
+    def wait_without_others(self, seconds: float) -> None:
+        """For what needs nobody else: a rank is gone."""
+        if not self.collecting:
+            self.wait(seconds)
+
+    def _start(self, name: str, collect: Collect, use: Callable[[dict[str, Tensor]], None]) -> None:
+        assert not self.thread.is_alive()
+        self.name, self.error, self.collecting = name, None, True
+        # A daemon: a rank that ends does not wait for an exchange that will never end.
+        self.thread = threading.Thread(target=self._work, args=(collect, use), name="saver", daemon=True)
+        self.thread.start()
+
+    def _work(self, collect: Collect, use: Callable[[dict[str, Tensor]], None]) -> None:
         began = time.perf_counter()
         try:
-            path = write(self.directory, name, parameters, optimizer, state)
-            rotate(self.directory, self.keep, self.keep_every, path)
+            optimizer = collect()
+            self.collecting = False
+            use(optimizer)
         except Exception as error:  # whatever it is: without this, a save that failed would count as one
             self.error = error
+        self.collecting = False
         self.seconds = time.perf_counter() - began
 
 
@@ -312,10 +323,6 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
 def _overwrite(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
     for name, target in targets.items():
         target.copy_(sources[name])
-
-
-def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:

@@ -71,13 +71,6 @@ class Ranks:
             dist.all_gather(rows, tensor)
             return [row.tolist() for row in rows]
 
-    def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
-        """That of every rank, by rank; all of the same size."""
-        tensors = [torch.empty_like(tensor, device=self.device) for _ in range(self.world_size)]
-        with self.together():
-            dist.all_gather(tensors, tensor.to(self.device))
-        return tensors
-
     def odd_ones(self, value: int) -> list[int]:
         """The ranks whose value differs from that of the majority (of rank 0, when there is none)."""
         values = [row[0] for row in self.gather([value])]

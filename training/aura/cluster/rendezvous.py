@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import psutil
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from aura.texts.console import text
@@ -214,6 +215,12 @@ def own_address(master_address: str, master_port: int) -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return text("unknown_address")
+
+
+def card_of(address: str) -> str:
+    """The network interface of this host that has the address; empty where none has it."""
+    cards = psutil.net_if_addrs()
+    return next((card for card, found in cards.items() if address in {one.address for one in found}), "")
 
 
 def first_line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from aura.cluster.gang import Gang
 from aura.cluster.join import join
 from aura.cluster.place import Place, check_compiler, choose_device, link_mbit, place_from_environment
 from aura.cluster.ranks import CollectiveFailed, Ranks, collective
-from aura.cluster.rendezvous import GangBroken, GangMismatch, GangRefused
+from aura.cluster.rendezvous import GangBroken, GangMismatch, GangRefused, card_of
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows, check_corpus
@@ -197,6 +197,9 @@ class Attempt:
         if self.backend == "nccl":
             # Waiting for an operation raises an error here; otherwise torch's watchdog ends the process by SIGABRT.
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+        # Otherwise gloo takes the card that the host name stands for, which on Ubuntu is often the loopback.
+        if card := card_of(members.members[self.place.rank].address):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
         with collective():
             dist.init_process_group(
                 self.backend,
@@ -268,7 +271,7 @@ class Attempt:
     def _end_now(self, sentence: str, code: int = EXIT_TEMPORARY) -> NoReturn:
         """Without destructors: those of torch.distributed may wait for ranks that are gone."""
         self._end("failed", sentence, code)
-        self.saver.wait(SAVE_PATIENCE)
+        self.saver.wait_without_others(SAVE_PATIENCE)
         exit_now(code)
 
     def _end_alone(self, error: Exception) -> NoReturn:
@@ -282,7 +285,7 @@ class Attempt:
             code = self._end("failed", sentence, 1)
         if self.members:
             self.members.give_up(sentence, code)
-        self.saver.wait(SAVE_PATIENCE)
+        self.saver.wait_without_others(SAVE_PATIENCE)
         if self.members:
             self.members.leave()
         exit_now(code)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from aura.checkpoint import store
+from aura.cluster.ranks import CollectiveFailed
 from aura.errors import DataError
 from aura.plan.memory import moment_bytes
 from aura.run import directory
@@ -46,7 +47,8 @@ class Saving:
         self.comparison, self.board = comparison, board
         self.under_way = ""  # the name of a checkpoint
         self.began = 0.0  # when
-        # Seconds after that in which a rank may still be writing it: a guess until the first one has been written.
+        self.stall = 0.0  # seconds that training waited for it
+        # Seconds after `began` in which a rank may still be writing it: a guess until the first one has been written.
         self.writing = 60.0
 
     def begin(self) -> None:
@@ -72,15 +74,17 @@ class Saving:
         strategy.complete()
         strategy.expect_delay()
         self.began = time.monotonic()
-        has_room = store.has_room(moment_bytes(run.config))
-        optimizer, is_copy = strategy.whole_state(wanted=run.saves and has_room)
-        putting_together = time.monotonic() - self.began
-        if run.saves and is_copy and not has_room:
-            run.saver.fail(self.under_way, OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
-        elif run.saves:
-            state = state_of(self.trainer)
-            run.saver.begin(self.under_way, self.trainer.model, optimizer, state, is_copy)
-            run.saver.stall += putting_together
+        moments = moment_bytes(run.config)
+        parameters = sum(parameter.nbytes for parameter in self.trainer.model.parameters())
+        short = strategy.gathers and not store.has_room(moments)
+        copied = store.has_room(moments + parameters)
+        collect = strategy.whole_state(wanted=run.saves and not short, copied=copied)
+        if run.saves and not short:
+            run.saver.begin(self.under_way, self.trainer.model, collect, state_of(self.trainer), copied)
+        else:
+            error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if run.saves else None
+            run.saver.help(self.under_way, collect, error)
+        self.stall = time.monotonic() - self.began
         if wait:
             self._finish()
         run.status.set(state="training")
@@ -95,7 +99,9 @@ class Saving:
         run, saver, name = self.run, self.run.saver, self.under_way
         if not name:
             return
-        saved = run.saves and saver.wait()
+        saved = saver.wait() and run.saves
+        if isinstance(saver.error, CollectiveFailed):
+            raise saver.error
         if run.saves and saver.error:
             reason = directory.reason_of(saver.error)
             run.say(console.text("checkpoint_not_written", path=run.checkpoints / name, error=reason))
@@ -104,8 +110,8 @@ class Saving:
         if saves == 0:
             raise DataError("no_rank_saved", name=name)
         if saved and run.leads:
-            run.say(console.saved(name, saver.stall, saver.seconds))
-            self.board.add("Time/save_stall_seconds", saver.stall, self.trainer.progress.step)
+            run.say(console.saved(name, self.stall, saver.seconds))
+            self.board.add("Time/save_stall_seconds", self.stall, self.trainer.progress.step)
         self.under_way = ""
 
 

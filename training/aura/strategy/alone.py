@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,10 +13,12 @@ from aura.config import TrainConfig
 from aura.optim.muon import optimizer_of
 from aura.strategy.interface import Outcome, Told, clip_factor
 from aura.strategy.pieces import Segment
-from aura.strategy.state import put_together
+from aura.strategy.state import copies, put_together
 
 
 class Alone:
+    gathers = False
+
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         self.sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self.parameters = list(model.parameters())
@@ -78,8 +80,9 @@ class Alone:
     def state(self) -> dict[str, Tensor]:
         return self.optimizer.tensors()
 
-    def whole_state(self, wanted: bool) -> tuple[dict[str, Tensor], bool]:
-        return self.state(), False
+    def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
+        tensors = copies(self.state()) if wanted and copied else self.state()
+        return lambda: tensors
 
     def load(self, *parts: dict[str, Tensor]) -> None:
         wanted = {}

@@ -6,6 +6,7 @@ All have to round alike: on unlike machines parameters part.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -16,9 +17,12 @@ from aura.optim.adamw import Optimizer
 from aura.strategy.checksum import checksum
 from aura.strategy.data_parallel import DataParallel
 from aura.strategy.interface import Outcome, Told, clip_factor
+from aura.strategy.state import copies
 
 
 class Ddp:
+    gathers = False
+
     def __init__(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks, clip: float) -> None:
         """`clip`: the largest L2 norm of the mean gradient."""
         self.model, self.optimizer, self.ranks, self.clip = model, optimizer, ranks, clip
@@ -91,8 +95,9 @@ class Ddp:
     def state(self) -> dict[str, Tensor]:
         return self.optimizer.tensors()
 
-    def whole_state(self, wanted: bool) -> tuple[dict[str, Tensor], bool]:
-        return self.state(), False
+    def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
+        tensors = copies(self.state()) if wanted and copied else self.state()
+        return lambda: tensors
 
     def load(self, *parts: dict[str, Tensor]) -> None:
         for name, tensor in self.optimizer.tensors().items():

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from aura.cluster.ranks import Ranks
+from aura.cluster.ranks import collective
 from aura.strategy.pieces import Segment
 from aura.strategy.state import key, unit_of
 
@@ -51,38 +52,46 @@ def shapes_of(
 
 
 def whole_state(
-    ranks: Ranks,
+    group: dist.ProcessGroup,
     owned: Sequence[Sequence[Segment]],
     part: Mapping[str, Tensor],
     shapes: Mapping[str, tuple[list[int], torch.dtype]],
     wanted: bool,
-) -> dict[str, Tensor]:
-    """The state by whole parameters, in the CPU's memory; nothing where it is not wanted. All ranks have to call this.
+) -> Callable[[], dict[str, Tensor]]:
+    """What exchanges the state and returns it by whole parameters, in the CPU's memory; nothing where it is not wanted.
 
-    owned: the segments of every rank. part: what this rank has of the state, by `key`. shapes: see `shapes_of`. Every
-    rank sends its part to all, a chunk at a time: what a rank needs beside the result is a copy of its part and a few
-    chunks.
+    All ranks have to call what they get, which may take its time beside further steps: this rank's part of the state
+    is copied now. group: of gloo, that nobody else uses meanwhile. owned: the segments of every rank. part: what this
+    rank has of the state, by `key`. shapes: see `shapes_of`. Every rank sends its part to all, a chunk at a time: what
+    a rank needs beside the result is the copy of its part and a few chunks.
     """
     kinds: dict[str, list[str]] = {}
     for name in shapes:
         parameter, _, kind = name.rpartition(".")
         kinds.setdefault(parameter, []).append(kind)
-    mine = _bytes_of(part, owned[ranks.rank], kinds)
+    mine = _bytes_of(part, owned[group.rank()], kinds)
     regions = [list(_regions(segments, kinds, shapes)) for segments in owned]
     lengths = [sum(last - first for _, first, last in of_rank) for of_rank in regions]
-    result = {name: torch.empty(shape, dtype=kind) for name, (shape, kind) in shapes.items() if wanted}
-    flat = {name: tensor.view(-1).view(torch.uint8) for name, tensor in result.items()}
-    targets = [
-        deque(flat[name][first:last] for name, first, last in of_rank if wanted) for of_rank in regions
-    ]
-    for start in range(0, max(lengths), CHUNK):
-        chunk = torch.zeros(min(CHUNK, max(lengths) - start), dtype=torch.uint8)
-        sent = mine[start : start + CHUNK]
-        chunk[: len(sent)] = sent
-        for target, length, received in zip(targets, lengths, ranks.gather_tensors(chunk), strict=True):
-            if wanted:
-                _pour(received[: max(0, length - start)].cpu(), target)
-    return result
+
+    def collect() -> dict[str, Tensor]:
+        result = {name: torch.empty(shape, dtype=kind) for name, (shape, kind) in shapes.items() if wanted}
+        flat = {name: tensor.view(-1).view(torch.uint8) for name, tensor in result.items()}
+        targets = [
+            deque(flat[name][first:last] for name, first, last in of_rank if wanted) for of_rank in regions
+        ]
+        for start in range(0, max(lengths), CHUNK):
+            chunk = torch.zeros(min(CHUNK, max(lengths) - start), dtype=torch.uint8)
+            sent = mine[start : start + CHUNK]
+            chunk[: len(sent)] = sent
+            received = [torch.empty_like(chunk) for _ in owned]
+            with collective():
+                dist.all_gather(received, chunk, group=group)
+            for target, length, of_rank in zip(targets, lengths, received, strict=True):
+                if wanted:
+                    _pour(of_rank[: max(0, length - start)], target)
+        return result
+
+    return collect
 
 
 def _bytes_of(part: Mapping[str, Tensor], segments: Sequence[Segment], kinds: dict[str, list[str]]) -> Tensor:

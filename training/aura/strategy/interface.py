@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,6 +43,8 @@ class Outcome:
 class Strategy(Protocol):
     """The loop never assumes that parameters agree, it asks `agrees_after`."""
 
+    gathers: bool  # the optimizer's whole state is nowhere, and has to be put together
+
     def start(self) -> None:
         """Make the parameters of all ranks equal."""
 
@@ -69,9 +72,10 @@ class Strategy(Protocol):
     def state(self) -> dict[str, Tensor]:
         """This rank's part of the optimizer's state; see state.py for the names."""
 
-    def whole_state(self, wanted: bool) -> tuple[dict[str, Tensor], bool]:
-        """The optimizer's state of all ranks together, in the names and shapes of a rank that is alone; and whether it
-        is a copy, which no step changes. All ranks have to ask at the same time; who does not want it gets nothing."""
+    def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
+        """What returns the optimizer's state of all ranks together, as it is now, in the names and shapes of a rank
+        that is alone. All ranks have to ask at the same step, and to call what they get, each in its own time; where it
+        is not `wanted` it may return nothing. copied: steps go on before that, and must not change it."""
 
     def load(self, *parts: dict[str, Tensor]) -> None:
         """`state` of other ranks, also of other numbers of ranks, that together have all that this rank needs."""

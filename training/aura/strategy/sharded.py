@@ -41,6 +41,8 @@ FEWEST_ROUNDS = 4  # a small model's gradients leave while it computes, too
 
 
 class Sharded:
+    gathers = True
+
     def __init__(self, model: nn.Module, ranks: Ranks, config: TrainConfig) -> None:
         """All ranks have to call this together."""
         self.model, self.ranks, self.config = model, ranks, config
@@ -67,7 +69,10 @@ class Sharded:
             for name in round_.names:
                 self.rounds_of[name].append(number)
         with collective():
-            self.group = dist.new_group(timeout=timedelta(seconds=config.collective_timeout))
+            timeout = timedelta(seconds=config.collective_timeout)
+            self.group = dist.new_group(timeout=timeout)
+            # For what is exchanged while steps go on, out of the CPU's memory.
+            self.beside = dist.new_group(timeout=timeout, backend="gloo")
         self.side: torch.cuda.Stream | None = None  # of the thread
         if self.device.type == "cuda":
             self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -147,10 +152,10 @@ class Sharded:
     def state(self) -> dict[str, Tensor]:
         return {name: as_saved(tensor, kind) for name, (_, kind, tensor) in self._named_state().items()}
 
-    def whole_state(self, wanted: bool) -> tuple[dict[str, Tensor], bool]:
+    def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
         outlined = optimizer_of(Outline(self.parameters), self.config).tensors()
         shapes = shapes_of(self.parameters, outlined)
-        return whole_state(self.ranks, self.owned, self.state(), shapes, wanted), True
+        return whole_state(self.beside, self.owned, self.state(), shapes, wanted)
 
     def load(self, *parts: dict[str, Tensor]) -> None:
         put_together(self._named_state(), parts)

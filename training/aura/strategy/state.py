@@ -82,6 +82,11 @@ def _fill(segment: Segment, target: Tensor, sources: list[tuple[Segment, Tensor]
     return done if done < segment.stop else None
 
 
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In the CPU's memory."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
 def as_saved(tensor: Tensor, kind: str) -> Tensor:
     """Flat, but for scales, which keep a row for each moment."""
     return tensor if kind in ("scales", "step") else torch.flatten(tensor)
