@@ -123,7 +123,8 @@ def work(given: argparse.Namespace) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=given.ranks, timeout=timedelta(minutes=3)
     )
-    config = resolve(given.preset, {"optimizer": given.optimizer, "wire": given.wire})
+    sizes = {name: int(value) for name, _, value in (one.partition("=") for one in given.setting)}
+    config = resolve(given.preset, {"optimizer": given.optimizer, "wire": given.wire, **sizes})
     wire = {"fp32": torch.float32, "bf16": torch.bfloat16}[given.wire]
     ways = {"sharded": sharded(config, rank, given.ranks), "DDP": torchs_ddp(config, given.ranks, wire)}
     elements = sum(parameter.numel() for parameter in GPT(config, "meta").parameters())
@@ -150,7 +151,8 @@ def work(given: argparse.Namespace) -> None:
     if rank == 0:
         of_all_reduce = 2 * (given.ranks - 1) * elements * 4
         link = f"links of {given.lab}" if given.lab else "loopback"
-        print(f"{given.preset}, {given.optimizer}, {given.wire} on the wire, {given.ranks} ranks, {link}")
+        print(" ".join([given.preset, *given.setting]), end=", ")
+        print(f"{given.optimizer}, {given.wire} on the wire, {given.ranks} ranks, {link}")
         for way in ways:
             median, low, high = statistics.median(seconds[way]), min(seconds[way]), max(seconds[way])
             on_wire = statistics.median(sent[way])
@@ -189,6 +191,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--preset", default="gpt2-nano")
+    parser.add_argument(
+        "--setting", action="append", default=[], metavar="NAME=N", help="in place of the preset's"
+    )
     parser.add_argument("--optimizer", default="adamw", choices=("adamw", "muon"))
     parser.add_argument("--wire", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--ranks", type=int, default=5)
