@@ -126,7 +126,7 @@ def test_parameters_gradients_and_moments_are_exact(formats: tuple[str, str, str
     assert predicted.parameters == nbytes(step.model.parameters()) == parameter_bytes(config)
     assert predicted.gradients == nbytes(step.strategy.buckets)
     assert predicted.moments == nbytes(step.optimizer.tensors().values()) == moment_bytes(config)
-    assert checkpoint_bytes(config) == predicted.parameters + predicted.moments
+    assert checkpoint_bytes(config, 1) == predicted.parameters + predicted.moments
 
 
 @pytest.mark.parametrize("preset", ["gpt2-medium", "gpt2-medium-4gb"])

@@ -17,6 +17,7 @@ from aura.config import TrainConfig
 
 GIB = 2**30
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+CODE_BITS, CODE_BLOCK = {"int8": 8, "int4": 4}, 128  # on the wire; a block has one byte more
 PIECE = 1 << 22  # elements that the optimizer updates at once where it is not torch's fused kernel
 BLOCK = 256  # int8 moments: elements that share one fp32 scale
 # What the driver, CUDA and its libraries keep for one process. Between 0.3 and 0.8 GiB by card and driver.
@@ -29,7 +30,7 @@ class Memory:
 
     parameters: int
     gradients: int
-    moments: int
+    moments: int  # and the owner's own weights, where it has some
     weight_copies: int  # 2-byte copies that autocast makes of fp32 weights
     activations: int  # kept from the forward for the backward pass
     logits: int  # of one chunk, with their gradient
@@ -78,7 +79,16 @@ def parameter_bytes(config: TrainConfig) -> int:
 
 def wire_bytes(config: TrainConfig) -> int:
     """All gradients, or all weights, in the number format in which ranks send them."""
+    if config.wire in CODE_BITS:
+        return math.ceil(stored_parameters(config) / CODE_BLOCK) * (
+            CODE_BLOCK * CODE_BITS[config.wire] // 8 + 1
+        )
     return stored_parameters(config) * min(BYTES[config.parameter_format], BYTES[config.wire])
+
+
+def master_bytes(config: TrainConfig, ranks: int) -> int:
+    """Of all owners: the weights in fp32 that each has beside everybody's, see strategy/formats.py."""
+    return 4 * stored_parameters(config) if ranks > 1 and config.wire in CODE_BITS else 0
 
 
 def moment_bytes(config: TrainConfig) -> int:
@@ -98,9 +108,14 @@ def moment_bytes(config: TrainConfig) -> int:
     return 2 * BYTES[config.moment_format] * sum(tensors) + steps + momentum
 
 
-def checkpoint_bytes(config: TrainConfig) -> int:
-    """Parameters and moments in their formats; names and state are a few kilobytes more."""
-    return parameter_bytes(config) + moment_bytes(config)
+def state_bytes(config: TrainConfig, ranks: int) -> int:
+    """What an optimizer's state is in memory and in a checkpoint."""
+    return moment_bytes(config) + master_bytes(config, ranks)
+
+
+def checkpoint_bytes(config: TrainConfig, ranks: int) -> int:
+    """Parameters and the optimizer's state in their formats; names and progress are a few kilobytes more."""
+    return parameter_bytes(config) + state_bytes(config, ranks)
 
 
 def owners(config: TrainConfig, ranks: int) -> int:
@@ -119,7 +134,7 @@ def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool, ranks: int = 
         parameters=parameter_bytes(config),
         # An owner adds up the gradients of all ranks in fp32.
         gradients=parameter_bytes(config) + 4 * share,
-        moments=math.ceil(moment_bytes(config) / parts),
+        moments=math.ceil(state_bytes(config, ranks) / parts),
         weight_copies=weight_copies,
         activations=activations,
         logits=logits,

@@ -207,7 +207,7 @@ def plan_for(
         compute_seconds=compute,
         communication_bytes=sent,
         communication_seconds=communication,
-        checkpoint_bytes=checkpoint_bytes(config),
+        checkpoint_bytes=checkpoint_bytes(config, ranks),
         checkpoints_on_disk=config.keep_checkpoints + 2,  # the best one, and one that is being written
         steps=steps,
         passes=steps * tokens_per_step / corpus_tokens if corpus_tokens else None,

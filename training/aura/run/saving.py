@@ -11,7 +11,7 @@ from typing import Any
 from aura.checkpoint import store
 from aura.cluster.ranks import CollectiveFailed
 from aura.errors import DataError
-from aura.plan.memory import moment_bytes
+from aura.plan.memory import state_bytes
 from aura.run import directory
 from aura.run.board import Board
 from aura.run.observers import Comparison
@@ -74,10 +74,10 @@ class Saving:
         strategy.complete()
         strategy.expect_delay()
         self.began = time.monotonic()
-        moments = moment_bytes(run.config)
+        optimizer = state_bytes(run.config, run.place.world_size)
         parameters = sum(parameter.nbytes for parameter in self.trainer.model.parameters())
-        short = strategy.gathers and not store.has_room(moments)
-        copied = store.has_room(moments + parameters)
+        short = strategy.gathers and not store.has_room(optimizer)
+        copied = store.has_room(optimizer + parameters)
         collect = strategy.whole_state(wanted=run.saves and not short, copied=copied)
         if run.saves and not short:
             run.saver.begin(self.under_way, self.trainer.model, collect, state_of(self.trainer), copied)

@@ -12,16 +12,23 @@ from aura.strategy.pieces import Segment
 
 
 class Shard(nn.Module):
-    """The owned elements, as if they were the parameters of a model: an optimizer sees no difference.
+    """The owned elements, as if they were the parameters of a model: an optimizer sees no difference. With `master`
+    they are copies in fp32; otherwise the elements themselves.
 
     Whole matrices have two dimensions; so do parts of matrices and embeddings (one row), which say to the optimizer
     that they decay. The gradients are parts of one flat fp32 tensor, in the order of the owner's stream.
     """
 
     def __init__(
-        self, parameters: dict[str, nn.Parameter], segments: list[Segment], matrices: set[str]
+        self,
+        parameters: dict[str, nn.Parameter],
+        segments: list[Segment],
+        matrices: set[str],
+        master: bool = False,
     ) -> None:
         super().__init__()
+        self.master = master
+        self.everybodys: list[Tensor] = []  # the elements as all ranks have them
         self.segments: dict[str, Segment] = {}
         self.views: dict[str, nn.Parameter] = {}
         first = next(iter(parameters.values()))
@@ -32,8 +39,9 @@ class Shard(nn.Module):
             parameter = parameters[segment.name]
             columns = parameter.shape[-1] if segment.name in matrices else len(segment)
             shape = (-1, columns) if parameter.dim() > 1 else (-1,)
-            part = parameter.data.view(-1)[segment.start : segment.stop].view(shape)
-            view = nn.Parameter(part, requires_grad=False)
+            part = parameter.data.view(-1)[segment.start : segment.stop]
+            self.everybodys.append(part)
+            view = nn.Parameter((part.float().clone() if master else part).view(shape), requires_grad=False)
             view.grad_dtype = torch.float32  # also of bf16 parameters
             view.grad = self.gradient[place : place + len(segment)].view(shape)
             name = f"{segment.name}[{segment.start}:{segment.stop}]"
@@ -42,10 +50,27 @@ class Shard(nn.Module):
 
     def values(self) -> Tensor:
         """A copy of the elements, flat, in the order of the stream."""
-        nothing = self.gradient.new_empty(0, dtype=self.format)  # torch.cat wants something
-        return torch.cat([nothing, *(view.view(-1) for view in self.views.values())])
+        return self._one_after_another([view.view(-1) for view in self.views.values()])
 
-    def overwrite(self, values: Tensor) -> None:
+    def weights(self) -> Tensor:
+        """The same of those that all ranks have."""
+        return self._one_after_another(self.everybodys)
+
+    def take_back(self, weights: Tensor) -> None:
+        """An update without master has changed everybody's weights on this rank alone: as they were before it."""
+        if not self.master:
+            self._overwrite(weights)
+
+    def begin_anew(self) -> None:
+        """From the weights that all ranks have."""
+        if self.master:
+            self._overwrite(self.weights())
+
+    def _one_after_another(self, parts: list[Tensor]) -> Tensor:
+        nothing = self.gradient.new_empty(0, dtype=self.format)  # torch.cat wants something
+        return torch.cat([nothing, *parts])
+
+    def _overwrite(self, values: Tensor) -> None:
         parts = torch.split(values, [len(segment) for segment in self.segments.values()])
         for view, part in zip(self.views.values(), parts, strict=True):
             view.copy_(part.view_as(view))

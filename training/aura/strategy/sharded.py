@@ -7,8 +7,9 @@
 
 One rank computes each update and all take the same bytes, so parameters are bit-equal on all ranks, also on unlike
 processors and GPUs. Each leg moves (N - 1) / N of the parameters per rank and direction, together what an all-reduce
-moves. With bf16 on the wire both legs have half of the bytes: leg 2 then carries what is added to the weights, which
-all add alike, the owner to what it had before.
+moves. With fewer bits on the wire leg 2 carries what is added to the weights, which all add alike, the owner too.
+bf16: to what it had before. int8 and int4: the owner has weights of its own in fp32, and sends by how much they differ
+from everybody's, so that what a step rounds off is in the next one.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from aura.cluster.ranks import Ranks, collective
 from aura.config import TrainConfig
 from aura.optim.muon import optimizer_of
 from aura.strategy.checksum import checksum, make_equal
+from aura.strategy.formats import Plain, WireFormat, format_of
 from aura.strategy.gather import Outline, shapes_of, whole_state
 from aura.strategy.interface import Outcome, Told, clip_factor, outcome_of
 from aura.strategy.pieces import Round, Segment, owners, rounds
 from aura.strategy.shard import Shard
-from aura.strategy.state import as_saved, key, put_together
+from aura.strategy.state import MASTER, as_saved, key, put_together
 from aura.strategy.wire import Exchange, Patience, Wire
 
 # What a rank sends in one round, at the most: 34 ms at 1 Gbit/s, 0.34 s at 100 Mbit/s.
@@ -52,16 +54,16 @@ class Sharded:
         self.flat = {name: parameter.data.view(-1) for name, parameter in self.parameters.items()}
         first = next(iter(self.flat.values()))
         self.device = first.device
-        # Gradients have the format of the parameters: a wider one on the wire would say nothing more.
-        asked_for = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.wire]
-        self.wire_format = min(asked_for, first.dtype, key=lambda format_: torch.finfo(format_).bits)
-        # In bf16, weights would lose the small changes; the changes themselves only lose their last bits.
-        self.changes_only = torch.finfo(self.wire_format).bits < torch.finfo(first.dtype).bits
+        self.format = format_of(config, first.dtype)
+        self.weight_format: WireFormat = (
+            self.format if self.format.changes else Plain(first.dtype, changes=False)
+        )
         matrices = whole_matrices(model) if config.optimizer == "muon" else {}
         shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         self.owned = owners(shapes, matrices, ranks.world_size)
         self.rounds = rounds(self.owned, _round_count(self.owned))
-        self.shard = Shard(self.parameters, self.owned[ranks.rank], set(matrices))
+        self.shard = Shard(self.parameters, self.owned[ranks.rank], set(matrices), self.format.master)
+        self.has_loaded = False
         self.optimizer = optimizer_of(self.shard, config)
         # Of this rank's owned gradient: the sum of squares, and which ranks' parts are not finite
         self.squares = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -86,6 +88,8 @@ class Sharded:
 
     def start(self) -> None:
         make_equal(self.ranks, list(self.flat.values()))
+        if not self.has_loaded:
+            self.shard.begin_anew()
 
     def begin_step(self) -> None:
         if not self.layer_by_layer:
@@ -128,13 +132,13 @@ class Sharded:
             return outcome
         factor = clip_factor(outcome.gradient_norm, self.config.clip, outcome.tokens)
         self.shard.gradient.mul_(factor / told.loss_scale)
-        before = self.shard.values() if self.changes_only else None
+        before = self.shard.weights() if self.format.changes else None
         if self.shard.views:
             self.optimizer.step(lr)
         after = self.shard.values()
         if before is not None:
-            self.shard.overwrite(before)
-            after = after.sub_(before).to(self.wire_format)
+            after = after.sub_(before)
+            self.shard.take_back(before)
         self._send_weights(after)
         return outcome
 
@@ -155,12 +159,22 @@ class Sharded:
         return {name: as_saved(tensor, kind) for name, (_, kind, tensor) in self._named_state().items()}
 
     def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
-        outlined = optimizer_of(Outline(self.parameters), self.config).tensors()
+        outline = Outline(self.parameters)
+        outlined = optimizer_of(outline, self.config).tensors()
+        if self.format.master:
+            outlined |= {f"{name}.{MASTER}": part.float() for name, part in outline.named_parameters()}
         shapes = shapes_of(self.parameters, outlined)
         return whole_state(self.beside, self.owned, self.state(), shapes, wanted)
 
     def load(self, *parts: dict[str, Tensor]) -> None:
-        put_together(self._named_state(), parts)
+        wanted, parts = self._named_state(), tuple(parts)
+        if self.format.master:
+            self.shard.begin_anew()
+            if not any(name.split("[")[0].endswith(f".{MASTER}") for part in parts for name in part):
+                # Written with another format on the wire: the weights are all there is.
+                wanted = {text: one for text, one in wanted.items() if one[1] != MASTER}
+        put_together(wanted, parts)
+        self.has_loaded = True
 
     def close(self) -> None:
         self.complete()
@@ -172,6 +186,10 @@ class Sharded:
             name, _, kind = text.rpartition(".")
             segment = self.shard.segments[name]
             named[key(segment, kind)] = (segment, kind, tensor)
+        if self.format.master:
+            for name, view in self.shard.views.items():
+                segment = self.shard.segments[name]
+                named[key(segment, MASTER)] = (segment, MASTER, view.data.view(-1))
         return named
 
     # Leg 1
@@ -204,12 +222,14 @@ class Sharded:
     @torch.no_grad()
     def _send_gradients(self) -> None:
         round_ = self.rounds[self.next_round]
-        parts = [self._gradient(piece) for pieces in round_.pieces for piece in pieces]
+        nothing = self.shard.gradient.new_empty(0, dtype=self.shard.format)  # torch.cat wants something
+        groups = [[nothing, *map(self._gradient, pieces)] for pieces in round_.pieces]
+        units = [self.format.units(length) for length in round_.lengths]
         self._submit(
             "gradients" if self.next_round else "first gradients",
-            self._on_the_wire(parts, self.wire_format),
-            round_.lengths,
-            [round_.lengths[self.ranks.rank]] * self.ranks.world_size,
+            self._on_the_wire(self.format.pack(groups)),
+            units,
+            [units[self.ranks.rank]] * self.ranks.world_size,
             partial(self._add_up, round_),
         )
         self.next_round += 1
@@ -229,7 +249,7 @@ class Sharded:
         length = round_.lengths[self.ranks.rank]
         if not length:
             return
-        parts = received.view(self.ranks.world_size, length).to(self.device)
+        parts = self.format.unpack(received.to(self.device), [length] * self.ranks.world_size)
         total = self.shard.gradient[round_.start : round_.start + length]
         total.copy_(parts[0])
         for part in parts[1:]:
@@ -237,7 +257,7 @@ class Sharded:
         wide = total.double()
         self.squares += wide.dot(wide)
         # A sum is finite when its terms are, unless they are about as large as fp32 can hold.
-        self.bad |= ~parts.sum(dim=1, dtype=torch.float32).isfinite()
+        self.bad |= ~torch.stack([part.sum(dtype=torch.float32) for part in parts]).isfinite()
 
     # Numbers
 
@@ -262,22 +282,25 @@ class Sharded:
         me, everybody = self.ranks.rank, self.ranks.world_size
         for number in reversed(range(len(self.rounds))):
             round_ = self.rounds[number]
-            part = stream[round_.start : round_.stops[me]]
+            packed = self.weight_format.pack([[stream[round_.start : round_.stops[me]]]])
+            units = [self.weight_format.units(length) for length in round_.lengths]
             self.weights[number] = self._submit(
                 "weights" if number < len(self.rounds) - 1 else "first weights",
-                partial(_for_everybody, self._on_the_wire([part], stream.dtype), everybody),
-                [round_.lengths[me]] * everybody,
-                round_.lengths,
+                partial(_for_everybody, self._on_the_wire(packed), everybody),
+                [units[me]] * everybody,
+                units,
                 partial(self._take_in, round_),
             )
 
     def _take_in(self, round_: Round, received: Tensor) -> None:
         """Everybody takes what was sent, its owner too: whatever the wire does to it, it is the same for all."""
-        pieces = [piece for of_owner in round_.pieces for piece in of_owner]
-        parts = torch.split(received.to(self.device), [len(piece) for piece in pieces])
-        for piece, part in zip(pieces, parts, strict=True):
-            target = self.flat[piece.name][piece.start : piece.stop]
-            _ = target.add_(part) if self.changes_only else target.copy_(part)
+        of_owners = self.weight_format.unpack(received.to(self.device), round_.lengths)
+        for pieces, values in zip(round_.pieces, of_owners, strict=True):
+            for piece, part in zip(
+                pieces, torch.split(values, [len(piece) for piece in pieces]), strict=True
+            ):
+                target = self.flat[piece.name][piece.start : piece.stop]
+                _ = target.add_(part) if self.format.changes else target.copy_(part)
 
     def _await_weights(self, number: int) -> None:
         """Until this round and all rounds behind it are in the parameters."""
@@ -304,13 +327,12 @@ class Sharded:
         with self.ranks.activity.waiting():
             self.wire.wait(number)
 
-    def _on_the_wire(self, parts: list[Tensor], format_: torch.dtype) -> Callable[[], Tensor]:
-        """The parts one after the other, on the device that the wire takes them from; the function waits for them."""
-        packed = torch.cat(parts).to(format_)
+    def _on_the_wire(self, packed: Tensor) -> Callable[[], Tensor]:
+        """It, on the device that the wire takes it from; the function waits for it."""
         if self.side is None:
             return lambda: packed
         if self.ranks.device.type == "cpu":
-            host = torch.empty(packed.shape, dtype=format_, pin_memory=True)
+            host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             packed = host.copy_(packed, non_blocking=True)
         else:
             packed.record_stream(self.side)

@@ -2,7 +2,8 @@
 
 A name says what a tensor holds: `h.0.attn.c_attn.weight.exp_avg[4096:8192]` are the first moments of these elements
 of the flattened parameter, in their order. Without brackets it is the whole parameter, whatever the tensor's shape.
-`.scales` (2, blocks) belong to blocks of 256 elements, `.step` to the whole parameter. Nothing else is needed to put
+`.scales` (2, blocks) belong to blocks of 256 elements, `.step` to the whole parameter; `.master` are its elements as
+their owners have them, where these are more exact than everybody's. Nothing else is needed to put
 parts together: not who owned them, nor how many ranks there were.
 
 A checkpoint holds the whole state by whole parameters, whoever has owned what: gather.py puts it together, and a rank
@@ -22,6 +23,7 @@ from aura.errors import DataError
 from aura.optim.adamw import BLOCK
 from aura.strategy.pieces import Segment
 
+MASTER = "master"
 NAME = re.compile(r"(?P<name>.+)\.(?P<kind>\w+?)(\[(?P<start>\d+):(?P<stop>\d+)\])?")
 
 
