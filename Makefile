@@ -26,6 +26,8 @@ NODE ?=
 PACKAGES ?=
 # make roles ROLE=firewall tests one role only.
 ROLE ?=
+# make bench-learning LONG=1: more seeds, and every arm at more than one learning rate.
+LONG ?=
 # make lock-torch BUILD=cu126 locks this build of torch; make bundle BUILD='cpu cu130' takes these along.
 BUILD ?=
 
@@ -67,7 +69,7 @@ DEV := .venv/.dev
 .PHONY: help
 help: ## print this
 	@echo "make <target>:"
-	awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(CONTROLLER) ## build five virtual nodes on this machine, provision them, train on them, show the result
@@ -138,6 +140,10 @@ bench: $(DEV) $(TRAINER) ## measure speed and learning on this machine's CPU aga
 .PHONY: bench-gpu
 bench-gpu: $(DEV) $(TRAINER) ## measure speed and memory of the presets on one GPU (8 minutes)
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/gpu.py
+
+.PHONY: bench-learning
+bench-learning: $(DEV) $(TRAINER) ## measure what few bits and a delay cost in loss, on the CPU (10 minutes; all of it: LONG=1)
+	@PYTHONPATH=$(CURDIR)/training python benchmarks/learning.py $(if $(LONG),--long)
 
 .PHONY: format
 format: $(DEV) ## write the Python files again as ruff formats them

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from aura.config import resolve
-from loops import HERE, QUIET, Run, Settings, loop, ours, reference, run, write_results
+from loops import (
+    QUIET,
+    Run,
+    Settings,
+    loop,
+    ours,
+    prepare_corpus,
+    reference,
+    spanish_text,
+    write_results,
+)
 from rich.console import Console
 from rich.table import Table
 
@@ -54,14 +63,6 @@ LEARNING_QUIET = {"validate_every": 10**6, "save_every": 10**6}
 # gpt2-nano's betas and weight decay are those of torch's AdamW where it is told nothing.
 OURS = {"adamw": (1.5e-3, 2.2e-3), "muon": (3e-3, 6e-3)}
 TRANSFORMERS = (1.5e-3, 2.2e-3)
-
-
-def prepare_corpus(text: Path, directory: Path) -> Path:
-    """The documentation corpus; more of it for validation than usual, so that small differences show."""
-    corpus = directory / "corpus"
-    command = [sys.executable, "-m", "aura", "prepare", "--input", str(text), "--output", str(corpus)]
-    run([*command, "--vocab-size", str(VOCABULARY), "--validation-fraction", "0.05"])
-    return corpus
 
 
 def compare_speed(corpus: Path, size: Size, compiled: bool, repeats: int) -> dict[str, Any]:
@@ -149,15 +150,9 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     console, started = Console(), time.perf_counter()
-    text = arguments.text
-    if text is None:
-        fetched = subprocess.run(
-            [HERE.parent / "tests/lab/spanish-docs"], stdout=subprocess.PIPE, text=True, check=True
-        )
-        text = Path(fetched.stdout.splitlines()[-1])
     results: dict[str, Any] = {"cpus": os.cpu_count(), "speed": [], "learning": []}
     with tempfile.TemporaryDirectory() as directory:
-        corpus = prepare_corpus(text, Path(directory))
+        corpus = prepare_corpus(arguments.text or spanish_text(), Path(directory), VOCABULARY)
         if arguments.only != "learning":
             for size in SIZES:
                 for compiled in (False, True):

@@ -37,6 +37,22 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
+def spanish_text() -> Path:
+    """The documentation corpus' text, fetched from Debian where it is not in the cache."""
+    fetched = subprocess.run(
+        [HERE.parent / "tests/lab/spanish-docs"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return Path(fetched.stdout.splitlines()[-1])
+
+
+def prepare_corpus(text: Path, directory: Path, vocabulary: int) -> Path:
+    """The documentation corpus; more of it for validation than usual, so that small differences show."""
+    corpus = directory / "corpus"
+    command = [sys.executable, "-m", "aura", "prepare", "--input", str(text), "--output", str(corpus)]
+    run([*command, "--vocab-size", str(vocabulary), "--validation-fraction", "0.05"])
+    return corpus
+
+
 def flags(settings: Settings) -> list[str]:
     """Settings as `aura train` takes them."""
     return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]

@@ -1,0 +1,155 @@
+"""One process plays the five ranks of the engine that is planned: what is learnt, without the time.
+
+Replicas are bit-equal (every rank adds the same bytes), so one model computes for all of them, and one more holds the
+owners' masters. A step, as the engine will do it:
+
+- every rank computes `MICRO_BATCHES` micro-batches, the first ceil(late · MICRO_BATCHES) of them on the weights before
+  the update that is still on its way, or on a prediction of it: as if it were equal to the update before it;
+- leg 1: the ranks' summed gradients, encoded, go to the owners, who add them up in fp32;
+- the optimizer updates the owners' masters;
+- leg 2: the difference between the masters and what the replicas hold, encoded, goes to all. What the codec loses stays
+  in the masters, and so in the next difference.
+
+Two simplifications: blocks of the codec follow the order of the parameters, not that of the owners' streams; and a
+rank's own part is encoded like all others, which never leaves it in the engine.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from aura.config import TrainConfig
+from aura.corpus.windows import Order, Windows, inputs_and_targets
+from aura.model.gpt import GPT
+from aura.optim.muon import optimizer_of
+from aura.optim.schedule import learning_rate
+from aura.strategy.codec import decode, encode, is_finite
+from aura.strategy.interface import clip_factor
+from torch import Tensor, nn
+
+RANKS = 5
+MICRO_BATCHES = 8  # of one window each, per step and rank
+WINDOWS = RANKS * MICRO_BATCHES  # per step
+VALIDATED_TOGETHER = 64  # windows
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an arm does otherwise than the synchronous one."""
+
+    gradients: str = "fp32"  # format of leg 1
+    differences: str = "fp32"  # format of leg 2
+    error_feedback: bool = False  # a rank adds what leg 1 lost to its next gradient
+    late: float = 0.0  # fraction of a step that computes before the last update has come
+    predicted: bool = False  # … on w + (w - w before) in place of w
+
+
+@dataclass(frozen=True)
+class Result:
+    loss: float  # of the whole validation text [nats per token]
+    seconds: float
+
+
+def train(config: TrainConfig, setting: Setting, train_on: Windows, validate_on: Windows) -> Result:
+    """One pass over the first config.steps · WINDOWS windows of the order that config.seed gives."""
+    if config.steps * WINDOWS > len(train_on):
+        raise ValueError(f"{config.steps} steps need {config.steps * WINDOWS} windows of {len(train_on)}")
+    started = time.perf_counter()
+    ranks, order = FiveRanks(config, setting), Order(len(train_on), config.seed)
+    for step in range(config.steps):
+        batch = train_on.batch(order.at(step * WINDOWS, WINDOWS))
+        ranks.step(batch.view(RANKS, MICRO_BATCHES, -1), learning_rate(config, step))
+    return Result(ranks.validate(validate_on), time.perf_counter() - started)
+
+
+class FiveRanks:
+    def __init__(self, config: TrainConfig, setting: Setting) -> None:
+        self.config, self.setting = config, setting
+        self.model, self.masters = GPT(config), GPT(config)
+        self.weights, self.gradient = flatten(self.model)
+        self.master, self.total = flatten(self.masters)
+        self.optimizer = optimizer_of(self.masters, config)
+        # What replicas hold after the last update, the one before and the one before that
+        self.versions = [self.master.clone() for _ in range(3)]
+        self.late = math.ceil(setting.late * MICRO_BATCHES)
+        self.lost = [torch.zeros_like(self.master) for _ in range(RANKS if setting.error_feedback else 0)]
+
+    def step(self, batch: Tensor, lr: float) -> None:
+        """batch: whole windows (RANKS, MICRO_BATCHES, seq_len + 1)."""
+        self.total.zero_()
+        if self.setting.gradients == "fp32":
+            # The sum over the ranks is the same whoever computes it.
+            self._compute(batch)
+            self.total += self.gradient
+        else:
+            for rank, windows in enumerate(batch):
+                self._compute(windows[None])
+                self._send_gradient(rank)
+        tokens = WINDOWS * self.config.seq_len
+        norm = torch.linalg.vector_norm(self.total).item() / tokens
+        self.total *= clip_factor(norm, self.config.clip, tokens)
+        self.optimizer.step(lr)
+        self._send_difference()
+
+    def _compute(self, windows: Tensor) -> None:
+        """self.gradient: of the summed loss of the windows (ranks, MICRO_BATCHES, seq_len + 1)."""
+        self.gradient.zero_()
+        now, before, long_before = self.versions
+        if self.late:
+            predicted = before + (before - long_before) if self.setting.predicted else before
+            self._backward(predicted, windows[:, : self.late])
+        if self.late < MICRO_BATCHES:
+            self._backward(now, windows[:, self.late :])
+
+    def _backward(self, weights: Tensor, windows: Tensor) -> None:
+        self.weights.copy_(weights)
+        inputs, targets = inputs_and_targets(windows.flatten(0, 1))
+        self.model.loss_sum(inputs, targets).backward()  # type: ignore[no-untyped-call]
+
+    def _send_gradient(self, rank: int) -> None:
+        if self.lost:
+            self.gradient += self.lost[rank]
+        received = over_the_wire(self.gradient, self.setting.gradients)
+        if self.lost:
+            torch.sub(self.gradient, received, out=self.lost[rank])
+        self.total += received
+
+    def _send_difference(self) -> None:
+        now = self.versions[0]
+        difference = over_the_wire(self.master - now, self.setting.differences)
+        # In fp32 the weights themselves are sent.
+        after = self.master.clone() if self.setting.differences == "fp32" else now + difference
+        self.versions = [after, *self.versions[:2]]
+
+    @torch.no_grad()
+    def validate(self, windows: Windows) -> float:
+        """With the last update, which the end of a run waits for."""
+        self.weights.copy_(self.versions[0])
+        whole = windows.batch(torch.arange(len(windows)).numpy())
+        parts = [inputs_and_targets(part) for part in torch.split(whole, VALIDATED_TOGETHER)]
+        total = sum(self.model.loss_sum(inputs, targets).item() for inputs, targets in parts)
+        return total / (len(windows) * self.config.seq_len)
+
+
+def over_the_wire(values: Tensor, format_: str) -> Tensor:
+    """What comes out of the codec."""
+    buffer = encode(values, format_)
+    if not is_finite(buffer, format_, len(values)):
+        raise ValueError("something is not finite")
+    return decode(buffer, format_, len(values))
+
+
+def flatten(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """All parameters, and all gradients, as one tensor each; the model's own become views of them."""
+    parameters = list(model.parameters())
+    values = torch.cat([parameter.data.view(-1) for parameter in parameters])
+    gradients = torch.zeros_like(values)
+    sizes = [parameter.numel() for parameter in parameters]
+    parts = zip(parameters, torch.split(values, sizes), torch.split(gradients, sizes), strict=True)
+    for parameter, value, gradient in parts:
+        parameter.data = value.view_as(parameter)
+        parameter.grad = gradient.view_as(parameter)
+    return values, gradients
