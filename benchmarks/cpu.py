@@ -56,6 +56,13 @@ OURS = {"adamw": (1.5e-3, 2.2e-3), "muon": (3e-3, 6e-3)}
 TRANSFORMERS = (1.5e-3, 2.2e-3)
 
 
+def documentation() -> Path:
+    """The directory with Debian's Spanish documentation as text; fetched where it is not in the cache."""
+    program = HERE.parent / "tests/lab/spanish-docs"
+    fetched = subprocess.run([program], stdout=subprocess.PIPE, text=True, check=True)
+    return Path(fetched.stdout.splitlines()[-1])
+
+
 def prepare_corpus(text: Path, directory: Path) -> Path:
     """The documentation corpus; more of it for validation than usual, so that small differences show."""
     corpus = directory / "corpus"
@@ -149,12 +156,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     console, started = Console(), time.perf_counter()
-    text = arguments.text
-    if text is None:
-        fetched = subprocess.run(
-            [HERE.parent / "tests/lab/spanish-docs"], stdout=subprocess.PIPE, text=True, check=True
-        )
-        text = Path(fetched.stdout.splitlines()[-1])
+    text = arguments.text or documentation()
     results: dict[str, Any] = {"cpus": os.cpu_count(), "speed": [], "learning": []}
     with tempfile.TemporaryDirectory() as directory:
         corpus = prepare_corpus(text, Path(directory))
