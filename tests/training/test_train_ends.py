@@ -31,7 +31,8 @@ def test_a_run_of_one_epoch_sees_every_window_once(corpus: Corpus, tmp_path: Pat
     (trainer,) = complete(start(tmp_path, corpus, 1, "--epochs 1 --batch-size 200 --warmup-steps 0"))
     windows = len(Windows(corpus, "train", 16))
     assert trainer.done["step"] == math.ceil(windows / 200) == trainer.status["max_steps"]
-    assert trainer.done["tokens_seen"] >= windows * 16
+    assert trainer.done["tokens_seen"] > windows * 16  # the last step begins the next epoch
+    assert re.findall(r"Epoch \d+/\d+", trainer.text) == ["Epoch 1/1"]
 
 
 def test_a_rank_that_lost_only_the_mark_of_its_end_does_not_wait(
@@ -90,6 +91,7 @@ def test_epochs_are_counted_in_what_was_seen_whatever_the_number_of_ranks(
     (one,) = complete(start(tmp_path, corpus, 1, settings))
     seen = one.done["tokens_seen"] // 16
     assert 2 * windows <= seen < 2 * windows + 100
+    assert re.findall(r"Epoch \d+/\d+", one.text) == ["Epoch 1/2", "Epoch 2/2"]
     # The same run with other ranks is still done.
     assert f"is done: {one.done['step']} steps" in complete(start(tmp_path, corpus, 1, settings))[0].text
 
