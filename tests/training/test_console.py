@@ -30,7 +30,7 @@ def test_both_languages_have_the_same_keys_with_the_same_values() -> None:
     assert list(spanish) == list(english)
     for key, sentence in spanish.items():
         values = (
-            sorted(str(field) for _, *field, _ in string.Formatter().parse(text))
+            sorted(str(field) for _, *field, _ in string.Formatter().parse(text) if field[0])
             for text in (sentence, english[key])
         )
         assert next(values) == next(values), key
