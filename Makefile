@@ -137,6 +137,10 @@ setup: $(CONTROLLER) $(TRAINER) $(DEV) check-packages ## install everything now,
 bench: $(DEV) $(TRAINER) ## measure speed and learning on this machine's CPU against two plain loops (10 minutes)
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/cpu.py
 
+.PHONY: bench-seeds
+bench-seeds: $(DEV) $(TRAINER) ## compare what AdamW learns with transformers' loop, seed by seed (20 minutes; goes on where it stopped)
+	@PYTHONPATH=$(CURDIR)/training python benchmarks/paired_seeds.py
+
 .PHONY: bench-gpu
 bench-gpu: $(DEV) $(TRAINER) ## measure speed and memory of the presets on one GPU (8 minutes)
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/gpu.py

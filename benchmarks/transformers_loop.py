@@ -1,7 +1,8 @@
 """GPT2LMHeadModel of `transformers` with torch's AdamW in a plain loop, to compare what is learnt from equal tokens.
 
 Same corpus, same windows in the same order, same batch, same schedule and clipping; the validation loss is taken on the
-windows that `aura train` takes. Model, initial parameters and optimizer are those of the libraries.
+windows that `aura train` takes. Model, initial parameters and optimizer are those of the libraries; with --paired the
+parameters are ours, and what we let decay decays, so that only the implementations differ.
 
     python benchmarks/transformers_loop.py --preset gpt2-nano --corpus DIR --set steps=800 --lr 3e-3 6e-3
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 from aura.config import TrainConfig, parse_assignments, resolve
-from aura.corpus.corpus import read_corpus
+from aura.corpus.corpus import TOKENIZER, read_corpus
 from aura.corpus.windows import Order, Windows
+from aura.model.export import export
+from aura.model.gpt import GPT
 from reference_loop import learning_rate
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -46,15 +50,30 @@ def gpt2(config: TrainConfig) -> GPT2LMHeadModel:
     )
 
 
-def train(config: TrainConfig, corpus: Path) -> dict[str, Any]:
+def ours_in_gpt2(config: TrainConfig, corpus: Path) -> GPT2LMHeadModel:
+    """Our initial parameters, by the way that a trained model takes to transformers."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "initial")
+        export(config, GPT(config).state_dict(), corpus / TOKENIZER, path)
+        model: GPT2LMHeadModel = GPT2LMHeadModel.from_pretrained(path)
+    assert model.config.vocab_size == config.vocab_size, "a smaller vocabulary would be another model"
+    return model
+
+
+def train(config: TrainConfig, corpus: Path, paired: bool) -> dict[str, Any]:
     started = time.perf_counter()
     windows, validation = (
         Windows(read_corpus(corpus), split, config.seq_len) for split in ("train", "validation")
     )
     order = Order(len(windows), config.seed)
-    model = gpt2(config).train()
+    model = (ours_in_gpt2(config, corpus) if paired else gpt2(config)).train()
+    dimensions = 2 if paired else 0  # of what decays, at least: with ours, no biases and LayerNorms
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.dim() >= dimensions]},
+        {"params": [p for p in model.parameters() if p.dim() < dimensions], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(
-        model.parameters(),
+        groups,
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
@@ -94,10 +113,12 @@ def main() -> int:
     parser.add_argument("--preset", required=True)
     parser.add_argument("--corpus", type=Path, required=True, metavar="DIR")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="SETTING=VALUE")
-    parser.add_argument("--lr", type=float, nargs="+", required=True, help="learning rates to try")
+    parser.add_argument("--lr", type=float, nargs="+", help="learning rates to try (the setting's)")
+    parser.add_argument("--paired", action="store_true", help="our initial parameters and groups of decay")
     arguments = parser.parse_args()
     config = resolve(arguments.preset, parse_assignments(arguments.set))
-    print(json.dumps([train(replace(config, lr=lr), arguments.corpus) for lr in arguments.lr]))
+    configs = [replace(config, lr=lr) for lr in arguments.lr or [config.lr]]
+    print(json.dumps([train(config, arguments.corpus, arguments.paired) for config in configs]))
     return 0
 
 

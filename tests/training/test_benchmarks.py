@@ -10,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import gpu
+import paired_seeds
 import pytest
 import reference_loop
 import torch
+import transformers_loop
 from aura.config import from_values, resolve
 from aura.corpus.corpus import Corpus
 from aura.plan.flops import flops_per_token
@@ -28,6 +30,24 @@ def test_the_reference_loop_sees_the_same_batches_and_makes_the_same_steps(
     losses = reference_loop.train(config, corpus.path, config.steps)["losses"]
     assert len(losses) == ours.done["step"]
     assert losses[-1] == pytest.approx(ours.done["loss"], abs=1e-5)
+
+
+def test_the_two_of_a_pair_learn_the_same(corpus: Corpus, tmp_path: Path) -> None:
+    """From our initial weights, with our groups of decay: AdamW of torch, GPT-2 of transformers."""
+    (ours,) = complete(start(tmp_path, corpus, 1, "--weight-decay 2 --clip 0.5 --lr 1e-2 --vocab-multiple 1"))
+    config = from_values(json.loads((ours.run_dir / "config.json").read_text()))
+    theirs = transformers_loop.train(config, corpus.path, paired=True)
+    assert theirs["validation_loss"] == pytest.approx(ours.done["validation_loss"], abs=1e-5)
+
+
+def test_the_interval_is_that_of_student_s_t() -> None:
+    assert paired_seeds.student(15) == pytest.approx(2.13145, abs=1e-4)
+    rows = [{"ours": 4.0 + difference, "transformers": 4.0} for difference in (0.1, -0.3, 0.2, 0.0) * 4]
+    found = paired_seeds.summary(rows)
+    # The differences: mean 0, standard deviation sqrt(16 * 0.035 / 15), 16 of them
+    half = 2.13145 * (0.56 / 15) ** 0.5 / 4
+    assert found["interval"] == pytest.approx([-half, half], abs=1e-4)
+    assert (found["pairs"], found["largest"]) == (16, pytest.approx(-0.3))
 
 
 def test_without_a_gpu_the_gpu_benchmark_says_so(

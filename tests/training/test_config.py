@@ -155,6 +155,106 @@ def test_the_flags_of_guide_000(style: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert (corpus, run_dir, log_dir, backend) == (Path("c"), Path("r"), Path("runs/node0"), "nccl")
 
 
+SAMPLE, TRAIN = "sample --run-dir r", "train --preset gpt2-nano --corpus c"
+
+
+@pytest.mark.parametrize(
+    ("line", "english", "spanish"),
+    [
+        (
+            "train",
+            "aura train: the following arguments are required: --corpus/--dataset-path, "
+            "--preset/--custom-preset/--model-preset",
+            "aura train: faltan estos argumentos: --corpus/--dataset-path, "
+            "--preset/--custom-preset/--model-preset",
+        ),
+        (
+            "sample",
+            "aura sample: one of the arguments --run-dir --checkpoint is required",
+            "aura sample: hace falta uno de estos argumentos: --run-dir --checkpoint",
+        ),
+        (
+            f"{SAMPLE} --checkpoint c",
+            "aura sample: argument --checkpoint: not allowed with argument --run-dir",
+            "aura sample: argumento --checkpoint: no se admite junto con --run-dir",
+        ),
+        (
+            f"{SAMPLE} --seed",
+            "aura sample: argument --seed: expected one argument",
+            "aura sample: argumento --seed: le falta su valor",
+        ),
+        (
+            f"{SAMPLE} --seed x",
+            "aura sample: argument --seed: invalid int value: 'x'",
+            "aura sample: argumento --seed: valor no válido: 'x'",
+        ),
+        (
+            "config --set",
+            "aura config: argument --set: expected at least one argument",
+            "aura config: argumento --set: le falta al menos un valor",
+        ),
+        (
+            "config --list=1",
+            "aura config: argument --list: ignored explicit argument '1'",
+            "aura config: argumento --list: no lleva ningún valor, y se le ha dado '1'",
+        ),
+        (
+            f"{TRAIN} --backend mpi",
+            "aura train: argument --backend: invalid choice: 'mpi' (choose from 'auto', 'gloo', 'nccl')",
+            "aura train: argumento --backend: 'mpi' no existe (hay: 'auto', 'gloo', 'nccl')",
+        ),
+        (
+            "plan --preset gpt2 --nodes 0",
+            "aura plan: argument --nodes: 0 must be more than 0",
+            "aura plan: argumento --nodes: 0 tiene que ser más de 0",
+        ),
+        (
+            "plan --preset gpt2 --nodes 1.5",
+            "aura plan: argument --nodes: 1.5 must be a whole number",
+            "aura plan: argumento --nodes: 1.5 tiene que ser un número entero",
+        ),
+        (
+            "plan --preset gpt2 --mfu 2",
+            "aura plan: argument --mfu: 2 must be at most 1",
+            "aura plan: argumento --mfu: 2 tiene que ser como mucho 1",
+        ),
+        (
+            "probe --node a --ephemeral-port 50000 --peers b",
+            "aura probe: --peers: 'b' is not NAME=ADDRESS, or comes twice",
+            "aura probe: --peers: 'b' no es NOMBRE=DIRECCIÓN, o está dos veces",
+        ),
+        (
+            f"{TRAIN} --steps 0",
+            "steps=0 must be at least 1 (length of the run [optimizer steps]).",
+            "steps=0 tiene que ser al menos 1 (duración del entrenamiento [pasos del optimizador]).",
+        ),
+        (
+            f"{TRAIN} --lr x",
+            "lr='x' is not a number (highest learning rate).",
+            "lr='x' no es un número (tasa de aprendizaje más alta).",
+        ),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence_in_the_language_of_the_run(
+    line: str,
+    english: str,
+    spanish: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for language, sentence in (("en", english), ("es", spanish)):
+        monkeypatch.setenv("AURA_LANG", language)
+        assert exit_code(line.split()) == 64
+        assert capsys.readouterr() == ("", sentence + "\n")
+
+
+def exit_code(words: list[str]) -> Any:
+    try:
+        return cli.main(words)
+    except SystemExit as ended:
+        return ended.code
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -168,9 +268,5 @@ def test_the_flags_of_guide_000(style: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_wrong_command_line_ends_with_64(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        code: Any = cli.main(["train", *words])
-    except SystemExit as ended:
-        code = ended.code
-    assert code == 64
+    assert exit_code(["train", *words]) == 64
     assert message in capsys.readouterr().err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
+import inspect
 import os
 import re
 import string
@@ -11,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aura.config import resolve
+from aura.config import SETTINGS, resolve
 from aura.errors import ConfigError
 from aura.texts import console
 
@@ -30,32 +32,43 @@ def test_both_languages_have_the_same_keys_with_the_same_values() -> None:
     assert list(spanish) == list(english)
     for key, sentence in spanish.items():
         values = (
-            sorted(str(field) for _, *field, _ in string.Formatter().parse(text))
+            sorted(str(field) for _, *field, _ in string.Formatter().parse(text) if field[0])
             for text in (sentence, english[key])
         )
         assert next(values) == next(values), key
 
 
 SPEAKERS = {"text", "in_words", "ConfigError", "DataError", "CheckFailed"}  # their first argument is a key
+# What is given to these is shown as it is; the reasons of a Refusal are in what `aura probe` prints.
+TELLERS = set("say warn put print error Later Refusal OSError ConnectionError ArgumentTypeError".split())
+# What is English everywhere: --help, and the report around which Ansible speaks.
+ENGLISH_EVERYWHERE = ("commands/cli.py:_print_help", "commands/connectivity.py:main")
 
 
-def spoken() -> Iterator[tuple[str, ast.Call]]:
-    """Every call in the package that names a sentence, and where it is."""
+def calls_of(names: set[str]) -> Iterator[tuple[str, ast.Call]]:
+    """Every call in the package of a function with such a name, and where it is."""
     package = Path(console.__file__).parents[1]
     for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree, file = ast.parse(path.read_text(encoding="utf-8")), path.relative_to(package)
+        inside = {
+            id(node): function.name
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef)
+            for node in ast.walk(function)
+        }
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and node.args:
                 name = (
                     node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 )
-                if name in SPEAKERS:
-                    yield f"{path.relative_to(package)}:{node.lineno}", node
+                if name in names and f"{file}:{inside.get(id(node))}" not in ENGLISH_EVERYWHERE:
+                    yield f"{file}:{node.lineno}", node
 
 
 def test_every_sentence_that_the_code_asks_for_is_there_with_its_values() -> None:
     """Also of errors: who meets one shall not meet a KeyError in its place."""
     asked = set()
-    for place, call in spoken():
+    for place, call in calls_of(SPEAKERS):
         first = call.args[0]
         if not (isinstance(first, ast.Constant) and isinstance(first.value, str)):
             continue  # chosen before, or put together
@@ -69,10 +82,21 @@ def test_every_sentence_that_the_code_asks_for_is_there_with_its_values() -> Non
         }
         # None: **values
         assert wanted == given or (None in given and given - {None} <= wanted), f"{place}: {wanted} {given}"
-    assert len(asked) > 180
+    assert len(asked) > 220
+
+
+def test_every_setting_is_explained_in_both_languages() -> None:
+    explained = {key.removeprefix("help_") for key in console.SENTENCES["es"] if key.startswith("help_")}
+    assert explained == set(SETTINGS)
 
 
 def test_no_sentence_is_left_that_nobody_says() -> None:
+    """Those of argparse have its own English words as their keys."""
+    of_argparse = {
+        node.value
+        for node in ast.walk(ast.parse(inspect.getsource(argparse)))
+        if isinstance(node, ast.Constant)
+    }
     package = Path(console.__file__).parents[1]
     words = {
         node.value
@@ -80,13 +104,14 @@ def test_no_sentence_is_left_that_nobody_says() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant)
     }
-    built = ("memory_", "plan_")  # keys that the plan puts together
-    assert not [key for key in console.SENTENCES["es"] if key not in words and not key.startswith(built)]
+    built = ("memory_", "plan_", "help_")  # keys that are put together
+    for key, sentence in console.SENTENCES["en"].items():
+        assert key in words or key.startswith(built) or (key == sentence and key in of_argparse), key
 
 
-def test_no_error_says_a_sentence_of_its_own() -> None:
+def test_nobody_says_a_sentence_of_his_own() -> None:
     """In one language only, that is."""
-    for place, call in spoken():
+    for place, call in calls_of(SPEAKERS | TELLERS):
         for part in ast.walk(call):
             if isinstance(part, ast.Constant) and isinstance(part.value, str):
                 assert not re.search(r"[a-z]{3,} [a-z]{2,} [a-z]{2,}", part.value), f"{place}: {part.value}"

@@ -17,6 +17,7 @@ from aura.checkpoint import copy_runs, manifest
 from aura.checkpoint import store as checkpoint
 from aura.commands import copy_runs as command
 from aura.errors import EXIT_OK, EXIT_TEMPORARY
+from spanish import english_in
 
 
 def save(run: Path, step: int, fill: float = 1.0, size: int = 1000) -> Path:
@@ -217,6 +218,27 @@ def test_a_target_that_cannot_be_written_is_for_later(
     assert code == EXIT_OK
     assert "shall stay free. Delete old runs there." in said
     assert not [path for path in (tmp_path / "share").rglob("*step*")]
+
+
+def test_in_spanish(
+    run: Path,
+    tmp_path: Path,
+    copy: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AURA_LANG", "es")
+    (run / "checkpoints/checkpoint-step-200/state.json").write_text("{}")
+    (tmp_path / "share").write_text("no directory")
+    code, said = copy()
+    assert code == EXIT_TEMPORARY
+    assert "first no se puede copiar ahora: " in said and said.endswith(" Se intenta de nuevo.\n")
+    (tmp_path / "share").unlink()
+    said = copy("--leave-free", "1e9")[1]
+    assert "tienen que quedar libres 1000000000.0 GB" in said
+    said = copy()[1].replace(str(tmp_path), "")
+    for words in ("MB copiados en 0 s.", "RECHAZADO: ", "y no se copia.", "final: copiado."):
+        assert words in said, said
+    assert not english_in(said), said
 
 
 def test_a_slow_pace_is_kept() -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from aura.corpus.shards import Workplace
 from aura.corpus.sources import HubDataset, LocalFiles
 from aura.corpus.work import Settings
 from aura.errors import ConfigError, DataError
+from spanish import english_in
 
 
 @pytest.fixture
@@ -246,6 +248,37 @@ def test_without_a_terminal_lines_tell_the_progress_of_this_start(
     assert before[0] == pytest.approx(before[-1], rel=0.2)
     assert after[0] == pytest.approx(after[-1], rel=0.2)
     assert after[-1] < 0.8 * before[-1]
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_preparation_is_shown_in_spanish(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AURA_LANG", "es")
+    monkeypatch.setattr(bars, "SECONDS_PER_LINE", 0)
+    folder = tmp_path / "textos"
+    folder.mkdir()
+    shutil.copy(lines, folder)
+    (folder / "foto.jpg").touch()
+    (folder / "nada.txt").touch()
+    words = ["--input", str(folder), "--output", str(tmp_path / "c"), "--max-errors", "99"]
+    for _ in range(2):
+        assert main([*words, "--vocab-size", "9999"]) == 0
+    said = "".join(capsys.readouterr()).replace(str(tmp_path), "")
+    for sentence in (
+        "Nota: en /textos hay otros ficheros (1) que no se leen, por ejemplo /textos/foto.jpg.",
+        "Nota: /textos/nada.txt está vacío.",
+        "Leyendo: ",
+        "Entrenando tokenizador: ",
+        "Codificando: ",
+        " lugares dañados, ",
+        "Nota: el texto no da para más de ",
+        "Entropía unigrama ",
+        "/c está al día.",
+    ):
+        assert sentence in said, said
+    assert re.search(r"Codificando: [\d.]+ MB de [\d.]+ MB, .*faltan \d+ min \d\d s\.", said), said
+    assert not english_in(said), said
 
 
 def test_one_document_at_least_is_for_validation(tmp_path: Path) -> None:

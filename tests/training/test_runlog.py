@@ -15,7 +15,9 @@ from aura import __version__
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.model import export
+from aura.run.board import Board
 from aura.run.runlog import COLUMNS, HEADER, LOG, MODEL_CONFIG, Row, RunLog, write_model_config
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import at_step, complete, send_self, start
 
 
@@ -81,6 +83,18 @@ def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
     process.join(30)
     assert process.exitcode == -signal.SIGKILL
     assert [entry["step"] for entry in rows(tmp_path / LOG)] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("resumed", [0, 2])
+def test_the_curves_show_every_step_once_after_a_restart(resumed: int, tmp_path: Path) -> None:
+    """0: it was killed before the first checkpoint."""
+    for before, steps in ((0, range(6)), (resumed, range(resumed + 1 if resumed else 0, 4))):
+        board = Board(tmp_path, 0, before, print)
+        for step in steps:
+            board.add("Loss/train_step", before, step)
+        board.close()
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("Loss/train_step")
+    assert [event.step for event in events] == [0, 1, 2, 3]
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:

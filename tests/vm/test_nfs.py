@@ -236,8 +236,8 @@ def test_checkpoints_are_copied_and_survive_a_server_that_goes(shared: Shared) -
     client.exec("while systemctl is-active -q aura-copy-runs || systemctl show -p ActiveState aura-copy-runs"
                 " | grep -q activating; do sleep 1; done", limit=600)  # fmt: skip
     said = client.exec("journalctl -u aura-copy-runs -o cat")
-    assert "first cannot be copied now" in said
-    assert "tried again" in said
+    assert "first no se puede copiar ahora" in said
+    assert "Se intenta de nuevo" in said
     assert client.exec("systemctl show -p Result --value aura-copy-runs").strip() == "success"
     server.power_on()
     server.wait_ssh(shared.cluster.final(server))
@@ -249,7 +249,7 @@ def test_checkpoints_are_copied_and_survive_a_server_that_goes(shared: Shared) -
     # Nobody types anything.
     client.exec("systemctl start aura-copy-runs.timer")
     wait_for(
-        "it is copied", lambda: "MB copied in" in client.exec("journalctl -u aura-copy-runs -o cat"), 900
+        "it is copied", lambda: "MB copiados en" in client.exec("journalctl -u aura-copy-runs -o cat"), 900
     )
     sums = "sha256sum model.safetensors optimizer.safetensors state.json manifest.json"
     assert server.exec(f"cd {copy} && {sums}") == client.exec(f"cd {checkpoint} && {sums}")

@@ -23,105 +23,63 @@ from typing import Any
 from aura.errors import ConfigError, did_you_mean, in_words
 
 
-def _setting(text: str, **limits: Any) -> Any:
-    """A field with its description; limits: minimum and maximum (inclusive), above and below (exclusive), choices."""
-    return field(metadata={"help": text, **limits})
+def _setting(**limits: Any) -> Any:
+    """minimum and maximum (inclusive), above and below (exclusive), choices. What it is, and its unit, says help_<name>
+    in aura/texts."""
+    return field(metadata=limits)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    preset: str = _setting("name of the preset that this configuration started from")
+    preset: str  # the name of the one that this configuration started from
     # The model
-    layers: int = _setting("transformer blocks", minimum=1)
-    heads: int = _setting("attention heads per block", minimum=1)
-    d_model: int = _setting("width of the embedding and of every block [elements]", minimum=1)
-    seq_len: int = _setting("length of a training sequence [tokens]", minimum=1)
-    vocab_size: int = _setting("token ids of the model; the corpus may use fewer", minimum=1)
-    dropout: float = _setting(
-        "probability that an activation is dropped; above 0, sequences are computed one at a time",
-        minimum=0,
-        below=1,
-    )
+    layers: int = _setting(minimum=1)
+    heads: int = _setting(minimum=1)
+    d_model: int = _setting(minimum=1)
+    seq_len: int = _setting(minimum=1)
+    vocab_size: int = _setting(minimum=1)
+    dropout: float = _setting(minimum=0, below=1)
     # How it is computed (none of these changes what is learnt, but for rounding)
-    vocab_multiple: int = _setting(
-        "the embedding gets unused rows up to a multiple of this; GPUs like 64 or 128", minimum=1
-    )
-    loss_chunk: int = _setting(
-        "tokens whose logits are in memory at the same time; 0: those of a whole micro-batch", minimum=0
-    )
-    gradient_checkpointing: bool = _setting(
-        "keep only the input of each block, and compute the block again in the backward pass: less memory, slower"
-    )
-    compile: str = _setting(
-        "let torch.compile write the kernels: a slow first start, faster steps; auto: where a GPU and a compiler are",
-        choices=("auto", "true", "false"),
-    )
+    vocab_multiple: int = _setting(minimum=1)
+    loss_chunk: int = _setting(minimum=0)
+    gradient_checkpointing: bool = _setting()
+    compile: str = _setting(choices=("auto", "true", "false"))
     # One optimizer step
-    batch_size: int = _setting("micro-batch of one rank [sequences]", minimum=1)
-    gradient_accumulation_steps: int = _setting("micro-batches per optimizer step and rank", minimum=1)
-    rank_batch_sizes: str = _setting(
-        "micro-batch of every rank in place of batch_size, such as 8,4,4,2,2 for unequal GPUs; empty: equal"
-    )
-    global_batch_tokens: int = _setting(
-        "tokens of one optimizer step, however many ranks share them: equally, or as rank_batch_sizes say; a rank then "
-        "computes as many micro-batches as its share needs; 0: gradient_accumulation_steps says it",
-        minimum=0,
-    )
-    precision: str = _setting("number format of the matrix products", choices=("fp32", "bf16", "fp16"))
+    batch_size: int = _setting(minimum=1)
+    gradient_accumulation_steps: int = _setting(minimum=1)
+    rank_batch_sizes: str = _setting()
+    global_batch_tokens: int = _setting(minimum=0)
+    precision: str = _setting(choices=("fp32", "bf16", "fp16"))
     # The optimizer
-    optimizer: str = _setting(
-        "what makes updates of gradients; muon: for the matrices of the blocks, with AdamW for the rest",
-        choices=("adamw", "muon"),
-    )
-    parameter_format: str = _setting(
-        "number format of parameters and gradients; bf16 is rounded stochastically", choices=("fp32", "bf16")
-    )
-    moment_format: str = _setting("number format of AdamW's moments", choices=("fp32", "bf16", "int8"))
-    steps: int = _setting("length of the run [optimizer steps]", minimum=1)
-    epochs: float = _setting("length of the run in passes over the corpus; 0: `steps` says it", minimum=0)
-    tokens: int = _setting("length of the run [tokens]; 0: `epochs` or `steps` says it", minimum=0)
-    schedule: str = _setting(
-        "learning rate after the warm-up: half a cosine, or constant with a linear decay at the end (wsd)",
-        choices=("cosine", "wsd"),
-    )
-    lr: float = _setting("highest learning rate", above=0)
-    min_lr_ratio: float = _setting("last learning rate as a part of the highest", minimum=0, maximum=1)
-    warmup_steps: int = _setting("steps of linear warm-up [optimizer steps]", minimum=0)
-    warmup_ratio: float = _setting(
-        "linear warm-up as a part of the run, where warmup_steps is 0", minimum=0, below=1
-    )
-    decay_ratio: float = _setting("wsd: the part of the run that decays", minimum=0, maximum=1)
-    weight_decay: float = _setting("decoupled weight decay of matrices and embeddings", minimum=0)
-    beta1: float = _setting("decay of AdamW's first moment per step", minimum=0, below=1)
-    beta2: float = _setting("decay of AdamW's second moment per step", minimum=0, below=1)
-    clip: float = _setting("largest L2 norm of the gradient", above=0)
-    allow_dataset_oversubscription: bool = _setting(
-        "accept a corpus smaller than one optimizer step, which then sees the same text more than once"
-    )
+    optimizer: str = _setting(choices=("adamw", "muon"))
+    parameter_format: str = _setting(choices=("fp32", "bf16"))
+    moment_format: str = _setting(choices=("fp32", "bf16", "int8"))
+    steps: int = _setting(minimum=1)
+    epochs: float = _setting(minimum=0)
+    tokens: int = _setting(minimum=0)
+    schedule: str = _setting(choices=("cosine", "wsd"))
+    lr: float = _setting(above=0)
+    min_lr_ratio: float = _setting(minimum=0, maximum=1)
+    warmup_steps: int = _setting(minimum=0)
+    warmup_ratio: float = _setting(minimum=0, below=1)
+    decay_ratio: float = _setting(minimum=0, maximum=1)
+    weight_decay: float = _setting(minimum=0)
+    beta1: float = _setting(minimum=0, below=1)
+    beta2: float = _setting(minimum=0, below=1)
+    clip: float = _setting(above=0)
+    allow_dataset_oversubscription: bool = _setting()
     # How ranks agree
-    strategy: str = _setting(
-        "how ranks agree; sharded: every element of the parameters has an owner that updates it for all, which suits "
-        "unlike machines too; ddp: every rank updates all of them",
-        choices=("sharded", "ddp"),
-    )
-    wire: str = _setting(
-        "sharded: number format in which gradients and updates go from rank to rank; bf16 halves the bytes of fp32, "
-        "int8 sends a quarter and int4 an eighth of them",
-        choices=("fp32", "bf16", "int8", "int4"),
-    )
-    collective_timeout: int = _setting("longest wait for another rank in one operation [seconds]", minimum=5)
+    strategy: str = _setting(choices=("sharded", "ddp"))
+    wire: str = _setting(choices=("fp32", "bf16", "int8", "int4"))
+    collective_timeout: int = _setting(minimum=5)
     # The run
-    seed: int = _setting("seed of the initial weights, of the data order and of dropout", minimum=0)
-    log_every: int = _setting(
-        "steps between two console lines, each with a comparison of the ranks", minimum=1
-    )
-    validate_every: int = _setting("steps between two validations (one more follows each epoch)", minimum=1)
-    validation_windows: int = _setting("sequences in one validation, at most [sequences]", minimum=1)
-    save_every: int = _setting("steps between two checkpoints", minimum=1)
-    keep_checkpoints: int = _setting(
-        "newest checkpoints that stay on disk (the best one does too)", minimum=1
-    )
-    keep_every: int = _setting("checkpoints of multiples of this step stay for ever; 0: none", minimum=0)
+    seed: int = _setting(minimum=0)
+    log_every: int = _setting(minimum=1)
+    validate_every: int = _setting(minimum=1)
+    validation_windows: int = _setting(minimum=1)
+    save_every: int = _setting(minimum=1)
+    keep_checkpoints: int = _setting(minimum=1)
+    keep_every: int = _setting(minimum=0)
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -305,7 +263,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         {"int": "a_whole_number", "float": "a_number", "bool": "true_or_false", "str": "a_word"}[kind]
     )
     wrong = ConfigError(
-        "setting_has_wrong_type", name=name, value=value, wanted=wanted, help=SETTINGS[name].metadata["help"]
+        "setting_has_wrong_type", name=name, value=value, wanted=wanted, help=in_words(f"help_{name}")
     )
     if kind == "bool" and str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
@@ -343,7 +301,7 @@ def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
         ("below", "setting_less_than", operator.lt),
     ):
         if limit in limits and not is_met(value, limits[limit]):
-            raise ConfigError(key, name=name, value=value, limit=limits[limit], help=limits["help"])
+            raise ConfigError(key, name=name, value=value, limit=limits[limit], help=in_words(f"help_{name}"))
 
 
 def as_words(settings: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from aura.checkpoint import manifest
 from aura.durable import flush
+from aura.texts import console
 
 FINAL = "final"
 SMALL = ("tokenizer.json", "config.json", "model_config.json", "done.json", "training_log.csv")
@@ -69,7 +70,7 @@ class Copier:
                 try:
                     self._copy_run(run, self.target / run.name)
                 except OSError as error:
-                    raise Later(f"{run.name} cannot be copied now: {error}.") from None
+                    raise Later(console.text("not_copied_now", run=run.name, error=error)) from None
 
     def _copy_run(self, run: Path, target: Path) -> None:
         local = sorted(manifest.checkpoints(run / "checkpoints"), key=manifest.step_of, reverse=True)
@@ -89,7 +90,7 @@ class Copier:
             text = (path / manifest.MANIFEST).read_bytes()
         except (OSError, manifest.Damaged) as reason:
             if path.is_dir():  # else the run has let it go meanwhile
-                self.say(f"REFUSED: {path} is damaged ({reason}), and is not copied.")
+                self.say(console.text("damaged_not_copied", path=path, reason=reason))
             return False
         final = directory / path.name
         if _bytes_of(final / manifest.MANIFEST) == text:
@@ -107,12 +108,15 @@ class Copier:
                 return False  # the run has let it go meanwhile
             if digest != entry["sha256"]:
                 shutil.rmtree(temporary)
-                self.say(f"REFUSED: {path} is damaged (the checksum of {name} differs), and is not copied.")
+                differs = console.text("other_checksum", file=name)
+                self.say(console.text("damaged_not_copied", path=path, reason=differs))
                 return False
         (temporary / manifest.MANIFEST).write_bytes(text)
         self._publish(temporary, final)
         size = sum(entry["bytes"] for entry in entries.values())
-        self.say(f"{final}: {size / 1e6:,.1f} MB copied in {time.monotonic() - began:.0f} s.")
+        self.say(
+            console.text("copied_in", path=final, megabytes=size / 1e6, seconds=time.monotonic() - began)
+        )
         return True
 
     def _copy_final(self, path: Path, final: Path) -> None:
@@ -128,7 +132,7 @@ class Copier:
             self._copy_file(file, temporary / file.name)
             _take_time(file, temporary / file.name)
         self._publish(temporary, final)
-        self.say(f"{final}: copied.")
+        self.say(console.text("copied", path=final))
 
     def _copy_file_whole(self, path: Path, final: Path) -> None:
         temporary = self._temporary(final)
@@ -183,8 +187,14 @@ class Copier:
         free = shutil.disk_usage(directory).free
         if size + self.leave_free > free:
             self.say(
-                f"{path} is not copied: {self.target} has {free / 1e9:.1f} GB free, it needs {size / 1e9:.1f} GB, and "
-                f"{self.leave_free / 1e9:.1f} GB shall stay free. Delete old runs there."
+                console.text(
+                    "no_room_for_copy",
+                    path=path,
+                    target=self.target,
+                    free=free / 1e9,
+                    needs=size / 1e9,
+                    spare=self.leave_free / 1e9,
+                )
             )
         return size + self.leave_free <= free
 

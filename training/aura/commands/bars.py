@@ -20,7 +20,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from aura.texts.console import duration
+from aura.texts.console import duration, text
 
 SECONDS_PER_LINE = 30.0
 
@@ -83,9 +83,9 @@ class Bar:
         task = self.progress.tasks[self.task]
         words = f"{task.description}: {task.completed / 1e6:,.1f} MB"
         if task.total:
-            words += f" of {task.total / 1e6:,.1f} MB"
+            words += text("bar_of", megabytes=task.total / 1e6)
         if task.speed:
             words += f", {task.speed / 1e6:,.1f} MB/s"
         if task.time_remaining is not None:
-            words += f", {duration(task.time_remaining)} left"
+            words += text("bar_left", duration=duration(task.time_remaining))
         return f"{words}."

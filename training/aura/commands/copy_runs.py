@@ -6,6 +6,7 @@ from pathlib import Path
 
 from aura.checkpoint.copy_runs import Copier, Later, Pace
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, Parser
+from aura.texts.console import text
 
 
 def main(argv: list[str]) -> int:
@@ -31,8 +32,8 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
 
-    def say(text: str) -> None:
-        print(text, flush=True)
+    def say(line: str) -> None:
+        print(line, flush=True)
 
     copier = Copier(
         arguments.target, arguments.keep, arguments.leave_free * 1e9, Pace(arguments.rate * 1e6), say
@@ -40,6 +41,6 @@ def main(argv: list[str]) -> int:
     try:
         copier.copy_all(arguments.runs)
     except Later as reason:
-        say(f"{reason} It is tried again.")
+        say(text("tried_again", reason=reason))
         return EXIT_TEMPORARY
     return EXIT_OK

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from aura.config import AUTO, MANUAL, SETTINGS, flags, preset_names
+from aura.texts.console import SENTENCES
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +20,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         # A switch may stand alone, as the guides' --gradient_checkpointing: it means true.
         switch = setting.type == "bool" or (choices and "true" in choices)
         alone: dict[str, Any] = {"nargs": "?", "const": "true"} if switch else {}
-        group.add_argument(*flags(name), metavar=metavar, help=setting.metadata["help"], **alone)
+        in_english = SENTENCES["en"][f"help_{name}"]  # as the rest of --help
+        group.add_argument(*flags(name), metavar=metavar, help=in_english, **alone)
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, str]:

@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 def _device(name: str | None, tflops: float | None, memory_gb: float | None) -> tuple[Gpu, list[gpus.Found]]:
     """The GPU that is planned for, and what `auto` has to choose by. Without a name: what this machine has."""
     if tflops and memory_gb:
-        gpu = gpus.described(name or "a GPU", tflops, memory_gb * GIB)
+        gpu = gpus.described(name or text("some_gpu"), tflops, memory_gb * GIB)
     elif tflops or memory_gb:
         raise ConfigError("plan_needs_both")
     elif name and name != "cpu":
@@ -124,20 +124,20 @@ def _parser() -> Parser:
     return parser
 
 
-def number(text: str) -> float:
-    value = float(text)
+def number(word: str) -> float:
+    value = float(word)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} must be more than 0")
+        raise argparse.ArgumentTypeError(text("has_to_be_more_than_0", value=word))
     return value
 
 
-def fraction(text: str) -> float:
-    if (value := number(text)) > 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at most 1")
+def fraction(word: str) -> float:
+    if (value := number(word)) > 1:
+        raise argparse.ArgumentTypeError(text("has_to_be_at_most_1", value=word))
     return value
 
 
-def count(text: str) -> int:
-    if (value := number(text)) != int(value):
-        raise argparse.ArgumentTypeError(f"{text} must be a whole number")
+def count(word: str) -> int:
+    if (value := number(word)) != int(value):
+        raise argparse.ArgumentTypeError(text("has_to_be_whole", value=word))
     return int(value)

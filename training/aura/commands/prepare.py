@@ -12,6 +12,7 @@ from aura.corpus.prepare import build
 from aura.corpus.sources import HubDataset, LocalFiles, Source
 from aura.corpus.work import Settings
 from aura.errors import ConfigError, Parser
+from aura.texts.console import text
 
 WORTH_WORKERS = 8_000_000  # bytes of input; below, starting processes costs more than they save
 
@@ -48,25 +49,26 @@ def main(argv: list[str]) -> int:
     with Bars() as bars:
         corpus = build(source, arguments.output, settings, bars)
     if existed:
-        say(f"{arguments.output} is up to date.")
+        say(text("up_to_date", path=arguments.output))
     elif settings.vocab_size and corpus.vocab_size < settings.vocab_size:
-        say(f"Note: the text gives no more than {corpus.vocab_size} token ids.")
+        say(text("fewer_token_ids", count=corpus.vocab_size))
     _say_what_there_is(corpus)
     return 0
 
 
 def _say_what_there_is(corpus: Corpus) -> None:
     if any(corpus.skipped.values()):
-        say(
-            f"Left out: {corpus.skipped['broken']} broken places, {corpus.skipped['empty']} documents without text."
-        )
-    ratio = corpus.text_bytes / sum(corpus.tokens.values())
+        say(text("left_out_in_all", **corpus.skipped))
     say(
-        f"{corpus.tokens['train']:,} training and {corpus.tokens['validation']:,} validation tokens "
-        f"({ratio:.2f} bytes per token), vocabulary {corpus.vocab_size}.\n"
-        f"Unigram entropy {corpus.unigram_entropy:.4f} nats per token; without any knowledge ln({corpus.vocab_size}) "
-        f"= {math.log(corpus.vocab_size):.4f}.\n"
-        f"Fingerprint {corpus.fingerprint}"
+        text(
+            "prepared",
+            **corpus.tokens,
+            ratio=corpus.text_bytes / sum(corpus.tokens.values()),
+            vocabulary=corpus.vocab_size,
+            entropy=corpus.unigram_entropy,
+            uniform=math.log(corpus.vocab_size),
+            fingerprint=corpus.fingerprint,
+        )
     )
 
 

@@ -6,18 +6,17 @@ Standard library only: it answers in a second, and where torch is broken. Exit c
 
 from __future__ import annotations
 
-import argparse
 import json
 import threading
 
 from aura.check.probe.run import run
 from aura.check.probe.wire import Json, Settings
+from aura.errors import Parser
+from aura.texts.console import text
 
 
-def parse(argv: list[str] | None) -> tuple[Settings, float]:
-    parser = argparse.ArgumentParser(
-        prog="aura probe", description="What this node sees of its peers, as JSON."
-    )
+def parse(argv: list[str]) -> tuple[Settings, float]:
+    parser = Parser(prog="aura probe", description="What this node sees of its peers, as JSON.")
     option = parser.add_argument
     option("--node", required=True, help="this node's name in the inventory")
     option(
@@ -34,10 +33,10 @@ def parse(argv: list[str] | None) -> tuple[Settings, float]:
     for word in given.peers.split(","):
         name, equals, address = word.partition("=")
         if not name or not equals or not address or name in peers or address in peers.values():
-            parser.error(f"--peers: {word!r} is not NAME=ADDRESS, or comes twice")
+            parser.error(text("peer_wrong", word=word))
         peers[name] = address
     if given.node not in peers:
-        parser.error(f"--node {given.node} is not among --peers")
+        parser.error(text("node_not_among_peers", node=given.node))
     settings = Settings(
         node=given.node,
         peers=peers,
@@ -50,11 +49,8 @@ def parse(argv: list[str] | None) -> tuple[Settings, float]:
     return settings, given.time_limit
 
 
-def main(argv: list[str] | None = None) -> int:
-    try:
-        settings, time_limit = parse(argv)
-    except SystemExit as stop:
-        return 64 if stop.code else 0
+def main(argv: list[str]) -> int:
+    settings, time_limit = parse(argv)
     document: Json = {}
     work = threading.Thread(target=run, args=(settings, document), daemon=True)
     work.start()

@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 
 from aura.corpus.running_text import CHUNK
 from aura.errors import DataError
+from aura.texts import console
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -48,7 +49,7 @@ def find_files(inputs: list[Path], say: Callable[[str], None]) -> list[Path]:
         if file.stat().st_size == 0:
             if len(files) == 1:
                 raise DataError("is_empty", path=file)
-            say(f"Note: {file} is empty.")
+            say(console.text("file_is_empty", path=file))
     return files
 
 
@@ -60,7 +61,7 @@ def _of_known_kinds(found: list[Path], where: Path, say: Callable[[str], None]) 
     if not known:
         raise DataError("no_text_files", path=where)
     if others := [file for file in files if not kind_of(file)]:
-        say(f"Note: {len(others)} other files in {where} are not read, {others[0]} is one.")
+        say(console.text("files_not_read", count=len(others), where=where, one=others[0]))
     return known
 
 

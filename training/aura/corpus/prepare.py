@@ -27,6 +27,7 @@ from aura.corpus.sources import LocalFiles, Source
 from aura.corpus.tokenizer import Prepared
 from aura.corpus.work import Settings, Work
 from aura.errors import DataError
+from aura.texts import console
 
 
 def prepare(
@@ -54,7 +55,7 @@ def build(source: Source, output: Path, settings: Settings, listener: Listener =
         work = Work(source, settings, place, request, listener, cut)
         if journal:
             work.go_on(journal)
-            listener.say(f"Going on behind {work.tokens():,} tokens that are in {place.path}.")
+            listener.say(console.text("going_on_behind", tokens=work.tokens(), path=place.path))
         else:
             work.begin(loaded)
         work.run()
@@ -77,7 +78,7 @@ def _request(
     source: Source, settings: Settings, loaded: Prepared | None, listener: Listener
 ) -> dict[str, Any]:
     """What the corpus follows from: equal requests, equal corpora."""
-    request = source.identity(listener.start("Reading", source.size))
+    request = source.identity(listener.start(console.text("reading"), source.size))
     if loaded:
         request["tokenizer_sha256"] = hashlib.sha256(loaded.json.encode()).hexdigest()
     else:

@@ -26,6 +26,7 @@ from tokenizers import (
 
 from aura.corpus.corpus import END_OF_TEXT, TOKENIZER
 from aura.errors import ConfigError
+from aura.texts import console
 
 PAD = "<|pad|>"
 VOCABULARY = "vocab.json"  # with merges.txt
@@ -102,11 +103,11 @@ def load(name: str, say: Callable[[str], None]) -> Prepared:
     end = _chosen(settings.get("eos_token"), ENDS, vocabulary)
     if end is None:
         end = END_OF_TEXT
-        say(f"The tokenizer {name} has no token that ends a text: {end} was added.")
+        say(console.text("no_end_token", name=name, token=end))
     pad = _chosen(settings.get("pad_token"), PADS, vocabulary)
     if pad is None:
         pad = PAD
-        say(f"The tokenizer {name} has no token for padding: {pad} was added.")
+        say(console.text("no_padding_token", name=name, token=pad))
     return _prepared(tokenizer, end, pad)
 
 

@@ -20,6 +20,7 @@ from aura.corpus.shards import SPLITS, ShardWriter, Workplace
 from aura.corpus.sources import Problems, Source
 from aura.corpus.tokenizer import SMALLEST_VOCABULARY, Prepared
 from aura.errors import ConfigError, DataError
+from aura.texts import console
 
 BATCH_CHARS = 1_000_000  # characters encoded at once
 TOKENIZER_SAMPLE = 100_000_000  # characters of training text that the tokenizer learns from, at most
@@ -117,7 +118,7 @@ class Work:
         most = TOKENIZER_SAMPLE
         if self.settings.max_tokens:
             most = min(most, self.settings.max_tokens * CHARS_PER_TOKEN)
-        bar = self.listener.start("Training the tokenizer", self.source.size)
+        bar = self.listener.start(console.text("training_the_tokenizer"), self.source.size)
 
         def training_text() -> Iterator[str]:
             read = 0
@@ -149,7 +150,7 @@ class Work:
 
     def run(self) -> None:
         """Encode and write what is left, with a journal now and then."""
-        bar = self.listener.start("Encoding", self.source.size)
+        bar = self.listener.start(console.text("encoding"), self.source.size)
         arguments = (self.tokenizer.json, self.tokenizer.end_of_text_id, f"<u{self.width}")
         limit, written, before = self.settings.max_tokens, time.monotonic(), self.tokens()
         with closing(encode_all(self._batches(bar), arguments, self.settings.workers)) as encoded:
@@ -200,10 +201,7 @@ class Work:
     def meta(self) -> dict[str, Any]:
         unknown = tokenizer.unknown_id(self.tokenizer)
         if unknown is not None and self.counts[unknown]:
-            self.listener.say(
-                f"Note: the tokenizer does not know {self.counts[unknown]:,} pieces of the training text; all became "
-                f"the same token ({unknown})."
-            )
+            self.listener.say(console.text("unknown_pieces", count=self.counts[unknown], token=unknown))
         entries = {split: writer.close() for split, writer in self.writers.items()}
         documents = {split: writer.documents for split, writer in self.writers.items()}
         return {

@@ -21,9 +21,10 @@ class Board:
         if rank == 0:
             from torch.utils.tensorboard import SummaryWriter  # takes a while, and only rank 0 needs it
 
-            # What an attempt that was given up has written about later steps is hidden.
+            # What an attempt that was given up has written about later steps is hidden; from the beginning, also about
+            # step 0, whose validation is made again.
             try:
-                self.writer = SummaryWriter(log_dir, purge_step=step + 1 if step else None, flush_secs=5)
+                self.writer = SummaryWriter(log_dir, purge_step=step + 1 if step else 0, flush_secs=5)
             except OSError as error:
                 self._give_up(error)
 

@@ -169,8 +169,9 @@ class Epochs:
 
     def __init__(self, run: Run, batches: Batches, board: Board, progress: Progress) -> None:
         self.run, self.board, self.progress = run, board, progress
-        left = (run.config.steps - progress.step) * batches.per_step
-        self.count = math.ceil((progress.windows_seen + left) / len(batches.windows))
+        before_last = progress.windows_seen + (run.config.steps - progress.step - 1) * batches.per_step
+        # What the last step takes of one more epoch, to be a whole step, is not announced.
+        self.count = before_last // len(batches.windows) + 1
 
     def begin(self) -> None:
         pass

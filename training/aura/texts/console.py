@@ -6,6 +6,7 @@ Spanish is the default; a locale that says English, or AURA_LANG=en, changes it.
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import shutil
@@ -47,16 +48,26 @@ def text(key: str, /, **values: object) -> str:
     return SENTENCES[language()][key].format(**values)
 
 
-def _error_text(key: str, /, **values: object) -> str:
+def _language_of_errors() -> str:
     """A language that does not exist is an error itself, and has to be said in one that does."""
     try:
-        chosen = language()
+        return language()
     except ConfigError:
-        chosen = "en"
-    return SENTENCES[chosen][key].format(**values)
+        return "en"
+
+
+def _error_text(key: str, /, **values: object) -> str:
+    return SENTENCES[_language_of_errors()][key].format(**values)
+
+
+def _error_of_argparse(sentence: str) -> str:
+    """Its errors are under their own English sentences; what is not there (--help) stays English."""
+    return SENTENCES[_language_of_errors()].get(sentence, sentence)
 
 
 speak_with(_error_text)
+# What argparse asks gettext by this name, which would want a compiled catalogue of its own kind.
+argparse._ = _error_of_argparse  # type: ignore[attr-defined]
 
 
 def put(line: str, end: str = "\n") -> None:

@@ -9,6 +9,7 @@ import time
 
 from aura.check.probe import limits
 from aura.check.probe.wire import Json, Line, Refusal, Settings
+from aura.errors import in_words
 
 
 def connect(settings: Settings, peer: str, port: int, want: str) -> Line:
@@ -23,19 +24,19 @@ def connect(settings: Settings, peer: str, port: int, want: str) -> Line:
     try:
         greeting = line.receive(limits.CONNECT_TIMEOUT)
         if "aura_probe" not in greeting:
-            raise OSError("the answer is no greeting")
+            raise OSError(in_words("probe_no_greeting"))
         if greeting.get("node") == peer:
             line.send({"node": settings.node, "want": want})
             return line
     except TimeoutError as error:
         line.close()
-        raise Refusal("silent", "connected, but nothing was said") from error
+        raise Refusal("silent", in_words("probe_nothing_said")) from error
     except ConnectionError as error:
         line.close()
-        raise Refusal("closed", "connected, but the connection was closed at once") from error
+        raise Refusal("closed", in_words("probe_closed_at_once")) from error
     except OSError as error:
         line.close()
-        raise Refusal("silent", f"connected, but {error}") from error
+        raise Refusal("silent", in_words("probe_connected_but", error=error)) from error
     line.close()
     raise Refusal("wrong node", str(greeting.get("node")))
 
@@ -43,13 +44,13 @@ def connect(settings: Settings, peer: str, port: int, want: str) -> Line:
 def refusal(error: OSError) -> Refusal:
     """The error of a connect(), in our words."""
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
-        return Refusal("timeout", "no answer")
+        return Refusal("timeout", in_words("probe_no_answer"))
     if error.errno == errno.ECONNREFUSED:
-        return Refusal("refused", "refused")
+        return Refusal("refused", in_words("probe_refused"))
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
-        return Refusal("unreachable", error.strerror or "unreachable")
+        return Refusal("unreachable", error.strerror or in_words("probe_unreachable"))
     if error.errno == errno.EADDRNOTAVAIL:
-        return Refusal("no address", "this node does not have its LAN address")
+        return Refusal("no address", in_words("probe_no_address"))
     return Refusal("error", error.strerror or str(error))
 
 
@@ -87,7 +88,7 @@ def try_all(settings: Settings) -> dict[str, Json]:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline + 3 * limits.CONNECT_TIMEOUT - time.monotonic()))
-    missing: Json = {"ok": False, "error": "error", "detail": "the attempt did not end"}
+    missing: Json = {"ok": False, "error": "error", "detail": in_words("probe_did_not_end")}
     return {
         peer: {name: tried.get(name, missing) for name in settings.ports} for peer, tried in found.items()
     }
@@ -142,9 +143,9 @@ def send_bytes(settings: Settings, peer: str, port: int) -> Json:
         finally:
             line.close()
         if counted["seconds"] <= 0:
-            return {"ok": False, "error": "too little arrived to measure"}
+            return {"ok": False, "error": in_words("probe_too_little")}
         return {"ok": True, "mbit_per_second": round(counted["bytes"] * 8 / counted["seconds"] / 1e6, 1)}
     except TimeoutError:
-        return {"ok": False, "error": "stalled: nothing arrived for 2 s"}
+        return {"ok": False, "error": in_words("probe_stalled")}
     except (Refusal, OSError, KeyError, TypeError) as problem:
         return {"ok": False, "error": str(problem)}

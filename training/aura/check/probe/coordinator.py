@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from aura.check.probe import limits
 from aura.check.probe.wire import Json, Line, Settings
+from aura.errors import in_words
 
 
 def rounds(nodes: list[str]) -> list[list[tuple[str, str]]]:
@@ -43,7 +44,7 @@ class Coordinator:
             time.sleep(0.1)
         for name in self.settings.others:
             if name not in self.controls:
-                self.lost[name] = "did not come to the measurement"
+                self.lost[name] = in_words("probe_did_not_come")
 
     def present(self) -> list[str]:
         here = [name for name in self.settings.others if name in self.controls and name not in self.lost]
@@ -97,7 +98,7 @@ class Coordinator:
             self._lose(name, error)
 
     def _lose(self, name: str, error: OSError) -> None:
-        self.lost[name] = f"left during the measurement ({error})"
+        self.lost[name] = in_words("probe_left", error=error)
 
 
 def obey(control: Line, measure: Callable[[str], Json], first_wait: float) -> str | None:
@@ -113,4 +114,4 @@ def obey(control: Line, measure: Callable[[str], Json], first_wait: float) -> st
             if order.get("do") == "send":
                 control.send(measure(str(order.get("to"))))
         except OSError as error:
-            return f"the coordinator went away in the middle ({error})"
+            return in_words("probe_coordinator_left", error=error)

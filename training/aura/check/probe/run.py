@@ -12,6 +12,7 @@ from aura.check.probe.coordinator import Coordinator, obey
 from aura.check.probe.host import listening
 from aura.check.probe.node import describe_node
 from aura.check.probe.wire import SCHEMA, Json, Refusal, Settings
+from aura.errors import in_words
 
 
 def run(settings: Settings, document: Json) -> None:
@@ -36,7 +37,8 @@ def run(settings: Settings, document: Json) -> None:
 
         def measure(peer: str) -> Json:
             port = open_port(settings, tcp[peer]) if peer in tcp else None
-            found = send_bytes(settings, peer, port) if port else {"ok": False, "error": "does not answer"}
+            silent: Json = {"ok": False, "error": in_words("probe_silent")}
+            found = send_bytes(settings, peer, port) if port else silent
             # The better one, where it is the second time: noise only ever makes it slower.
             rates[peer] = max(rates.get(peer, found), found, key=lambda one: one.get("mbit_per_second", 0.0))
             return found
@@ -65,13 +67,13 @@ def follow(
     if port is None:
         # Others may still be trying to reach this node: stay until they have given up.
         time.sleep(max(0.0, deadline - time.monotonic()))
-        reason = f"{settings.coordinator} does not answer"
+        reason = in_words("probe_does_not_answer", node=settings.coordinator)
         return {"ok": False, "reference": settings.coordinator, "error": reason}, reason
     clock = measure_clock(settings, port)
     try:
         control = connect(settings, settings.coordinator, port, "control")
     except Refusal as problem:
-        return clock, f"{settings.coordinator} no longer answers ({problem})"
+        return clock, in_words("probe_no_longer_answers", node=settings.coordinator, error=problem)
     try:
         return clock, obey(control, measure, settings.patience + limits.STRAGGLER_GRACE)
     finally:

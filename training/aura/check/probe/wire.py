@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aura.check.probe import limits
+from aura.errors import in_words
 
 SCHEMA = 1
 Json = dict[str, Any]
@@ -70,17 +71,17 @@ class Line:
             self.socket.settimeout(max(0.01, end - time.monotonic()))
             received = self.socket.recv(4096)
             if not received:
-                raise ConnectionError("the connection was closed")
+                raise ConnectionError(in_words("probe_closed"))
             self._unread += received
             if len(self._unread) > 65536:
-                raise OSError("the answer is not a line of text")
+                raise OSError(in_words("probe_no_line"))
         line, self._unread = self._unread.split(b"\n", 1)
         try:
             message = json.loads(line)
         except ValueError as error:
-            raise OSError("the answer is not JSON") from error
+            raise OSError(in_words("probe_no_json")) from error
         if not isinstance(message, dict):
-            raise OSError("the answer is not a JSON object")
+            raise OSError(in_words("probe_no_object"))
         return message
 
     def close(self) -> None:
