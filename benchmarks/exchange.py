@@ -28,6 +28,7 @@ from aura.commands.launch_local import free_port
 from aura.config import TrainConfig, resolve
 from aura.model.gpt import GPT
 from aura.optim.muon import optimizer_of
+from aura.plan.memory import memory_of
 from aura.strategy.interface import Told, clip_factor
 from aura.strategy.sharded import Sharded
 from torch import nn
@@ -123,10 +124,14 @@ def work(given: argparse.Namespace) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=given.ranks, timeout=timedelta(minutes=3)
     )
-    sizes = {name: int(value) for name, _, value in (one.partition("=") for one in given.setting)}
+    settings = dict(one.split("=", 1) for one in given.setting)
+    sizes = {name: int(value) if value.isdecimal() else value for name, value in settings.items()}
     config = resolve(given.preset, {"optimizer": given.optimizer, "wire": given.wire, **sizes})
-    wire = {"fp32": torch.float32, "bf16": torch.bfloat16}[given.wire]
-    ways = {"sharded": sharded(config, rank, given.ranks), "DDP": torchs_ddp(config, given.ranks, wire)}
+    before_all = memory("VmRSS")
+    ways = {"sharded": sharded(config, rank, given.ranks)}
+    if not given.memory:
+        wire = {"fp32": torch.float32, "bf16": torch.bfloat16}[given.wire]
+        ways["DDP"] = torchs_ddp(config, given.ranks, wire)
     elements = sum(parameter.numel() for parameter in GPT(config, "meta").parameters())
     generator = torch.Generator().manual_seed(rank)
     shape = (config.gradient_accumulation_steps, config.batch_size, config.seq_len + 1)
@@ -161,8 +166,23 @@ def work(given: argparse.Namespace) -> None:
             print(
                 f"{on_wire / 1e6:.3f} MB of all ranks, {on_wire / of_all_reduce:.4f} of an all-reduce in fp32"
             )
+    if given.memory:
+        # Of what torch itself takes nothing counts; the highest of all ranks.
+        peak = torch.tensor([memory("VmHWM") - before_all])
+        dist.all_reduce(peak, dist.ReduceOp.MAX)
+        predicted = memory_of(config, config.batch_size, on_gpu=False, ranks=given.ranks).tensors
+        if rank == 0:
+            print(
+                f"memory of a rank: {peak.item() / 1e9:.3f} GB at the most, predicted {predicted / 1e9:.3f} GB"
+            )
     dist.barrier()
     os._exit(0)
+
+
+def memory(what: str) -> int:
+    """Of this process [bytes]: VmRSS now, VmHWM the most there was."""
+    (line,) = (text for text in Path("/proc/self/status").read_text().splitlines() if text.startswith(what))
+    return int(line.split()[1]) * 1024
 
 
 def in_the_lab(ranks: int, rate: str) -> list[tuple[list[str], str, str]]:
@@ -192,10 +212,11 @@ def main() -> None:
     )
     parser.add_argument("--preset", default="gpt2-nano")
     parser.add_argument(
-        "--setting", action="append", default=[], metavar="NAME=N", help="in place of the preset's"
+        "--setting", action="append", default=[], metavar="NAME=VALUE", help="in place of the preset's"
     )
     parser.add_argument("--optimizer", default="adamw", choices=("adamw", "muon"))
     parser.add_argument("--wire", default="fp32", choices=("fp32", "bf16"))
+    parser.add_argument("--memory", action="store_true", help="of a rank, beside the plan's; without DDP")
     parser.add_argument("--ranks", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20, help="of one turn")
     parser.add_argument("--turns", type=int, default=5)

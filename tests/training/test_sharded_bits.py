@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from aura.config import resolve
 from aura.model.gpt import GPT
+from aura.plan.memory import memory_of, stored_parameters, wire_bytes
 from aura.strategy.codec import bytes_of
 from aura.strategy.pieces import owners, rounds
 from aura.strategy.sharded import _round_count, whole_matrices
@@ -105,3 +108,13 @@ def test_a_gradient_that_is_not_finite_names_its_rank_and_changes_nothing(wire: 
         assert [outcome["left_out"] for outcome in result["outcomes"]] == [number == 3 for number in range(6)]
         assert result["outcomes"][3]["bad_gradient"] == [1]
         assert result["sums"][3] == result["sums"][2] and len(set(result["sums"])) == 5
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_plan_knows_the_bytes_and_the_owners_weights(wire: str) -> None:
+    config = resolve("gpt2", {"wire": wire})
+    assert wire_bytes(config) == bytes_of(wire, stored_parameters(config))
+    exact = memory_of(replace(config, wire="fp32"), 1, on_gpu=False, ranks=5)
+    master = 4 * stored_parameters(config) / 5
+    assert memory_of(config, 1, on_gpu=False, ranks=5).moments - exact.moments == pytest.approx(master, abs=1)
+    assert memory_of(config, 1, on_gpu=False) == memory_of(replace(config, wire="fp32"), 1, on_gpu=False)
