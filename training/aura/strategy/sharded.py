@@ -167,7 +167,7 @@ class Sharded:
         return whole_state(self.beside, self.owned, self.state(), shapes, wanted)
 
     def load(self, *parts: dict[str, Tensor]) -> None:
-        wanted, parts = self._named_state(), tuple(parts)
+        wanted = self._named_state()
         if self.format.master:
             self.shard.begin_anew()
             if not any(name.split("[")[0].endswith(f".{MASTER}") for part in parts for name in part):
