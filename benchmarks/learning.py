@@ -41,10 +41,12 @@ from rich.table import Table
 VOCABULARY = 512
 # 134,912 parameters; 384,000 tokens, a third of the text. betas as in gpt2-medium; the last learning rate is zero.
 MODEL = {"layers": 2, "d_model": 64, "heads": 2, "seq_len": 32, "vocab_size": VOCABULARY}
-SCHEDULE = {"steps": 300, "warmup_steps": 30, "min_lr_ratio": 0.0, "beta2": 0.95}
+SCHEDULE = {"steps": 300, "min_lr_ratio": 0.0, "beta2": 0.95}
+# With 30 steps of warm-up, some seeds of AdamW stay where pairs of tokens are all that is learnt (4.3 nats).
+WARMUP = {"muon": 30, "adamw": 100}
 # Of the synchronous arms; the short form takes those that the long form has chosen.
-RATES = {"muon": (1.4e-2, 2e-2, 2.8e-2), "adamw": (5.6e-3, 8e-3, 1.1e-2)}
-CHOSEN = {"muon": 2e-2, "adamw": 8e-3}
+RATES = {"muon": (1.4e-2, 2e-2, 2.8e-2), "adamw": (5.6e-3, 8e-3, 1.1e-2, 1.6e-2)}
+CHOSEN = {"muon": 2e-2, "adamw": 1.1e-2}
 SEEDS = {"short": 2, "long": 5}
 TUNING_SEEDS = 2
 SYNCHRONOUS = "synchronous, fp32"
@@ -65,6 +67,14 @@ ARMS = {
     "int4 + 1 late, predicted": Setting("int4", "int4", late=1.0, predicted=True),
     "int8 + 1 late, predicted": Setting("int8", "int8", late=1.0, predicted=True),
 }
+# AdamW loses most to any delay, so that its finer points are left out.
+MUON_ONLY = {
+    "int4 gradients",
+    "int4 gradients, error feedback",
+    "int4 differences",
+    "int4 + 1 late, predicted",
+    "int8 + 1 late, predicted",
+}
 # Two-sided 95 % quantiles of Student's t by degrees of freedom
 QUANTILES = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -78,6 +88,7 @@ class Job:
 
     def config(self) -> TrainConfig:
         own = {"optimizer": self.optimizer, "lr": self.lr, "seed": self.seed}
+        own["warmup_steps"] = WARMUP[self.optimizer]
         return resolve("gpt2-nano", {**MODEL, **SCHEDULE, **own})
 
     def key(self, corpus: str) -> str:
@@ -161,7 +172,9 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 def measure(runs: Runs, seeds: int, long: bool) -> list[Row]:
     rates = tuned(runs) if long else {optimizer: {lr: math.nan} for optimizer, lr in CHOSEN.items()}
     best = {optimizer: min(losses, key=losses.__getitem__) for optimizer, losses in rates.items()}
-    pairs = [(optimizer, arm) for optimizer in best for arm in ARMS]
+    pairs = [
+        (optimizer, arm) for optimizer in best for arm in ARMS if optimizer == "muon" or arm not in MUON_ONLY
+    ]
     # Seed by seed: who stops it has whole pairs.
     runs.losses([Job(opt, arm, best[opt], seed) for seed in range(seeds) for opt, arm in pairs])
     rows = []
@@ -200,6 +213,8 @@ def table(rows: Sequence[Row], seeds: int) -> Table:
     for row in rows:
         low, high = interval(row.differences)
         first = row.arm == SYNCHRONOUS
+        if first:
+            found.add_section()
         found.add_row(
             row.optimizer,
             row.arm,
@@ -208,7 +223,6 @@ def table(rows: Sequence[Row], seeds: int) -> Table:
             "–" if first else f"{statistics.mean(row.differences):+.4f}",
             "–" if first else f"{low:+.4f} to {high:+.4f}",
             ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in row.tried.items() if not math.isnan(loss)),
-            end_section=row.arm == list(ARMS)[-1],
         )
     return found
 
