@@ -37,8 +37,11 @@ def bytes_of_a_step(task: Task) -> int:
     return (ranks - 1) * (legs + ranks * (4 + ranks) * 8)
 
 
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("settings", [{}, MUON, BF16], ids=["adamw", "muon", "smallest formats"])
+@pytest.mark.parametrize(
+    ("settings", "wire"),
+    [({}, "int4"), (MUON, "int8"), (BF16, "int4")],
+    ids=["adamw", "muon", "smallest formats"],
+)
 def test_ranks_stay_bit_equal_and_learn_what_they_learn_with_all_bits(
     settings: dict[str, Any], wire: str, tmp_path: Path
 ) -> None:
@@ -52,7 +55,7 @@ def test_ranks_stay_bit_equal_and_learn_what_they_learn_with_all_bits(
     assert sum(result["sent"] for result in found) == few.steps * bytes_of_a_step(few)
 
 
-@pytest.mark.parametrize("settings", [{}, MUON, BF16], ids=["adamw", "muon", "smallest formats"])
+@pytest.mark.parametrize("settings", [{}, BF16], ids=["adamw", "smallest formats"])
 def test_what_a_step_rounds_off_is_in_the_next_one(settings: dict[str, Any], tmp_path: Path) -> None:
     """Everybody's weights stay near the owners', however many steps there are."""
     distances = []
@@ -71,7 +74,7 @@ def test_what_a_step_rounds_off_is_in_the_next_one(settings: dict[str, Any], tmp
     assert 0 < distances[1] < 1.5 * distances[0]
 
 
-@pytest.mark.parametrize("settings", [{}, MUON, BF16], ids=["adamw", "muon", "smallest formats"])
+@pytest.mark.parametrize("settings", [MUON, BF16], ids=["muon", "smallest formats"])
 def test_a_resume_changes_no_bit_and_other_ranks_and_formats_go_on(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
