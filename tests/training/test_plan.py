@@ -150,6 +150,15 @@ def test_what_does_not_fit_comes_with_settings_that_do() -> None:
     assert smaller.tokens_per_step == made.tokens_per_step
 
 
+def test_a_link_that_is_too_slow_says_what_fewer_bits_would_do() -> None:
+    config = resolve("gpt2-medium")
+    seconds = plan.plan_for(replace(config, wire="int4"), 5, A100).communication_seconds
+    assert any(f"with wire=int4 {seconds:.3g} s" in note for note in plan.plan_for(config, 5, A100).notes)
+    for other in (replace(config, wire="int4"), replace(config, strategy="ddp")):
+        assert not any("wire=int4" in note for note in plan.plan_for(other, 5, A100).notes)
+    assert not any("wire=int4" in note for note in plan.plan_for(config, 5, A100, link_mbit=10**6).notes)
+
+
 def test_too_few_tokens_are_called_so() -> None:
     few = plan.plan_for(resolve("aura-72h-max"), 1, A100, hours=72)
     assert any("far below 20" in note for note in few.notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from aura.config import TrainConfig, as_words
@@ -13,6 +13,7 @@ from aura.errors import ConfigError
 from aura.plan.flops import flops_per_token, update_flops, utilisation
 from aura.plan.gpus import Gpu
 from aura.plan.memory import (
+    CODE_BITS,
     GIB,
     Memory,
     checkpoint_bytes,
@@ -319,6 +320,12 @@ def _note_on_traffic(compute: float | None, communication: float, config: TrainC
     if compute is not None and communication > 1.1 * compute:
         larger = "global_batch_tokens" if config.global_batch_tokens else "gradient_accumulation_steps"
         yield text("note_traffic", times=communication / compute, larger=larger, now=getattr(config, larger))
+        if config.strategy == "sharded" and config.wire not in CODE_BITS:
+            second = communication / wire_bytes(config)
+            yield text(
+                "note_fewer_bits",
+                **{name: second * wire_bytes(replace(config, wire=name)) for name in CODE_BITS},
+            )
 
 
 def _gib(value: float) -> str:
