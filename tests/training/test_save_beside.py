@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.run import trainer as train
 from aura.strategy import sharded
-from trainers import Fault, complete, send_self, start
+from trainers import Fault, complete, infinite_gradient, send_self, start
 
 Collect = Callable[[], dict[str, torch.Tensor]]
 STEPS = 18
@@ -92,3 +93,17 @@ def test_who_freezes_while_it_collects_is_named_and_nobody_waits_for_its_part(
         second.process.kill()
     assert "rank 1 on node1" in first.status["message"]
     assert first.checkpoints() == []
+
+
+def test_a_run_that_ends_for_good_has_saved_what_it_was_saving(corpus: Corpus, tmp_path: Path) -> None:
+    """A gradient is no number two steps after a save, while that is still collected."""
+
+    def spoil() -> None:
+        infinite_gradient(6)()
+        before_each_collection(lambda: time.sleep(2))()
+
+    ranks = start(tmp_path, corpus, 2, SETTINGS, dict.fromkeys(range(2), spoil))
+    for trainer in ranks:
+        assert trainer.end() == 65, trainer.text
+        assert "The gradient is not finite at step 6" in trainer.text
+        assert trainer.checkpoints() == ["checkpoint-step-4"]

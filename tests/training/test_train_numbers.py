@@ -14,7 +14,7 @@ from aura.corpus.corpus import Corpus
 from aura.model.gpt import GPT
 from aura.optim import gradient_sum
 from aura.run import trainer as train
-from trainers import Fault, complete, curve, start, stop_at
+from trainers import complete, curve, infinite_gradient, start, stop_at
 
 
 def test_the_smallest_formats_learn_and_resume_exactly(corpus: Corpus, tmp_path: Path) -> None:
@@ -67,27 +67,6 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_step(corpus: Corpu
         assert "The loss is not finite at step 8 on rank 1 on node1." in trainer.text
         assert trainer.checkpoints() == ["checkpoint-step-5"]
         assert trainer.status["state"] == "failed"
-
-
-def infinite_gradient(step: int) -> Fault:
-    """The loss is good: only the backward pass goes wrong, as on a GPU with bad memory."""
-
-    def put_in() -> None:
-        original, calls = GPT.loss_sum, 0
-
-        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
-            nonlocal calls
-            calls += self.training
-            if calls == step and self.training:
-                parameter = self.h[0].mlp.c_fc.bias
-                handle = parameter.register_hook(
-                    lambda gradient: (handle.remove(), gradient.index_fill(0, torch.tensor(3), math.inf))[1]
-                )
-            return original(self, *arguments)
-
-        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
-
-    return put_in
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

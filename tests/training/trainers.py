@@ -6,6 +6,7 @@ They are forked, because importing torch takes longer than what they do. A test 
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,7 @@ from aura.commands import cli
 from aura.commands.launch_local import free_port
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
+from aura.model.gpt import GPT
 from aura.run import trainer as train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -135,6 +137,28 @@ def at_step(step: int, act: Callable[[], None]) -> Fault:
             return original(config, number)
 
         train.learning_rate = learning_rate  # type: ignore[assignment]
+
+    return put_in
+
+
+def infinite_gradient(step: int) -> Fault:
+    """In the micro-batch of this number (from 1) the loss is good: only the backward pass goes wrong, as on a GPU with
+    bad memory."""
+
+    def put_in() -> None:
+        original, calls = GPT.loss_sum, 0
+
+        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += self.training
+            if calls == step and self.training:
+                parameter = self.h[0].mlp.c_fc.bias
+                handle = parameter.register_hook(
+                    lambda gradient: (handle.remove(), gradient.index_fill(0, torch.tensor(3), math.inf))[1]
+                )
+            return original(self, *arguments)
+
+        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
     return put_in
 

@@ -43,6 +43,9 @@ from aura.run.stop import StoppedWhileWaiting, StopSignal
 from aura.texts import console
 
 SAVE_PATIENCE = 300.0  # seconds that a broken attempt waits for a checkpoint that is being written
+# Seconds before the others hear that this rank gives up: as long as all are there, what they collect for a checkpoint
+# comes in. They would miss this rank after 8.
+SAVE_FIRST = 5.0
 
 
 def run(
@@ -141,8 +144,10 @@ class Attempt:
             self.members.end(error)
         except AuraError as error:  # mostly raised by all ranks alike; where not, the others hear of it
             code = self._end("failed", str(error), error.exit_code)
+            self.saver.wait(SAVE_FIRST)
             if self.members:
                 self.members.give_up(str(error), code)
+            self.saver.wait_without_others(SAVE_PATIENCE)
             leave(self.members)
             return code
         except Exception as error:
