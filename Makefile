@@ -28,6 +28,8 @@ PACKAGES ?=
 ROLE ?=
 # make bench-learning LONG=1: more seeds, and every arm at more than one learning rate.
 LONG ?=
+# make bench-wire ARMS='formats links' measures these groups of arms (all of them: ARMS=all).
+ARMS ?=
 # make lock-torch BUILD=cu126 locks this build of torch; make bundle BUILD='cpu cu130' takes these along.
 BUILD ?=
 
@@ -148,6 +150,10 @@ bench-gpu: $(DEV) $(TRAINER) ## measure speed and memory of the presets on one G
 .PHONY: bench-learning
 bench-learning: $(DEV) $(TRAINER) ## measure what few bits and a delay cost in loss, on the CPU (10 minutes; all of it: LONG=1)
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/learning.py $(if $(LONG),--long)
+
+.PHONY: bench-wire
+bench-wire: $(DEV) $(TRAINER) lab-up ## measure five ranks on the lab's shaped links, their GPUs emulated, against one (10 minutes; others: ARMS=)
+	@PYTHONPATH=$(CURDIR)/training python benchmarks/wire.py --lab $(if $(ARMS),--arms $(ARMS))
 
 .PHONY: format
 format: $(DEV) ## write the Python files again as ruff formats them

@@ -1,7 +1,8 @@
-"""What it costs to encode and decode an element, eager and compiled: `python benchmarks/codec.py`.
+"""What it costs to encode and decode an element: `python benchmarks/codec.py`.
 
-On one thread of the CPU, or on the GPU where there is one. Each figure is the best of several repetitions. It also
-compares the bytes and the decoded numbers of the two ways, which have to be equal.
+On one thread of the CPU, or on the GPU where there is one. Each figure is the best of several repetitions. With
+--compiled it also compares the bytes and the decoded numbers with those of torch.compile, which have to be equal; on a
+CPU it makes both several times as slow (torch 2.13).
 """
 
 from __future__ import annotations
@@ -29,43 +30,43 @@ def nanoseconds(work: Callable[[], Tensor], elements: int, repeats: int) -> floa
     return best / elements * 1e9
 
 
+def timed(
+    encode: Callable[..., Tensor], decode: Callable[..., Tensor], values: Tensor, format_: str, repeats: int
+) -> tuple[list[str], Tensor]:
+    """What each takes, and what comes out."""
+    count, buffer = len(values), encode(values, format_)
+    times = [
+        nanoseconds(lambda: encode(values, format_), count, repeats),
+        nanoseconds(lambda: decode(buffer, format_, count), count, repeats),
+    ]
+    return [f"{time:.2f}" for time in times], decode(buffer, format_, count)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--elements", type=int, default=1 << 20, help="of one tensor (1,048,576: a round of 4 MiB)"
     )
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--compiled", action="store_true", help="also as torch.compile makes them")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     values = torch.randn(arguments.elements, device=device)
     table = Table(title=f"Nanoseconds per element, {arguments.elements:,} elements, {device}", box=None)
-    for heading in (
-        "format",
-        "bits per element",
-        "encode",
-        "decode",
-        "encode, compiled",
-        "decode, compiled",
-        "equal",
-    ):
+    compiled = ("encode, compiled", "decode, compiled", "equal") if arguments.compiled else ()
+    for heading in ("format", "bits per element", "encode", "decode", *compiled):
         table.add_column(heading, justify="right" if table.columns else "left")
-    fast_encode, fast_decode = (torch.compile(function, dynamic=True) for function in (encode, decode))
     for format_ in FORMATS:
-        count = len(values)
-        buffer = encode(values, format_)
-        decoded = decode(buffer, format_, count)
-        equal = torch.equal(fast_encode(values, format_), buffer)
-        equal = equal and torch.equal(fast_decode(buffer, format_, count), decoded)
-        times = [
-            nanoseconds(lambda: encode(values, format_), count, arguments.repeats),  # noqa: B023 - called at once
-            nanoseconds(lambda: decode(buffer, format_, count), count, arguments.repeats),  # noqa: B023
-            nanoseconds(lambda: fast_encode(values, format_), count, arguments.repeats),  # noqa: B023
-            nanoseconds(lambda: fast_decode(buffer, format_, count), count, arguments.repeats),  # noqa: B023
-        ]
-        bits = 8 * bytes_of(format_, count) / count
-        table.add_row(format_, f"{bits:.3f}", *(f"{t:.2f}" for t in times), "yes" if equal else "NO")
+        count, buffer = len(values), encode(values, format_)
+        row, decoded = timed(encode, decode, values, format_, arguments.repeats)
+        if arguments.compiled:
+            fast_encode, fast_decode = (torch.compile(way, dynamic=True) for way in (encode, decode))
+            times, fast_decoded = timed(fast_encode, fast_decode, values, format_, arguments.repeats)
+            equal = torch.equal(fast_encode(values, format_), buffer) and torch.equal(fast_decoded, decoded)
+            row += [*times, "yes" if equal else "NO"]
+        table.add_row(format_, f"{8 * bytes_of(format_, count) / count:.3f}", *row)
     Console().print(table)
 
 

@@ -10,27 +10,24 @@ network of its own (`unshare --net sh -c 'ip link set lo up; python benchmarks/e
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from aura.cluster.ranks import Ranks
-from aura.commands.launch_local import free_port
 from aura.config import TrainConfig, resolve
 from aura.model.gpt import GPT
 from aura.optim.muon import optimizer_of
 from aura.plan.memory import memory_of
 from aura.strategy.interface import Told, clip_factor
 from aura.strategy.sharded import Sharded
+from lab_ranks import LOOPBACK, bf16_on_the_wire, in_the_lab, join, run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -63,7 +60,7 @@ def sharded(config: TrainConfig, rank: int, ranks: int) -> Way:
             with strategy.last_backward() if number == len(batches) else nullcontext():
                 loss.backward()
             loss_sum += loss.item()
-        strategy.apply(Told(loss_sum, sum(batch[:, 1:].numel() for batch in batches)), config.lr)
+        strategy.apply(Told(loss_sum, sum(batch[:, 1:].numel() for batch in batches)), config.lr)()
 
     return step, strategy.complete
 
@@ -96,12 +93,6 @@ def torchs_ddp(config: TrainConfig, ranks: int, wire: torch.dtype) -> Way:
     return step, lambda: None
 
 
-def bf16_on_the_wire(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """torch's own hook for bf16 refuses gloo; this is what it does. torch reads the annotations: no strings here."""
-    work = dist.all_reduce(bucket.buffer().bfloat16().div_(dist.get_world_size()), async_op=True)
-    return work.get_future().then(lambda future: bucket.buffer().copy_(future.value()[0]))
-
-
 def bytes_sent(card: str) -> int:
     (line,) = (
         text for text in Path("/proc/net/dev").read_text().splitlines() if text.strip().startswith(f"{card}:")
@@ -118,12 +109,8 @@ def bytes_of_all(card: str, ranks: int) -> int:
 
 def work(given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    rank, (address, port) = given.rank, given.store.split(":")
-    os.environ["GLOO_SOCKET_IFNAME"] = given.card
-    store = dist.TCPStore(address, int(port), given.ranks, rank == 0)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=given.ranks, timeout=timedelta(minutes=3)
-    )
+    rank = given.rank
+    join(rank, given.ranks, given.card, given.store)
     settings = dict(one.split("=", 1) for one in given.setting)
     sizes = {name: int(value) if value.isdecimal() else value for name, value in settings.items()}
     config = resolve(given.preset, {"optimizer": given.optimizer, "wire": given.wire, **sizes})
@@ -185,27 +172,6 @@ def memory(what: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def in_the_lab(ranks: int, rate: str) -> list[tuple[list[str], str, str]]:
-    """For each rank: what puts a process into the network of its node, the node's card and its address."""
-    lab = str(Path(__file__).parents[1] / "tests/lab/lab")
-    nodes = json.loads(subprocess.check_output([lab, "status", "--json"]))["nodes"]
-    nodes = [node for node in nodes if node["kind"] == "container" and node["addresses"]][:ranks]
-    if len(nodes) < ranks:
-        sys.exit(
-            f"{ranks} ranks need {ranks} nodes with an address, and the lab has {len(nodes)}: make lab-up"
-        )
-    for node in nodes:
-        subprocess.check_call([lab, "rate", node["name"], rate])
-    return [
-        (
-            ["nsenter", f"--target={node['pid']}", "--net", "--"],
-            node["nic"],
-            node["addresses"][0].split("/")[0],
-        )
-        for node in nodes
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -228,20 +194,8 @@ def main() -> None:
     if given.rank is not None:
         work(given)
         return
-    places = in_the_lab(given.ranks, given.lab) if given.lab else [([], "lo", "127.0.0.1")] * given.ranks
-    store = f"{places[0][2]}:{free_port()}"
-    processes = [
-        subprocess.Popen(
-            [*enter, sys.executable, *sys.argv, f"--rank={rank}", f"--card={card}", f"--store={store}"]
-        )
-        for rank, (enter, card, _) in enumerate(places)
-    ]
-    try:
-        codes = [process.wait() for process in processes]
-    finally:
-        if given.lab:
-            in_the_lab(given.ranks, "1gbit")
-    sys.exit(max(codes, key=abs))
+    with in_the_lab(given.ranks, given.lab) if given.lab else nullcontext([LOOPBACK] * given.ranks) as places:
+        sys.exit(run_ranks(places, sys.argv))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import traceback
@@ -21,7 +22,8 @@ from aura.config import TrainConfig, resolve
 from aura.model.gpt import GPT
 from aura.strategy.alone import Alone
 from aura.strategy.checksum import checksum
-from aura.strategy.interface import Told
+from aura.strategy.delayed import Delayed
+from aura.strategy.interface import Outcome, Told
 from aura.strategy.sharded import Sharded
 from safetensors.torch import load_file, save_file
 
@@ -54,6 +56,7 @@ class Task:
     faults: dict[int, Fault] = field(default_factory=dict)  # by rank
     overlap: bool = False  # the parameters are looked at only after the last step
     unlike: tuple[int, ...] = ()  # ranks without the vector instructions of the others
+    nodes: tuple[str, ...] = ()  # of every rank; one each, unless said
 
     @property
     def config(self) -> TrainConfig:
@@ -65,12 +68,15 @@ class Rank:
 
     def __init__(self, task: Task, rank: int) -> None:
         self.task, self.rank, config = task, rank, task.config
-        nodes = [f"node{number}" for number in range(task.world_size)]
+        nodes = list(task.nodes) or [f"node{number}" for number in range(task.world_size)]
         self.model = GPT(config)
         self.ranks = Ranks(rank, nodes, torch.device("cpu"))
+        kind = Delayed if config.delay else Sharded
         self.strategy: Sharded | Alone = (
-            Sharded(self.model, self.ranks, config) if task.world_size > 1 else Alone(self.model, config)
+            kind(self.model, self.ranks, config) if task.world_size > 1 else Alone(self.model, config)
         )
+        self.late = math.ceil(config.delay * task.micro_batches)
+        self.under_way: Callable[[], Outcome] | None = None
         self.outcomes: list[dict[str, Any]] = []
         self.sums: list[int] = []  # checksum of the parameters after each step
         # What faults change and see
@@ -92,6 +98,8 @@ class Rank:
         scale = torch.tensor(self.task.loss_scale)
         self.strategy.begin_step()
         for place, batch in enumerate(batches, 1):
+            if place - 1 == self.late:
+                self.settle()
             loss = self.model.loss_sum(batch[:, :-1], batch[:, 1:], scale)
             with self.strategy.last_backward() if place == len(batches) else nullcontext():
                 (loss * scale).backward()
@@ -100,7 +108,18 @@ class Rank:
         self.spoiled_loss, self.after_backward = 1.0, lambda: None
         tokens = sum(batch[:, 1:].numel() for batch in batches)
         told = Told(loss_sum, tokens, loss_scale=self.task.loss_scale)
-        self.outcomes.append(asdict(self.strategy.apply(told, self.task.config.lr)))
+        if self.late == len(batches):
+            self.settle()
+        self.under_way = self.strategy.apply(told, self.task.config.lr)
+        if not self.late:
+            self.settle()
+
+    def settle(self) -> None:
+        if self.under_way is None:
+            return
+        self.outcomes.append(asdict(self.under_way()))
+        self.under_way = None
+        self.strategy.put_in(kept=False)
         if not self.task.overlap:
             self.strategy.complete()
             self.sums.append(checksum(self.model.parameters()))
@@ -116,6 +135,7 @@ class Rank:
             if self.rank in task.faults:
                 task.faults[self.rank](number, self)
             self.step(number)
+        self.settle()
         odd = self.strategy.compare()
         save_file(dict(self.model.state_dict()), task.folder / f"parameters-{self.rank}.safetensors")
         state = {name: tensor.contiguous() for name, tensor in self.strategy.state().items()}

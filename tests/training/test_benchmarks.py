@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +18,19 @@ import pytest
 import reference_loop
 import torch
 import transformers_loop
+import wire
 from aura.config import from_values, resolve
 from aura.corpus.corpus import Corpus
+from aura.model.gpt import GPT
 from aura.plan.flops import flops_per_token
+from aura.plan.gpus import find
+from aura.plan.memory import wire_bytes
+from aura.plan.plan import plan_for
+from lab_ranks import LOOPBACK
+from learning import Job
 from trainers import complete, start
+from waits import Gpu, Model, moved_bytes
+from wire_arms import CARDS, GROUPS, Arm, arms, lengths, scaled
 
 
 def test_the_reference_loop_sees_the_same_batches_and_makes_the_same_steps(
@@ -87,3 +99,137 @@ def test_the_cpu_benchmark_explains_itself() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "bench-results/cpu.json" in done.stdout
+
+
+# Very small tensors, and cards that are forty times as fast as they are
+TINY = ["--scale=4096", "--mfu=20", "--warm-up=1", "--steps=2"]
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        Arm("RTX 4090", "int4", 0.9, nodes=2),
+        Arm("RTX 4090", "int4", 1.0, nodes=2, encoded_beforehand=True),
+        Arm("RTX 4090", "bf16", nodes=2, ddp=True),
+    ],
+    ids=str,
+)
+def test_the_benchmark_of_the_wire_runs_over_loopback(arm: Arm) -> None:
+    """The strategies do all that they do elsewhere; nothing is quicker than the waits, and bytes are those planned."""
+    given = wire.parser().parse_args(TINY)
+    row = wire.measure(arm, [LOOPBACK] * 2, given)
+    assert row and row.equal and len(row.seconds) == 2
+    assert statistics.mean(row.seconds) > 0.9 * lengths(arm, given.mfu).of_a_step
+    assert row.tokens == 510 * 1024
+    if arm.delay:  # a step ends when all of it has been sent
+        config = scaled(arm.config(), given.scale)
+        assert row.sent == pytest.approx(given.scale * 2 * wire_bytes(config) / 2, rel=0.03)
+
+
+def test_the_waits_are_as_long_as_the_plan_says() -> None:
+    for arm in arms(GROUPS):
+        waits, card = lengths(arm), find(arm.card)
+        alone = plan_for(arm.config(), 1, card) if not arm.slow else None
+        assert alone is None or waits.alone == pytest.approx(alone.compute_seconds)
+        planned = plan_for(arm.config(), arm.nodes, card)
+        assert sum(waits.micro_batches[0]) + waits.update[0] == pytest.approx(planned.compute_seconds)
+        assert planned.memory.total < planned.device_memory
+        assert waits.tokens == planned.tokens_per_step == 522_240
+    assert lengths(Arm("RTX 4090", "int4")).ceiling == pytest.approx(5)
+    assert 4 < lengths(Arm("RTX 4090", "int4", slow=True)).ceiling < 4.25
+
+
+def test_a_model_of_waits_has_the_parameters_and_makes_their_gradients_in_order() -> None:
+    config, gpu = scaled(resolve("gpt2-medium"), 4096), Gpu()
+    model = Model(config, gpu)
+    model.fill(0)
+    shapes = {name: parameter.shape for name, parameter in GPT(config, "meta").named_parameters()}
+    assert {name: parameter.shape for name, parameter in model.named_parameters()} == shapes
+    assert sum(layer.part for layer in model.layers) + model.output.part == pytest.approx(1)
+    there: list[tuple[str, float]] = []
+
+    def note(name: str) -> None:
+        there.append((name, time.perf_counter()))
+
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
+    gpu.micro_batch = 0.3
+    began = gpu.free_at = time.perf_counter()
+    model().backward()
+    layers = [name.rpartition(".")[0] for name, _ in there]
+    assert list(dict.fromkeys(layers)) == list(
+        dict.fromkeys(name.rpartition(".")[0] for name in reversed(shapes))
+    )
+    first, last = there[0][1] - began, there[-1][1] - began
+    assert 0.1 < first < last and last >= 0.299
+    assert all(
+        parameter.grad is not None and parameter.grad.data_ptr() == gradient.data_ptr()
+        for layer in model.layers
+        for parameter, gradient in zip(layer.parameters(), layer.gradients, strict=True)
+    ), "a copy that no GPU would make"
+
+
+def test_a_gpu_goes_on_while_the_processor_is_late() -> None:
+    gpu = Gpu()
+    began = gpu.free_at
+    gpu.work(0.05)
+    time.sleep(0.1)  # encodes
+    gpu.work(0.1)
+    assert 0.15 <= time.perf_counter() - began < 0.2
+    assert gpu.late < 0.05
+    time.sleep(0.05)
+    assert gpu.late >= 0.05
+    gpu.work_now(0.05)  # on what came now
+    assert gpu.free_at - began >= 0.25
+    gpu.nothing_before(began + 1)
+    assert gpu.late == 0
+
+
+def test_the_codec_moves_at_least_what_it_reads_and_writes() -> None:
+    assert moved_bytes("bf16", 5) < moved_bytes("int4", 5) - 1.2 * 4.5 - 2 * 4.5
+
+
+def row(arm: Arm, seconds: float) -> wire.Row:
+    waits = lengths(arm)
+    return wire.Row(arm, [seconds] * 3, waits.tokens, waits.alone, waits.ceiling, 0, None, 0, 0.1, 0.1, True)
+
+
+def test_the_last_line_is_of_one_setting_and_names_what_it_costs(tmp_path: Path) -> None:
+    fast, slow = CARDS
+    rows = [
+        row(Arm(fast, "int4", 0.5), 3.1),  # not measured on the other card
+        row(Arm(fast, "int4", 0.75), 3.2),
+        row(Arm(fast, "int4", 1.0), 4.0),
+        row(Arm(fast, "int4", 1.0, encoded_beforehand=True), 3.0),
+        row(Arm(fast, "int4", 1.0, link=2500), 3.0),
+        *(row(Arm(slow, "int4", delay), 25.0) for delay in (0.75, 1.0)),
+        row(Arm(slow, "int4", 1.0, encoded_beforehand=True), 25.0),
+    ]
+    line = wire.last_line(rows, tmp_path / "none.jsonl")
+    assert line == {
+        "bench": "wire",
+        "setting": "int4, 0.75 of a step late",
+        "speedup_4090": pytest.approx(15.423 / 3.2, abs=1e-3),
+        "speedup_3060": pytest.approx(124.899 / 25, abs=1e-3),
+        "upper_95": None,
+        "seeds": None,
+        "evidence": "cpu",
+    }
+    runs = tmp_path / "learning.jsonl"
+    losses = {"synchronous, fp32": (3.0, 3.1), "int4 + 1 late, predicted": (3.2, 3.32), "int8": (9.0, 9.0)}
+    with runs.open("w", encoding="utf-8") as file:
+        for arm, of_seeds in losses.items():
+            for seed, loss in enumerate(of_seeds):
+                job = Job("muon", arm, 2e-2, seed)
+                file.write(json.dumps({**asdict(job), "loss": loss, "key": job.key("a corpus")}) + "\n")
+    line = wire.last_line(rows, runs)
+    # Differences 0.20 and 0.22: mean 0.21, and 12.706 standard errors of 0.01
+    assert (line["upper_95"], line["seeds"]) == (pytest.approx(0.337, abs=1e-3), 2)
+    assert wire.last_line([], runs)["setting"] is None
+
+
+def test_what_the_processor_limits_is_not_compared() -> None:
+    limited = replace(row(Arm("RTX 4090", "bf16", ddp=True), 3.0), load=0.21)
+    assert "not comparable" in limited.notes(True) and not row(limited.arm, 3.0).notes(True)
+    slow = replace(row(Arm("RTX 4090", "int4", link=100), 3.0), goodput=80.0)
+    assert "not full" in slow.notes(True) and not slow.notes(False)

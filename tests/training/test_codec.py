@@ -226,3 +226,14 @@ def test_replicas_stay_equal_and_errors_never_add_up(format_: str) -> None:
 def test_a_buffer_of_another_length_is_refused() -> None:
     with pytest.raises(AssertionError, match="no 300 elements in int4"):
         decode(encode(random(200), "int4"), "int4", 300)
+
+
+@pytest.mark.parametrize("format_", QUANTISED)
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_parts_of_a_larger_tensor_too(format_: str, place: int) -> None:
+    """Whatever their place: the codec moves several elements as one, which begin at multiples of their size."""
+    values = random(1000)
+    buffer = encode(values[place : place + 500], format_)
+    assert torch.equal(buffer, encode(values[place : place + 500].clone(), format_))
+    larger = torch.cat([buffer.new_zeros(place), buffer])
+    assert torch.equal(decode(larger[place:], format_, 500), decode(buffer, format_, 500))

@@ -17,7 +17,7 @@ from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
 from aura.plan import gpus, plan
 from aura.plan.flops import flops_per_token, recomputed_flops_per_token
-from aura.plan.memory import memory_of
+from aura.plan.memory import memory_of, wire_bytes
 from spanish import english_in
 
 A100 = gpus.find("A100 80GB")
@@ -76,7 +76,23 @@ def test_the_traffic_of_a_ring_over_a_gigabit_switch() -> None:
     )
     for alone in (plan.plan_for(half, 1, A100), plan.plan_for(half, 8, A100, nodes=1)):
         assert alone.communication_seconds == alone.communication_bytes == 0
-    assert plan.plan_for(half, 10, A100, nodes=5).communication_bytes > made.communication_bytes // 2
+
+
+@pytest.mark.parametrize("wire", ["fp32", "int4"])
+def test_the_ranks_of_a_node_send_what_one_would(wire: str) -> None:
+    config = resolve("gpt2-medium", {"wire": wire})
+    all_bytes = wire_bytes(config)
+
+    def sent(ranks: int, nodes: int) -> float:
+        return plan.plan_for(config, ranks, A100, nodes=nodes).communication_bytes / all_bytes
+
+    assert sent(10, 5) == pytest.approx(sent(5, 5)) == pytest.approx(2 * 4 / 5)
+    assert sent(4, 2) == pytest.approx(sent(3, 2)) == pytest.approx(1)
+    # 2 + 2 + 1 + 1 + 1: of the gradients 5/7; the 2/7 of the weights that it owns to four others
+    assert sent(7, 5) == pytest.approx(5 / 7 + 4 * 2 / 7)
+    assert sent(4, 1) == 0
+    ring = plan.plan_for(resolve("gpt2-medium", {"strategy": "ddp"}), 10, A100, nodes=5)
+    assert ring.communication_bytes / wire_bytes(resolve("gpt2-medium")) == pytest.approx(2 * 9 / 10)
 
 
 def test_time_follows_from_work_and_speed() -> None:
@@ -193,11 +209,11 @@ def test_the_json_keeps_its_form(capsys: pytest.CaptureFixture[str]) -> None:
         "schema preset device device_memory fullest_rank peak_flops peak_flops_of_all utilisation "
         "nodes ranks link_mbit parameters memory "
         "sequences_per_step tokens_per_step flops_per_token compute_seconds communication_bytes "
-        "communication_seconds seconds_per_step checkpoint_bytes checkpoints_on_disk steps passes tokens seconds "
-        "tokens_per_parameter assumptions notes".split()
+        "communication_seconds exposed_seconds seconds_per_step checkpoint_bytes checkpoints_on_disk steps "
+        "passes tokens seconds tokens_per_parameter assumptions notes candidates chosen".split()
     )
     assert set(answer["memory"]) == set(
-        "parameters gradients moments weight_copies activations logits workspace context moment total".split()
+        "parameters gradients moments weight_copies activations logits workspace delay context moment total".split()
     )
     assert (answer["schema"], answer["device"], answer["ranks"]) == ("aura-plan-1", "RTX 3090", 6)
     assert answer["seconds"] == answer["steps"] * answer["seconds_per_step"]

@@ -235,6 +235,14 @@ def test_muon_gives_way_where_only_small_moments_fit() -> None:
     assert less and less["optimizer"] == "adamw"
 
 
+def test_a_delay_gives_way_before_precision_does() -> None:
+    small = {"batch_size": 1, "gradient_checkpointing": True, "loss_chunk": 256}
+    config = resolve("gpt2", {"optimizer": "muon", "delay": 0.5, **small})
+    strict = memory_of(replace(config, delay=0.0), 1, on_gpu=True, ranks=5).total
+    assert settings_that_fit(config, strict, on_gpu=True, ranks=5) == {"delay": 0.0}
+    assert settings_that_fit(config, 2**20, on_gpu=True, ranks=5) is None
+
+
 def test_the_settings_that_fit_keep_the_tokens_of_a_step() -> None:
     medium = resolve("gpt2", {"batch_size": 12, "gradient_accumulation_steps": 2})
     needs = memory_of(medium, 12, on_gpu=True).total

@@ -75,6 +75,8 @@ def test_a_run_without_interruption(reference: list[Trainer], corpus: Corpus) ->
             "OK",
         )
         assert status["tokens_per_second"] > 0
+        assert status["waited"] > 0
+        assert status["setting"] == "strategy=sharded wire=fp32 delay=0.0"
         assert abs(time.time() - status["updated"]) < 600
 
 

@@ -49,6 +49,7 @@ class TrainConfig:
     gradient_accumulation_steps: int = _setting(minimum=1)
     rank_batch_sizes: str = _setting()
     global_batch_tokens: int = _setting(minimum=0)
+    balance: str = _setting(choices=("equal", "speed"))
     precision: str = _setting(choices=("fp32", "bf16", "fp16"))
     # The optimizer
     optimizer: str = _setting(choices=("adamw", "muon"))
@@ -69,8 +70,12 @@ class TrainConfig:
     clip: float = _setting(above=0)
     allow_dataset_oversubscription: bool = _setting()
     # How ranks agree
-    strategy: str = _setting(choices=("sharded", "ddp"))
+    strategy: str = _setting(choices=("sharded", "ddp", "auto"))
+    loss_tolerance: float = _setting(minimum=0)
     wire: str = _setting(choices=("fp32", "bf16", "int8", "int4"))
+    delay: float = _setting(minimum=0, maximum=1)
+    predicted_weights: bool = _setting()
+    allow_delayed_adamw: bool = _setting()
     collective_timeout: int = _setting(minimum=5)
     # The run
     seed: int = _setting(minimum=0)
@@ -90,8 +95,16 @@ class TrainConfig:
             raise ConfigError(
                 "muon_needs_fp32", parameter_format=self.parameter_format, moment_format=self.moment_format
             )
+        if self.strategy == "auto" and (self.wire != "fp32" or self.delay):
+            raise ConfigError("auto_chooses", wire=self.wire, delay=self.delay)
         if self.wire != "fp32" and self.strategy != "sharded":
             raise ConfigError("wire_needs_sharded", wire=self.wire, strategy=self.strategy)
+        if self.delay and self.strategy != "sharded":
+            raise ConfigError("delay_needs_sharded", delay=self.delay, strategy=self.strategy)
+        if self.delay and self.optimizer == "adamw" and not self.allow_delayed_adamw:
+            raise ConfigError("delay_ruins_adamw", delay=self.delay)
+        if self.balance == "speed" and not self.global_batch_tokens:
+            raise ConfigError("balance_needs_global_batch", tokens=self.global_batch_tokens)
         if self.d_model % self.heads:
             raise ConfigError("heads_do_not_divide", d_model=self.d_model, heads=self.heads)
         if over := self.global_batch_tokens % self.seq_len:
@@ -124,11 +137,10 @@ class TrainConfig:
         return [int(word) for word in words]
 
     def shares(self, ranks: int) -> list[int]:
-        """Sequences of every rank in one optimizer step. Raises ConfigError."""
+        """Sequences of every rank in one optimizer step; with balance=speed, at first. Raises ConfigError."""
         sizes = self._asked_sizes(ranks)
         if not self.global_batch_tokens:
             return [size * self.gradient_accumulation_steps for size in sizes]
-        # Not by measured speeds: with them shares, and what rounding does to a sum, would change at every start.
         sequences, parts = self.global_batch_tokens // self.seq_len, sum(sizes)
         borders = (sequences * part // parts for part in accumulate(sizes, initial=0))
         shares = [stop - start for start, stop in pairwise(borders)]
@@ -156,7 +168,17 @@ class TrainConfig:
 
 SETTINGS = {setting.name: setting for setting in fields(TrainConfig) if setting.name != "preset"}
 # What a configuration on a disk means that is older than these settings.
-BEFORE = {"optimizer": "adamw", "wire": "fp32", "global_batch_tokens": 0, "tokens": 0}
+BEFORE = {
+    "optimizer": "adamw",
+    "loss_tolerance": 0.02,
+    "wire": "fp32",
+    "delay": 0.0,
+    "predicted_weights": True,
+    "allow_delayed_adamw": False,
+    "global_batch_tokens": 0,
+    "balance": "equal",
+    "tokens": 0,
+}
 # Who gives both means something else than what would happen.
 SAY_THE_SAME = {
     ("tokens", "steps"): "length_said_twice",

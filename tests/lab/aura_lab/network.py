@@ -264,9 +264,11 @@ def bits_per_second(rate: str) -> float:
 
 
 def _limit(rate: str) -> list[str]:
-    """The bucket holds about a millisecond, at least one offloaded packet (64 KiB)."""
-    burst = max(68_000, int(bits_per_second(rate) / 8 / 1000))
-    return ["tbf", "rate", rate, "burst", str(burst), "latency", "25ms"]
+    """The bucket holds about a millisecond, at least one offloaded packet (64 KiB). The queue holds 25 ms, at least the
+    1,000 packets of Linux's own: shorter ones drop what a card with flow control would only hold up."""
+    per_second = bits_per_second(rate) / 8
+    burst, queue = max(68_000, int(per_second / 1000)), max(1_500_000, int(per_second / 40))
+    return ["tbf", "rate", rate, "burst", str(burst), "limit", str(burst + queue)]
 
 
 def shape(node: Node, leader: int) -> None:

@@ -60,8 +60,6 @@ FIXED = (
 
 State = dict[str, Any]
 Report = Callable[[str], None]
-
-
 Collect = Callable[[], dict[str, Tensor]]
 
 

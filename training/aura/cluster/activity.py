@@ -52,6 +52,7 @@ class Activity:
         self._durations: deque[float] = deque(maxlen=31)
         self._steps = 0  # of this attempt
         self._usual = 0.0
+        self.waited = 0.0  # seconds, for other ranks
         self._now = (0, ELSEWHERE, time.monotonic())
 
     def begin_step(self, step: int) -> None:
@@ -61,11 +62,16 @@ class Activity:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """What follows needs the other ranks. Who has waited in vain is not to blame afterwards either."""
-        before = self._now
+        before, began = self._now, time.monotonic()
         step, doing, since = before
         self._now = (step, WAITING if doing == COMPUTING else doing, since)
         yield
         self._now = before
+        self.waited += time.monotonic() - began
+
+    def expect_delay(self) -> None:
+        """A step may compile something: what is usual says nothing about this one."""
+        self._usual = 0.0
 
     def end_step(self) -> None:
         step, _, since = self._now

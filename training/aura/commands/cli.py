@@ -16,6 +16,7 @@ from aura.cluster.activity import Activity
 from aura.commands.flags import add_flags, given_settings
 from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
 from aura.plan.auto import resolve_here, take_best_gpu
+from aura.plan.replay import replayed
 from aura.run import watchdog
 from aura.run.runlog import versions
 from aura.texts.console import put, text
@@ -94,8 +95,13 @@ def train(argv: list[str]) -> int:
     activity = Activity()
     watchdog.start(activity)  # before torch, which a slow disk takes long to read
     try:
-        config = resolve_here(arguments.preset, given_settings(arguments), arguments.corpus, run_dir, put)
+        given = given_settings(arguments)
+        config = resolve_here(arguments.preset, given, arguments.corpus, run_dir, put)
+        if arguments.plan:
+            config = replayed(config, arguments.plan, given)
         _check_paths(arguments.corpus, config.vocab_size, run_dir, arguments.resume_from)
+        if arguments.shares_from and config.balance != "speed":
+            raise ConfigError("shares_from_needs_speed", path=arguments.shares_from, balance=config.balance)
         take_best_gpu(put)
     except AuraError as error:
         if os.environ.get("WORLD_SIZE", "1") == "1":
@@ -120,6 +126,7 @@ def train(argv: list[str]) -> int:
         arguments.join_timeout,
         resume_from=arguments.resume_from,
         activity=activity,
+        shares_from=arguments.shares_from,
     )
 
 
@@ -142,6 +149,18 @@ def _train_parser() -> Parser:
         type=Path,
         metavar="DIR",
         help="go on from this checkpoint of the run directory, not from the newest; newer ones are set aside",
+    )
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="do what strategy=auto has decided in another run: its plan.json; nothing is measured",
+    )
+    parser.add_argument(
+        "--shares-from",
+        type=Path,
+        metavar="FILE",
+        help="balance=speed: take the shares of the ranks from the shares.jsonl of another run, and measure nothing",
     )
     parser.add_argument(
         "--log-dir", type=Path, metavar="DIR", help="TensorBoard (<run directory>/tensorboard)"

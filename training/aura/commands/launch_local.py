@@ -163,6 +163,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--script", type=Path, metavar="FILE", help="a Python file of your own instead of aura train"
     )
+    parser.add_argument(
+        "--plan", type=Path, metavar="FILE", help="plan.json of another run, for aura train on every rank"
+    )
     parser.add_argument("--master-port", type=int, metavar="PORT", help="where ranks meet (a free port)")
     parser.add_argument(
         "--stop-timeout",
@@ -188,7 +191,8 @@ def main(argv: list[str]) -> int:
     on_cpu = console.text("on_cpu", threads=environments[0]["OMP_NUM_THREADS"])
     device = console.text("on_gpus") if gpus else on_cpu
     say(console.text("launching", ranks=arguments.gpus, device=device, port=port))
-    ranks = start([sys.executable, *program, *argv[cut + 1 :]], environments, arguments.verbose)
+    words = [*argv[cut + 1 :], *(["--plan", str(arguments.plan)] if arguments.plan else [])]
+    ranks = start([sys.executable, *program, *words], environments, arguments.verbose)
     return supervise(ranks, GRACE, arguments.stop_timeout)
 
 

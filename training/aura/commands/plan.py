@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 from aura.commands.flags import add_flags, given_settings
-from aura.config import AUTO, canonical, parse_assignments, resolve
+from aura.config import AUTO, TrainConfig, canonical, parse_assignments, resolve
 from aura.corpus.corpus import check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.plan import gpus
 from aura.plan.auto import choose
+from aura.plan.candidates import Decision, cluster_of, decide, exchanging
 from aura.plan.gpus import Gpu
 from aura.plan.memory import GIB, with_vocabulary
 from aura.plan.plan import Plan, plan_for
@@ -39,6 +40,10 @@ def main(argv: list[str]) -> int:
         config = with_vocabulary(config, corpus.vocab_size)
         check_vocabulary(corpus, config.vocab_size, config.preset)
     ranks = arguments.nodes * arguments.ranks_per_node
+    decision = _decision(config, [gpu] * ranks, arguments)
+    if config.strategy == "auto":
+        chosen = decision.chosen if decision else None
+        config = exchanging(config, chosen.wire if chosen else "fp32", chosen.delay if chosen else 0.0)
     plan = plan_for(
         config,
         ranks,
@@ -50,10 +55,20 @@ def main(argv: list[str]) -> int:
         corpus_tokens=corpus.tokens["train"] if corpus else None,
     )
     if arguments.json:
-        print(json.dumps(plan.as_json(), indent=2))
+        print(json.dumps(plan.as_json() | (decision.as_json() if decision else {}), indent=2))
     else:
         _show(plan)
+    if decision and not arguments.json:
+        print("\n".join([text("plan_candidates"), *decision.table, decision.reason]))
     return 0
+
+
+def _decision(config: TrainConfig, devices: list[Gpu], arguments: argparse.Namespace) -> Decision | None:
+    """What strategy=auto would take; None where there is nothing to choose, or not enough is known."""
+    if arguments.nodes == 1 or config.strategy == "ddp":
+        return None
+    cluster = cluster_of(config, devices, arguments.nodes, arguments.link, arguments.mfu)
+    return decide(config, cluster) if cluster else None
 
 
 def _device(name: str | None, tflops: float | None, memory_gb: float | None) -> tuple[Gpu, list[gpus.Found]]:

@@ -35,6 +35,7 @@ class Memory:
     activations: int  # kept from the forward for the backward pass
     logits: int  # of one chunk, with their gradient
     workspace: int  # gradients on their way, and a block that is computed again
+    delay: int  # what an exchange beside the next step's computing needs, and predicted weights
     context: int  # assumed; 0 on a CPU
     moment: str  # when that is; see memory_of
 
@@ -86,9 +87,35 @@ def wire_bytes(config: TrainConfig) -> int:
     return stored_parameters(config) * min(BYTES[config.parameter_format], BYTES[config.wire])
 
 
+def link_bytes(config: TrainConfig, ranks: int, nodes: int) -> int:
+    """That a node's link sends in a step, and receives, on the node where it is most; ranks are spread over the nodes
+    as evenly as they go.
+
+    With N ranks on M nodes, L of them on this one, it sends (N - L) / N of the gradients, added up inside the node, and
+    L / N of the weights to each of the M - 1 others (strategy/by_node.py): together N + L (M - 2) of N parts. In the
+    ring of DDP's all-reduce one rank of a node sends to the next node: 2 (N - 1), which is the same for L = 1.
+    """
+    if nodes == 1:
+        return 0
+    most = math.ceil(ranks / nodes)
+    parts = 2 * (ranks - 1) if config.strategy == "ddp" else ranks + most * (nodes - 2)
+    return parts * wire_bytes(config) // ranks
+
+
+def is_delayed(config: TrainConfig, ranks: int) -> bool:
+    """Who is alone waits for nobody."""
+    return config.delay > 0 and ranks > 1
+
+
 def master_bytes(config: TrainConfig, ranks: int) -> int:
     """Of all owners: the weights in fp32 that each has beside everybody's, see strategy/formats.py."""
-    return 4 * stored_parameters(config) if ranks > 1 and config.wire in CODE_BITS else 0
+    has_some = config.wire in CODE_BITS or config.delay > 0
+    return 4 * stored_parameters(config) if ranks > 1 and has_some else 0
+
+
+def change_bytes(config: TrainConfig, ranks: int) -> int:
+    """By how much the last step has changed the weights, in bf16: what predicts them (strategy/delayed.py)."""
+    return 2 * stored_parameters(config) if is_delayed(config, ranks) and config.predicted_weights else 0
 
 
 def moment_bytes(config: TrainConfig) -> int:
@@ -108,37 +135,45 @@ def moment_bytes(config: TrainConfig) -> int:
     return 2 * BYTES[config.moment_format] * sum(tensors) + steps + momentum
 
 
-def state_bytes(config: TrainConfig, ranks: int) -> int:
-    """What an optimizer's state is in memory and in a checkpoint."""
+def owned_bytes(config: TrainConfig, ranks: int) -> int:
+    """What of an optimizer's state the owners divide among them."""
     return moment_bytes(config) + master_bytes(config, ranks)
 
 
+def state_bytes(config: TrainConfig, ranks: int) -> int:
+    """What is in a checkpoint beside the parameters. With a delay also the weights of late micro-batches."""
+    late = parameter_bytes(config) if is_delayed(config, ranks) else 0
+    return owned_bytes(config, ranks) + change_bytes(config, ranks) + late
+
+
 def checkpoint_bytes(config: TrainConfig, ranks: int) -> int:
-    """Parameters and the optimizer's state in their formats; names and progress are a few kilobytes more."""
+    """Parameters and state in their formats; names and progress are a few kilobytes more."""
     return parameter_bytes(config) + state_bytes(config, ranks)
 
 
 def owners(config: TrainConfig, ranks: int) -> int:
     """How many divide the optimizer's state and work between them."""
-    return ranks if config.strategy == "sharded" else 1
+    return 1 if config.strategy == "ddp" else ranks
 
 
 def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool, ranks: int = 1) -> Memory:
     """Of one of so many ranks, with that micro-batch [sequences]."""
     parts = owners(config, ranks)
     share = math.ceil(stored_parameters(config) / parts) if parts > 1 else 0  # elements that this rank owns
-    moments = _moments(config, Sizes(config, micro_batch), on_gpu, share)
+    sizes = Sizes(config, micro_batch)
+    moments = _moments(config, sizes, on_gpu, share)
     name = max(moments, key=lambda name: sum(moments[name]))
     weight_copies, activations, logits, workspace = moments[name]
     return Memory(
         parameters=parameter_bytes(config),
         # An owner adds up the gradients of all ranks in fp32.
         gradients=parameter_bytes(config) + 4 * share,
-        moments=math.ceil(state_bytes(config, ranks) / parts),
+        moments=math.ceil(owned_bytes(config, ranks) / parts),
         weight_copies=weight_copies,
         activations=activations,
         logits=logits,
         workspace=workspace,
+        delay=_of_delay(config, sizes, on_gpu, share) + change_bytes(config, ranks) if share else 0,
         context=CONTEXT if on_gpu else 0,
         moment=name,
     )
@@ -216,12 +251,21 @@ def _moments(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> dict[st
 
 def _of_update(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> int:
     """Where there are several owners, all gradients have left, and what an owner sends is a copy of its weights."""
-    temporary = _update_bytes(config, min(PIECE, max(s.embedding, 4 * config.d_model**2)), on_gpu)
-    return temporary + (s.parameter * share - parameter_bytes(config) if share else 0)
+    return _temporary(config, s, on_gpu) + (s.parameter * share - parameter_bytes(config) if share else 0)
 
 
-def _update_bytes(config: TrainConfig, piece: int, on_gpu: bool) -> int:
-    """Temporary bytes of the optimizer, which updates `piece` elements at once; measured, as the test does."""
+def _of_delay(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> int:
+    """At any moment of the next step: all that one leg sends waits for the wire, or all that has come for `put_in` (on
+    a GPU where NCCL moves it; where gloo does, it is in main memory), while the owner updates. It has its elements
+    before and after that, the latter in fp32."""
+    if not config.delay:
+        return 0
+    return wire_bytes(config) + _temporary(config, s, on_gpu) + (s.parameter + 4) * share
+
+
+def _temporary(config: TrainConfig, s: Sizes, on_gpu: bool) -> int:
+    """Temporary bytes of the optimizer, which updates a piece at once; measured, as the test does."""
+    piece = min(PIECE, max(s.embedding, 4 * config.d_model**2))
     if config.optimizer == "muon":  # a matrix at once; on a GPU its iterations are in bf16
         return (24 if on_gpu else 48) * config.d_model**2
     # The random numbers of the rounding are 64-bit integers.
@@ -246,6 +290,8 @@ def settings_that_fit(
     batch, accumulation = config.batch_size, config.gradient_accumulation_steps
     ways: list[dict[str, Any]] = [{}, {"loss_chunk": min(256, config.loss_chunk or 256)}]
     ways.append({"gradient_checkpointing": True})
+    if config.delay:
+        ways.append({"delay": 0.0})
     if not config.rank_batch_sizes and config.global_batch_tokens:
         ways += [{"batch_size": part} for part in range(batch - 1, 0, -1)]
     elif not config.rank_batch_sizes:
@@ -264,12 +310,13 @@ def settings_that_fit(
         if not set(keep).isdisjoint(way):
             continue
         changes |= {name: value for name, value in way.items() if getattr(config, name) != value}
-        if _fits(replace(config, **changes), available, on_gpu, ranks):
+        if fits(replace(config, **changes), available, on_gpu, ranks):
             return changes
     return None
 
 
-def _fits(config: TrainConfig, available: float | Sequence[float], on_gpu: bool, ranks: int) -> bool:
+def fits(config: TrainConfig, available: float | Sequence[float], on_gpu: bool, ranks: int) -> bool:
+    """available: bytes, one number for all `ranks` or one for each."""
     if not isinstance(available, Sequence):
         return memory_of(config, largest_micro_batch(config), on_gpu, ranks).total <= available
     sizes = config.batch_sizes(len(available))

@@ -17,12 +17,15 @@ from aura.plan.memory import (
     GIB,
     Memory,
     checkpoint_bytes,
+    is_delayed,
+    link_bytes,
     memory_of,
     owners,
     parameter_count,
     settings_that_fit,
     wire_bytes,
 )
+from aura.plan.step_time import Work, step_seconds
 from aura.texts.console import text
 
 SCHEMA = "aura-plan-1"
@@ -52,6 +55,7 @@ class Plan:
     compute_seconds: float | None
     communication_bytes: int  # that the link of each node sends, and receives, in one step
     communication_seconds: float
+    exposed_seconds: float  # of it, what a delay does not hide behind computing; all of it without one
     checkpoint_bytes: int
     checkpoints_on_disk: int
     steps: int
@@ -61,7 +65,7 @@ class Plan:
 
     @property
     def seconds_per_step(self) -> float | None:
-        return None if self.compute_seconds is None else self.compute_seconds + self.communication_seconds
+        return None if self.compute_seconds is None else self.compute_seconds + self.exposed_seconds
 
     @property
     def tokens(self) -> int:
@@ -129,8 +133,10 @@ class Plan:
         parts = {
             "compute": _seconds(self.compute_seconds),
             "communication": _seconds(self.communication_seconds),
+            "exposed": _seconds(self.exposed_seconds),
         }
-        return text("plan_parts_of_a_step", step=step, **parts)
+        hidden = self.exposed_seconds < self.communication_seconds
+        return text("plan_parts_with_a_delay" if hidden else "plan_parts_of_a_step", step=step, **parts)
 
 
 def plan_for(
@@ -152,22 +158,23 @@ def plan_for(
     """
     nodes = nodes or ranks
     devices = [gpu] * ranks if isinstance(gpu, Gpu) else list(gpu)
-    shares = config.shares(ranks)
-    of_ranks = [
-        _Rank(config, *each, ranks, math.ceil(ranks / nodes), mfu)
-        for each in zip(devices, config.batch_sizes(ranks), shares, strict=True)
-    ]
+    of_ranks = ranks_of(config, devices, nodes, mfu)
     fullest = max(of_ranks, key=lambda rank: rank.memory.total / rank.room)
     # The others wait for the slowest; one whose speed is not known may be it.
     slowest = max(of_ranks, key=lambda rank: math.inf if rank.seconds is None else rank.seconds)
     compute = slowest.seconds
-    sent = 2 * (ranks - 1) * wire_bytes(config) // ranks if nodes > 1 else 0
-    communication = sent / (GIGABIT * link_mbit / 1000)
-    tokens_per_step = sum(shares) * config.seq_len
+    sent = link_bytes(config, ranks, nodes)
+    communication = sent / bytes_per_second(link_mbit)
+    exposed = communication
+    if is_delayed(config, ranks) and sent and compute is not None:
+        works = [rank.work for rank in of_ranks if rank.work]
+        exposed = step_seconds(config, works, nodes, bytes_per_second(link_mbit)) - compute
+    sequences = sum(config.shares(ranks))
+    tokens_per_step = sequences * config.seq_len
     if hours is not None:
         if compute is None:
             raise ConfigError("hours_need_speed", device=slowest.device.name)
-        steps = max(1, int(hours * 3600 / (compute + communication)))
+        steps = max(1, int(hours * 3600 / (compute + exposed)))
     if steps is None and config.tokens:
         steps = math.ceil(config.tokens / tokens_per_step)
     if steps is None and config.epochs and corpus_tokens:
@@ -180,13 +187,13 @@ def plan_for(
         *_memory_assumptions(config, fullest.device),
         *(sentence for rank in kinds.values() for sentence in rank.assumptions(config)),
         *([text("assumed_idle_processor")] if not all(device.is_gpu for device in devices) else []),
-        *([text("assumed_no_overlap")] if sent else []),
+        *([text("assumed_overlap" if is_delayed(config, ranks) else "assumed_no_overlap")] if sent else []),
     ]
     notes = [
         *_note_on_memory(config, of_ranks, fullest_rank),
         *(text("note_speed_unknown", device=name) for name, rank in kinds.items() if not rank.peak),
         *_note_on_tokens(parameter_count(config), steps * tokens_per_step),
-        *_note_on_traffic(compute, communication, config),
+        *_note_on_traffic(compute, exposed, config),
     ]
     peaks = [rank.peak for rank in of_ranks]
     return Plan(
@@ -202,12 +209,13 @@ def plan_for(
         link_mbit=link_mbit,
         parameters=parameter_count(config),
         memory=fullest.memory,
-        sequences_per_step=sum(shares),
+        sequences_per_step=sequences,
         tokens_per_step=tokens_per_step,
         flops_per_token=flops_per_token(config),
         compute_seconds=compute,
         communication_bytes=sent,
         communication_seconds=communication,
+        exposed_seconds=exposed,
         checkpoint_bytes=checkpoint_bytes(config, ranks),
         checkpoints_on_disk=config.keep_checkpoints + 2,  # the best one, and one that is being written
         steps=steps,
@@ -217,7 +225,20 @@ def plan_for(
     )
 
 
-class _Rank:
+def bytes_per_second(link_mbit: float) -> float:
+    return GIGABIT * link_mbit / 1000
+
+
+def ranks_of(config: TrainConfig, devices: Sequence[Gpu], nodes: int, mfu: float | None) -> list[RankPlan]:
+    """devices: of every rank. Raises ConfigError."""
+    ranks = len(devices)
+    return [
+        RankPlan(config, *each, ranks, math.ceil(ranks / nodes), mfu)
+        for each in zip(devices, config.batch_sizes(ranks), config.shares(ranks), strict=True)
+    ]
+
+
+class RankPlan:
     """What one rank needs and has: memory [bytes], and the time that it computes in one step [s]. micro_batch, and
     share of a step: sequences."""
 
@@ -237,10 +258,13 @@ class _Rank:
         self.peak = device.peak.get(config.precision)
         self.utilisation, self.why = utilisation(config, device, mfu)
         self.seconds: float | None = None
+        self.work: Work | None = None
         if self.peak:
+            speed, count = self.peak * self.utilisation / sharing, math.ceil(share / micro_batch)
             tokens = share * config.seq_len
-            work = tokens * flops_per_token(config) + update_flops(config) / owners(config, ranks)
-            self.seconds = work * sharing / (self.peak * self.utilisation)
+            work = tokens * flops_per_token(config)
+            self.seconds = (work + update_flops(config) / owners(config, ranks)) / speed
+            self.work = Work(count, work / speed / count, tokens / count)
 
     def assumptions(self, config: TrainConfig) -> Iterator[str]:
         if self.peak:
@@ -268,17 +292,22 @@ def compare(
     measured_peak_bytes: int | None,
     steps: int,
     warmed_up: bool = True,
+    predicted: float | None = None,
+    one_pc: float | None = None,
 ) -> str:
     """One line after the run. `measured_peak_bytes`: torch.cuda.max_memory_allocated(); None on a CPU. `steps`: that
-    the time is the mean of; `warmed_up`: without the slow first ones, which the plan does not know."""
+    the time is the mean of; `warmed_up`: without the slow first ones, which the plan does not know. `predicted`:
+    seconds per step by what was measured at the start, in place of the plan's; `one_pc`: what one PC would take."""
     measured = _seconds(measured_seconds_per_step)
-    if (predicted := plan.seconds_per_step) is not None:
+    if (predicted := predicted or plan.seconds_per_step) is not None:
         difference = measured_seconds_per_step / predicted - 1
         time = {"predicted": _seconds(predicted), "measured": measured, "difference": difference}
         said = [text("predicted_time", **time)]
     else:
         said = [text("predicted_no_time", measured=measured)]
     said[0] += " " + text("measured_over" if warmed_up else "measured_with_warm_up", steps=steps)
+    if one_pc:
+        said.append(text("measured_times", times=one_pc / measured_seconds_per_step))
     if measured_peak_bytes is not None:
         tensors = plan.memory.tensors
         memory = {"predicted": _gib(tensors), "measured": _gib(measured_peak_bytes)}
@@ -293,7 +322,7 @@ def _memory_assumptions(config: TrainConfig, gpu: Gpu) -> Iterator[str]:
         yield text("assumed_dropout")
 
 
-def _note_on_memory(config: TrainConfig, of_ranks: list[_Rank], fullest_rank: int | None) -> Iterator[str]:
+def _note_on_memory(config: TrainConfig, of_ranks: list[RankPlan], fullest_rank: int | None) -> Iterator[str]:
     fullest = of_ranks[fullest_rank or 0]
     if fullest.memory.total <= fullest.room:
         return
@@ -316,16 +345,15 @@ def _note_on_tokens(parameters: int, tokens: int) -> Iterator[str]:
         yield text("note_few_tokens", ratio=ratio, enough=ENOUGH_TOKENS)
 
 
-def _note_on_traffic(compute: float | None, communication: float, config: TrainConfig) -> Iterator[str]:
-    if compute is not None and communication > 1.1 * compute:
+def _note_on_traffic(compute: float | None, exposed: float, config: TrainConfig) -> Iterator[str]:
+    if compute is not None and exposed > 1.1 * compute:
         larger = "global_batch_tokens" if config.global_batch_tokens else "gradient_accumulation_steps"
-        yield text("note_traffic", times=communication / compute, larger=larger, now=getattr(config, larger))
-        if config.strategy == "sharded" and config.wire not in CODE_BITS:
-            second = communication / wire_bytes(config)
-            yield text(
-                "note_fewer_bits",
-                **{name: second * wire_bytes(replace(config, wire=name)) for name in CODE_BITS},
-            )
+        yield text("note_traffic", times=exposed / compute, larger=larger, now=getattr(config, larger))
+        if config.strategy != "ddp" and config.wire not in CODE_BITS:
+            second = exposed / wire_bytes(config)
+            strict = replace(config, strategy="sharded", delay=0.0)
+            bits = {name: second * wire_bytes(replace(strict, wire=name)) for name in CODE_BITS}
+            yield text("note_fewer_bits", **bits)
 
 
 def _gib(value: float) -> str:

@@ -23,7 +23,7 @@ from aura.cluster.activity import Activity
 from aura.cluster.devices import of_all_ranks
 from aura.cluster.gang import Gang
 from aura.cluster.join import join
-from aura.cluster.place import Place, check_compiler, choose_device, link_mbit, place_from_environment
+from aura.cluster.place import Place, check_compiler, choose_device, place_from_environment
 from aura.cluster.ranks import CollectiveFailed, Ranks, collective
 from aura.cluster.rendezvous import GangBroken, GangMismatch, GangRefused, card_of
 from aura.config import TrainConfig
@@ -33,7 +33,6 @@ from aura.errors import EXIT_DATA, EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE, AuraErro
 from aura.model.export import export_checkpoint
 from aura.plan import gpus
 from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit, with_vocabulary
-from aura.plan.plan import Plan, plan_for
 from aura.run.directory import DONE, FINAL, steps_done
 from aura.run.progress import Progress
 from aura.run.run import Run
@@ -57,10 +56,11 @@ def run(
     join_timeout: float,
     resume_from: Path | None = None,
     activity: Activity | None = None,
+    shares_from: Path | None = None,
 ) -> int:
     """Train as the rank that the environment says; the exit code (see aura/errors.py). `activity`: who else watches."""
     try:
-        attempt = Attempt(config, run_dir, backend, activity or Activity())
+        attempt = Attempt(config, run_dir, backend, activity or Activity(), shares_from)
     except AuraError as error:
         return refuse(error, run_dir, join_timeout)
     return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
@@ -95,9 +95,16 @@ def tell_the_others(error: AuraError, run_dir: Path, join_timeout: float) -> Non
 
 
 class Attempt:
-    def __init__(self, config: TrainConfig, run_dir: Path, backend: str, activity: Activity) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        run_dir: Path,
+        backend: str,
+        activity: Activity,
+        shares_from: Path | None = None,
+    ) -> None:
         """Raises ConfigError where this machine cannot do what is asked for."""
-        self.config, self.run_dir, self.activity = config, run_dir, activity
+        self.config, self.run_dir, self.activity, self.shares_from = config, run_dir, activity, shares_from
         self.place = place_from_environment()
         self.device, self.backend = choose_device(self.place, backend)
         if config.compile == "true":
@@ -220,13 +227,15 @@ class Attempt:
         attempt = self.members.attempt if self.members else f"alone-{secrets.token_hex(4)}"
         this_run = Run(
             config=self.config,
+            asked=self.config,
             corpus=corpus,
             directory=self.run_dir,
+            shares_from=self.shares_from,
             log_dir=log_dir,
             place=self.place,
             device=self.device,
             ranks=ranks,
-            plan=self._plan(ranks, nodes, corpus),
+            devices=of_all_ranks(ranks, gpu_of(self.device)),
             speaker=self.speaker,
             status=self.status,
             stop=self.stop,
@@ -235,21 +244,6 @@ class Attempt:
             activity=self.activity,
         )
         return trainer_of(this_run, resume_from).train()
-
-    def _plan(self, ranks: Ranks, nodes: list[str], corpus: Corpus) -> Plan:
-        plan = plan_for(
-            self.config,
-            self.place.world_size,
-            of_all_ranks(ranks, gpu_of(self.device)),
-            nodes=len(set(nodes)),
-            link_mbit=link_mbit(),
-            corpus_tokens=corpus.tokens["train"],
-        )
-        if self.place.rank == 0:
-            for line in plan.lines():
-                self.speaker.say(line)
-            self.status.set(plan=plan.lines())
-        return plan
 
     def _already_done(self, steps: int) -> int:
         self.status.set(step=steps, max_steps=steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from aura.config import TrainConfig
 from aura.corpus.windows import Order, Windows, share_of
 from aura.model.forward import to_device
+from aura.run.division import Division
 
 
 @dataclass(frozen=True)
@@ -25,31 +27,41 @@ class Batches:
     """The share of one rank of the windows of every step, in micro-batches."""
 
     def __init__(
-        self, windows: Windows, config: TrainConfig, rank: int, world_size: int, device: torch.device
+        self, windows: Windows, config: TrainConfig, division: Division, rank: int, device: torch.device
     ) -> None:
         self.windows, self.config, self.device = windows, config, device
+        self.division, self.rank, self.size = division, rank, division.sizes[rank]
         self.order = Order(len(windows), config.seed)
-        shares = config.shares(world_size)
-        self.per_step = sum(shares)  # windows of all ranks
-        self.offset, self.share = share_of(rank, shares)
-        self.tokens = self.share * config.seq_len  # of this rank in one step
-        # torch draws for a whole tensor: what is dropped of one window follows from its position alone only where it
-        # is computed alone. So the same windows learn the same, whoever computes them, and in whatever company.
-        self.size = 1 if config.dropout else config.batch_sizes(world_size)[rank]
+        self.per_step = sum(division.first)  # windows of all ranks, in every step
         # Read ahead, and its position
         self.ahead: tuple[int, tuple[Tensor, Tensor]] | None = None
 
+    def begin_step(self, step: int) -> None:
+        """What follows is asked for this step (from 1)."""
+        self.step = step
+        self.offset, self.share = share_of(self.rank, self.division.of_step(step))
+        self.tokens = self.share * self.config.seq_len  # of this rank
+        # So many micro-batches are computed before the weights of the step before are there.
+        delay = self.config.delay if len(self.division.first) > 1 else 0
+        self.late = math.ceil(delay * math.ceil(self.share / self.size))
+
     def prepare(self, windows_seen: int) -> None:
-        """Read the first micro-batch of the step that begins behind so many windows, and begin to copy it."""
-        position = windows_seen + self.offset
-        self.ahead = position, self._read(position, min(self.size, self.share))
+        """Read the first micro-batch of the next step, which begins behind so many windows, and begin to copy it."""
+        offset, share = share_of(self.rank, self.division.of_step(self.step + 1))
+        position = windows_seen + offset
+        self.ahead = position, self._read(position, min(self.size, share))
+
+    @property
+    def accumulates(self) -> bool:
+        """Has a step of this rank more than one micro-batch, or may it have?"""
+        return self.division.by_speed or self.division.first[self.rank] > self.size
 
     def _read(self, position: int, count: int) -> tuple[Tensor, Tensor]:
         return to_device(self.windows.batch(self.order.at(position, count)), self.device)
 
     def of_step(self, windows_seen: int) -> Iterator[MicroBatch]:
-        """Those of the step that begins behind so many windows. With dropout, torch's generators are seeded before each
-        one: compute its forward pass before asking for the next."""
+        """Those of the step, which begins behind so many windows. With dropout, torch's generators are seeded before
+        each one: compute its forward pass before asking for the next."""
         begin = windows_seen + self.offset
         for first in range(0, self.share, self.size):
             position = begin + first

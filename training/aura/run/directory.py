@@ -14,6 +14,7 @@ from typing import Any
 from aura.checkpoint import manifest, store
 from aura.config import TrainConfig
 from aura.corpus.corpus import TOKENIZER, Corpus
+from aura.plan.candidates import CHOSEN
 from aura.run.runlog import write_model_config
 from aura.run.status import write_atomically
 from aura.texts.console import text
@@ -76,7 +77,10 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
     except manifest.Damaged:
         return 0
     state = store.read_state(last)
-    if state["config"] != asdict(config) or state["corpus"] != corpus.fingerprint:
+    asked = asdict(config)
+    if config.strategy == "auto":
+        asked |= {name: state["config"].get(name) for name in CHOSEN}
+    if state["config"] != asked or state["corpus"] != corpus.fingerprint:
         return 0
     write_done(run_dir, config, corpus, state)
     return config.steps

@@ -51,7 +51,7 @@ class Lines:
 
     def __init__(self, run: Run, pace: Pace) -> None:
         self.run, self.pace = run, pace
-        self.seconds = self.tokens = 0.0  # since the last logged step
+        self.seconds = self.tokens = self.waited = 0.0  # since the last logged step
 
     def begin(self) -> None:
         pass
@@ -62,15 +62,18 @@ class Lines:
             run.say(console.left_out(step.number, *step.loss_scales))
         self.pace.add(step.seconds, step.tokens)
         self.seconds, self.tokens = self.seconds + step.seconds, self.tokens + step.tokens
+        self.waited += step.waited
         if run.speaker.is_live:
             run.speaker.show(self.pace.line(step.number))
         if step.is_logged:
             step.tokens_per_second = round(self.tokens / self.seconds, 1)
-            self.seconds = self.tokens = 0.0
+            run.status.set(
+                sync=step.sync, tokens_per_second=step.tokens_per_second, waited=round(self.waited, 3)
+            )
+            self.seconds = self.tokens = self.waited = 0.0
             run.say(console.step(step.epoch, step.number, step.loss, step.sync))
             if run.leads:
                 run.say(self.pace.line(step.number))
-            run.status.set(sync=step.sync, tokens_per_second=step.tokens_per_second)
         run.status.set(at_once=step.is_first, step=step.number, epoch=step.epoch, loss=step.loss)
 
     def end(self) -> None:

@@ -8,12 +8,16 @@ from aura.cluster.activity import UNCOUNTED
 from aura.config import TrainConfig
 from aura.plan.flops import flops_per_token
 from aura.plan.plan import Plan, compare
+from aura.plan.replay import Replay
 from aura.texts import console
 
 
 class Pace:
-    def __init__(self, plan: Plan, config: TrainConfig, device: torch.device) -> None:
-        self.plan, self.config, self.device = plan, config, device
+    def __init__(
+        self, plan: Plan, config: TrainConfig, device: torch.device, setting: Replay | None = None
+    ) -> None:
+        """setting: what strategy=auto has predicted by what it has measured."""
+        self.plan, self.config, self.device, self.setting = plan, config, device, setting
         self.steps = 0
         self.seconds = self.tokens = 0.0  # of the steps that count
 
@@ -36,7 +40,15 @@ class Pace:
     def compared(self) -> str:
         """What was predicted, and what was measured."""
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
-        return compare(self.plan, self._seconds_per_step, peak, self._counted, self.steps > UNCOUNTED)
+        return compare(
+            self.plan,
+            self._seconds_per_step,
+            peak,
+            self._counted,
+            self.steps > UNCOUNTED,
+            self.setting.step_seconds if self.setting else None,
+            self.setting.one_pc_seconds if self.setting else None,
+        )
 
     @property
     def _counted(self) -> int:

@@ -38,6 +38,8 @@ class Step:
     stopping: bool  # a rank was asked to stop: no step follows in this attempt
     ends_epoch: bool
     is_logged: bool
+    is_saved: bool  # a checkpoint follows
+    waited: float  # seconds of it, for other ranks and the wire
     loss_scales: tuple[float, float] | None  # before and after, where fp16 has left the step out
     # Found out by observers
     sync: str = "-"  # OK where the ranks have compared their parameters

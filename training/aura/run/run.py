@@ -14,7 +14,8 @@ from aura.cluster.place import Place
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
-from aura.plan.plan import Plan
+from aura.plan.gpus import Gpu
+from aura.plan.replay import Replay
 from aura.run.status import Status
 from aura.run.stop import StopSignal
 from aura.texts.console import Console
@@ -23,19 +24,22 @@ from aura.texts.console import Console
 @dataclass(frozen=True)
 class Run:
     config: TrainConfig
+    asked: TrainConfig  # the same, with strategy=auto where that was asked for
     corpus: Corpus
     directory: Path
+    shares_from: Path | None  # a record of decisions (balance.py) to take in place of measuring
     log_dir: Path  # TensorBoard's
     place: Place
     device: torch.device
     ranks: Ranks
-    plan: Plan
+    devices: list[Gpu]  # of every rank
     speaker: Console
     status: Status
     stop: StopSignal
     saver: Saver
     writer: Writer  # of its checkpoints: this attempt
     activity: Activity  # what the heartbeat says of this rank
+    setting: Replay | None = None  # what strategy=auto has decided
 
     @property
     def leads(self) -> bool:

@@ -30,6 +30,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
         "writer": run.writer._asdict(),
         "progress": asdict(progress),
         "scaler": trainer.loss_scale.state(),
+        "division": trainer.batches.division.state(progress.step),
         "config": asdict(run.config),
         "corpus": run.corpus.fingerprint,
         "world_size": run.place.world_size,
@@ -57,9 +58,11 @@ class Saving:
     def after(self, step: Step) -> None:
         if self._may_be_written():
             self.trainer.strategy.expect_delay()
+        if not step.is_saved:
+            return
         if step.stopping and not step.is_last:
             self._save("interrupt", wait=True)
-        elif step.number % self.run.config.save_every == 0 or step.is_last:
+        else:
             self.comparison.compare()
             self._save("checkpoint", wait=step.is_last)
 
@@ -140,4 +143,4 @@ class Completion:
         run.status.set(sync=self.comparison.compare())
         if run.saves:
             with directory.without_stopping(run.directory, run.say):
-                directory.write_done(run.directory, run.config, run.corpus, state_of(self.trainer))
+                directory.write_done(run.directory, run.asked, run.corpus, state_of(self.trainer))

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from aura.checkpoint import store
-from aura.cluster.place import why_not_compiled
+from aura.cluster.place import link_mbit, why_not_compiled
 from aura.cluster.ranks import Ranks
-from aura.config import TrainConfig
+from aura.config import TrainConfig, as_words
 from aura.corpus.corpus import Corpus
 from aura.corpus.windows import Windows
 from aura.errors import ConfigError, DataError
@@ -19,19 +19,25 @@ from aura.model.gpt import GPT
 from aura.optim.loss_scale import LossScale
 from aura.optim.muon import check_devices, optimizer_of
 from aura.optim.schedule import warmup_steps
+from aura.plan.candidates import CHOSEN
 from aura.plan.memory import largest_micro_batch
+from aura.plan.plan import Plan, plan_for
 from aura.run import directory
+from aura.run.balance import Balance
 from aura.run.batches import Batches
 from aura.run.board import Board
+from aura.run.division import Division
 from aura.run.observers import Comparison, Curves, Epochs, Lines, Log, Validation
 from aura.run.pace import Pace
 from aura.run.progress import Observer, Progress
 from aura.run.run import Run
 from aura.run.runlog import LOG, RunLog
 from aura.run.saving import Completion, Saving
+from aura.run.setting import with_setting
 from aura.run.trainer import Trainer
 from aura.strategy.alone import Alone
 from aura.strategy.ddp import Ddp
+from aura.strategy.delayed import Delayed
 from aura.strategy.interface import Strategy
 from aura.strategy.sharded import Sharded
 from aura.texts import console
@@ -47,10 +53,13 @@ def trainer_of(run: Run, resume_from: Path | None = None) -> Trainer:
     allow_tensor_cores(run.config, run.device)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run.directory / COMPILED).absolute()))
     model = GPT(run.config, run.device)
-    strategy = strategy_of(run, model)
-    loss_scale = loss_scale_of(run.config)
     windows = Windows(run.corpus, "train", run.config.seq_len)
-    batches = Batches(windows, run.config, run.place.rank, run.place.world_size, run.device)
+    run, said = with_setting(run, model, windows)
+    plan = plan_of(run, said)
+    strategy = strategy_of(run, model)
+    loss_scale = loss_scale_of(run.config, delayed=run.config.delay > 0 and run.place.world_size > 1)
+    division = Division(run.config, run.ranks.nodes)
+    batches = Batches(windows, run.config, division, run.place.rank, run.device)
     say_what_is_trained(run, model, batches)
     state = newest_state(run, model, strategy, resume_from)
     progress = Progress(**state["progress"]) if state else Progress()
@@ -59,12 +68,13 @@ def trainer_of(run: Run, resume_from: Path | None = None) -> Trainer:
     if state:
         refuse_a_run_that_is_over(run.config, progress)
         loss_scale.load(state["scaler"])
+        division.load(state.get("division", {}), progress.step)
         run.say(console.continuing(progress.step))
     strategy.start()
     if run.saves:
         take_directory(run, model, progress)
     trainer = Trainer(run, model, batches, strategy, loss_scale, progress)
-    trainer.observers = observers_of(trainer, resumed_step=progress.step if state else None)
+    trainer.observers = observers_of(trainer, plan, resumed_step=progress.step if state else None)
     return trainer
 
 
@@ -76,22 +86,43 @@ def check_ranks_mean_the_same(ranks: Ranks, config: TrainConfig, corpus: Corpus)
         raise DataError("corpora_differ", ranks=ranks.name(odd))
 
 
+def plan_of(run: Run, said: list[str]) -> Plan:
+    """The prediction, which rank 0 says. said: what there is to say of strategy=auto. Raises ConfigError."""
+    plan = plan_for(
+        run.config,
+        run.place.world_size,
+        run.devices,
+        nodes=len(set(run.ranks.nodes)),
+        link_mbit=link_mbit(),
+        corpus_tokens=run.corpus.tokens["train"],
+    )
+    if run.place.world_size > 1:
+        names = ("strategy",) if run.config.strategy == "ddp" else CHOSEN
+        run.status.set(setting=as_words({name: getattr(run.config, name) for name in names}))
+    if run.leads:
+        lines = [*plan.lines(), *said]
+        for line in lines:
+            run.say(line)
+        run.status.set(plan=lines)
+    return plan
+
+
 def strategy_of(run: Run, model: GPT) -> Strategy:
     """Raises the same error on all ranks."""
     config, ranks = run.config, run.ranks
     if ranks.world_size == 1:
         return Alone(model, config)
     if config.strategy == "sharded":
-        return Sharded(model, ranks, config)
+        return Delayed(model, ranks, config) if config.delay else Sharded(model, ranks, config)
     if config.optimizer == "muon":
         check_devices(ranks, run.device)
     return Ddp(model, optimizer_of(model, config), ranks, config.clip)
 
 
-def loss_scale_of(config: TrainConfig) -> LossScale:
+def loss_scale_of(config: TrainConfig, delayed: bool) -> LossScale:
     # Losses are summed over a micro-batch, so that a scale that suits the mean has to be smaller by its tokens.
     first = 65536 / (largest_micro_batch(config) * config.seq_len)
-    return LossScale(first, enabled=config.precision == "fp16")
+    return LossScale(first, enabled=config.precision == "fp16", delayed=delayed)
 
 
 def say_what_is_trained(run: Run, model: GPT, batches: Batches) -> None:
@@ -148,13 +179,15 @@ def take_directory(run: Run, model: GPT, progress: Progress) -> None:
         directory.describe(run.directory, run.config, run.corpus, model.parameter_count())
 
 
-def observers_of(trainer: Trainer, resumed_step: int | None) -> list[Observer]:
+def observers_of(trainer: Trainer, plan: Plan, resumed_step: int | None) -> list[Observer]:
     """In the order in which they are told: what one finds out, those behind it write down."""
     run, strategy, progress = trainer.run, trainer.strategy, trainer.progress
     board = Board(run.log_dir, run.place.rank, progress.step, run.say)
     log = RunLog(run.directory / LOG, run.place.rank, resumed_step, run.say)
-    pace = Pace(run.plan, run.config, run.device)
+    pace = Pace(plan, run.config, run.device, run.setting)
     comparison = Comparison(run, strategy, progress)
+    division = trainer.batches.division
+    balance = Balance(run, strategy, division, trainer.meter, progress.step)
     return [
         comparison,
         Lines(run, pace),
@@ -162,6 +195,7 @@ def observers_of(trainer: Trainer, resumed_step: int | None) -> list[Observer]:
         Curves(run, board, progress),
         Log(log, progress),
         Epochs(run, trainer.batches, board, progress),
+        *([balance] if division.by_speed else []),
         Saving(trainer, comparison, board),
         Completion(trainer, comparison, pace),
     ]

@@ -45,6 +45,9 @@ class Status:
             "validation_loss": None,
             "tokens_per_second": None,
             "sync": None,
+            "waited": None,  # seconds for other ranks and the wire, since the logged step before
+            "setting": None,  # strategy, wire and delay of several ranks
+            "shares": None,  # sequences of each rank in a step, where they follow measured speeds
             "message": "",
             "plan": None,  # of rank 0: what was predicted, line by line
             "outcome": None,  # of rank 0: that against what was measured

@@ -1,6 +1,7 @@
 """The training loop of one rank: `Trainer.train` reads from top to bottom.
 
-It knows neither how the ranks agree (aura/strategy/) nor who looks on (observers.py, saving.py).
+It knows neither how the ranks agree (aura/strategy/) nor who looks on (observers.py, saving.py). With a delay the
+outcome of a step is known, and the step part of the run, after some micro-batches of the next one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +23,18 @@ from aura.optim.gradient_sum import GradientSum
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import learning_rate
 from aura.run.batches import Batches
+from aura.run.meter import Meter
 from aura.run.progress import Observer, Progress, Step
 from aura.run.run import Run
 from aura.strategy.interface import Outcome, Strategy, Told
 from aura.texts.console import text
+
+
+class UnderWay(NamedTuple):
+    """A step whose gradients are there."""
+
+    wait: Callable[[], Outcome]
+    lr: float
 
 
 class Trainer:
@@ -39,10 +49,15 @@ class Trainer:
     ) -> None:
         self.run, self.config, self.model, self.batches = run, run.config, model, batches
         self.strategy, self.loss_scale, self.progress = strategy, loss_scale, progress
+        self.meter = Meter(run.device, run.activity)
         self.observers: Sequence[Observer] = ()
+        self.under_way: UnderWay | None = None
+        self.stopping = False
+        self.started = 0.0  # the step, or what is left of it
+        self.waited = 0.0  # before that, for other ranks
         self.first_step = progress.step + 1
         self.gradient_sum: GradientSum | None = None
-        if run.config.parameter_format == "bf16" and batches.share > batches.size:
+        if run.config.parameter_format == "bf16" and batches.accumulates:
             self.gradient_sum = GradientSum(model, run.config.seed)
         self.loss_sum_of: Callable[..., Tensor] = model.loss_sum
         if compiles(run.config, run.device):
@@ -53,44 +68,81 @@ class Trainer:
         for observer in self.observers:
             observer.begin()
         self.run.status.set(state="training", step=self.progress.step)
-        stopping, activity = False, self.run.activity
-        while self.progress.step < self.config.steps and not stopping:
-            activity.begin_step(self.progress.step + 1)
-            started = time.perf_counter()
+        self.go_on()
+        while not self.is_over:
             self.strategy.begin_step()
             loss_sum = self.forward_and_backward()
+            if loss_sum is None:  # the step before has turned out to be the last one
+                break
             told = Told(loss_sum, self.batches.tokens, self.run.stop.requested, self.loss_scale.value)
             lr = learning_rate(self.config, self.progress.step)
-            outcome = self.strategy.apply(told, lr)
-            activity.end_step()
-            self.refuse_what_is_not_finite(outcome)
-            step = self.commit(outcome, lr, time.perf_counter() - started)
-            for observer in self.observers:
-                observer.after(step)
-            if step.is_first:
-                leave_alone_what_is_there()
-            stopping = outcome.stopping
+            self.under_way = UnderWay(self.strategy.apply(told, lr), lr)
+            self.loss_scale.begin_next()
+            if not self.batches.late or self.progress.step + 1 == self.config.steps:
+                self.settle()
         for observer in self.observers:
             observer.end()
         self.strategy.close()
         return self.progress.step >= self.config.steps
 
-    def forward_and_backward(self) -> Tensor:
-        """The gradients of this rank's windows of the step; the sum of their losses, () in fp64 [nats]."""
+    @property
+    def is_over(self) -> bool:
+        return self.stopping or self.progress.step >= self.config.steps
+
+    def go_on(self) -> None:
+        self.run.activity.begin_step(self.progress.step + 1)
+        self.started = time.perf_counter()
+        self.waited = self.run.activity.waited
+
+    def settle(self) -> None:
+        """The step that is under way ends, and with it this rank's late micro-batches of the next one."""
+        if self.under_way is None:
+            self.strategy.put_in(kept=False)
+            return
+        wait, lr, self.under_way = *self.under_way, None
+        outcome = wait()
+        seconds, waited = time.perf_counter() - self.started, self.run.activity.waited - self.waited
+        self.run.activity.end_step()
+        self.refuse_what_is_not_finite(outcome)
+        step = self.commit(outcome, lr, seconds, waited)
+        self.strategy.put_in(step.is_saved)
+        for observer in self.observers:
+            observer.after(step)
+        if step.is_first:
+            leave_alone_what_is_there()
+        self.stopping = outcome.stopping
+        if not self.is_over:
+            self.go_on()
+
+    def forward_and_backward(self) -> Tensor | None:
+        """The gradients of this rank's windows of the step; the sum of their losses, () in fp64 [nats]. None where
+        no step shall follow the one that was under way."""
         device = self.run.device
+        ahead = 1 if self.under_way else 0
+        windows_seen = self.progress.windows_seen + ahead * self.batches.per_step
+        self.batches.begin_step(self.progress.step + ahead + 1)
+        self.meter.begin_step()
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         # Filled in by the device; copied there, it would be waited for.
         scale = torch.full((), self.loss_scale.value, device=device) if self.loss_scale.enabled else None
         if self.gradient_sum:
-            self.gradient_sum.begin_step(self.progress.windows_seen + self.batches.offset)
-        for batch in self.batches.of_step(self.progress.windows_seen):
+            self.gradient_sum.begin_step(windows_seen + self.batches.offset)
+        for number, batch in enumerate(self.batches.of_step(windows_seen)):
+            if number == self.batches.late:
+                with self.meter.paused():
+                    self.settle()
+                if self.is_over:
+                    return None
             with autocast(self.config, device):
                 loss = self.loss_sum_of(batch.inputs, batch.targets, scale)
             with self.strategy.last_backward() if batch.is_last else nullcontext():
                 (loss if scale is None else loss * scale).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
+        self.meter.end_step()
+        if number < self.batches.late:  # all of them are late
+            self.settle()
         # While the device computes; the strategy will wait for it.
-        self.batches.prepare(self.progress.windows_seen + self.batches.per_step)
+        self.batches.prepare(windows_seen + self.batches.per_step)
         return loss_sum
 
     def refuse_what_is_not_finite(self, outcome: Outcome) -> None:
@@ -102,10 +154,10 @@ class Trainer:
             guilty = ranks.name(outcome.bad_gradient) or text("the_sum_over_all")
             raise self._not_finite("gradient_not_finite", guilty)
 
-    def commit(self, outcome: Outcome, lr: float, seconds: float) -> Step:
+    def commit(self, outcome: Outcome, lr: float, seconds: float, waited: float) -> Step:
         """The step is part of the run from here on."""
         config, progress, epoch_windows = self.config, self.progress, len(self.batches.windows)
-        epoch, scale_before = progress.windows_seen // epoch_windows, self.loss_scale.value
+        epoch, scale_before = progress.windows_seen // epoch_windows, self.loss_scale.next
         self.loss_scale.update(outcome.left_out)
         progress.step += 1
         progress.windows_seen += self.batches.per_step
@@ -128,7 +180,9 @@ class Trainer:
             stopping=outcome.stopping,
             ends_epoch=progress.windows_seen // epoch_windows > epoch,
             is_logged=progress.step % config.log_every == 0 or is_first or is_last or outcome.stopping,
-            loss_scales=(scale_before, self.loss_scale.value) if outcome.left_out else None,
+            is_saved=progress.step % config.save_every == 0 or is_last or outcome.stopping,
+            waited=waited,
+            loss_scales=(scale_before, self.loss_scale.next) if outcome.left_out else None,
         )
 
     def _not_finite(self, key: str, where: str) -> DataError:

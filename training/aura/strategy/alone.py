@@ -40,7 +40,7 @@ class Alone:
                 parameter.grad = torch.zeros_like(parameter)
 
     @torch.no_grad()
-    def apply(self, told: Told, lr: float) -> Outcome:
+    def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norms = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients])
         sum_norm = torch.linalg.vector_norm(norms, dtype=torch.float64)
@@ -55,7 +55,7 @@ class Alone:
             for gradient in gradients:
                 gradient.mul_(factor)
             self.optimizer.step(lr)
-        return Outcome(
+        outcome = Outcome(
             loss_sum=loss,
             tokens=told.tokens,
             gradient_norm=norm,
@@ -64,6 +64,10 @@ class Alone:
             bad_gradient=[] if good_norm else [0],
             left_out=not (good_loss and good_norm),
         )
+        return lambda: outcome
+
+    def put_in(self, kept: bool) -> None:
+        pass
 
     def complete(self) -> None:
         pass

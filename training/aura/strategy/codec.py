@@ -2,14 +2,18 @@
 
 int8 and int4 follow SDP4Bit (Jia et al., 2024, arXiv 2410.15526): a Hadamard transform spreads an outlier over its
 group, so that one scale serves all of it. A block of 128 elements has one scale, a power of two in the E8M0 format of
-the OCP Microscaling specification 1.0. Here the inverse transform adds integers: codes and scale give the same fp32
-numbers on every device, and `weights + decode(…)` rounds once, equally everywhere. The forward transform adds in a
-fixed order, and after it numbers are scaled by powers of two, so the bytes are equal everywhere too.
+the OCP Microscaling specification 1.0. Both transforms are products with a matrix of ±1. That of `decode` adds up
+integers, at most 32 · 127 in sum: fp32 holds them, so every order of summation gives the same numbers, and so do the
+narrow products of GPUs (TF32 has 11 bits, a code at most 7). Codes and scale thus give the same fp32 numbers on every
+device, and `weights + decode(…)` rounds once, equally everywhere. `encode` rounds sums of fp32 numbers, of TF32's where
+these are allowed, as its device does: its bytes may differ in a last bit from another device's, and nobody needs them
+to be equal, as all ranks decode the same ones.
 
 A block:  x (128) = 32 rows of 4;  h = H x, H the 32 x 32 Hadamard matrix of ±1 (Sylvester's order), along the rows;
           code = round(h / 2^e), at most `levels`, e the least with |h| < edge · 2^e;
           decoded: H code · 2^(e - 5), as H H = 32.
-In a buffer all codes come before all scales; the last block is filled up with zeros.
+In a buffer all codes come before all scales; the last block is filled up with zeros. In between, first rows of all
+blocks come first, then all second rows, and so on: (32, 4 · blocks), which one matrix product transforms.
 """
 
 from __future__ import annotations
@@ -17,12 +21,16 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
 
 BLOCK = 128  # elements that share a scale
 GROUP = 32  # elements that a transform mixes
+COLUMNS = BLOCK // GROUP  # of a block, which is transformed along its rows
+# What a transposition moves as one: COLUMNS fp32 numbers, and COLUMNS bytes of codes
+ROW, BYTES = torch.complex128, torch.int32
 STAGES = 5  # log2(GROUP)
 BIAS = 127  # of E8M0: the byte is e + BIAS
 NOT_FINITE = 255  # E8M0's NaN
@@ -70,12 +78,15 @@ def encode(values: Tensor, format_: str) -> Tensor:
     """
     if format_ in FLOATS:
         return values.to(FLOATS[format_], copy=True).view(torch.uint8)
-    kind = QUANTISED[format_]
-    codes, scales = _quantise(_blocks(values), kind)
-    if kind.bits == 4:
-        low, high = torch.split(codes, BLOCK // 2, dim=1)
-        codes = (low & 15) | (high << 4)
-    return torch.cat([codes.reshape(-1).view(torch.uint8), scales])
+    if len(values) % BLOCK:
+        values = torch.nn.functional.pad(values, (0, -len(values) % BLOCK))
+    rows = _transposed(_aligned(values), ROW, (-1, GROUP)).view(GROUP, -1)
+    codes, scales = _quantise(rows, QUANTISED[format_])
+    if format_ == "int4":
+        low, high = torch.split(codes, GROUP // 2)
+        codes = low.bitwise_and_(15).bitwise_or_(high.bitwise_left_shift_(4))
+    packed = _transposed(codes, BYTES, (len(codes), -1))
+    return torch.cat([packed.view(torch.uint8), scales])
 
 
 def decode(buffer: Tensor, format_: str, elements: int) -> Tensor:
@@ -86,10 +97,14 @@ def decode(buffer: Tensor, format_: str, elements: int) -> Tensor:
     if format_ in FLOATS:
         return buffer.view(FLOATS[format_]).to(torch.float32, copy=True)
     packed, scales = _parts(buffer, format_, elements)
+    rows = GROUP * QUANTISED[format_].bits // 8
+    codes = _transposed(_aligned(packed), BYTES, (-1, rows)).view(rows, -1)
     if format_ == "int4":
         # int8's arithmetic shift brings the sign of a nibble along.
-        packed = torch.cat([packed << 4 >> 4, packed >> 4], dim=1)
-    return _dequantise(packed, scales).view(-1)[:elements]
+        codes = torch.cat([(codes << 4).bitwise_right_shift_(4), codes >> 4])
+    h = _hadamard(codes.device) @ codes.to(torch.float32)
+    blocks = _transposed(h, ROW, (GROUP, -1)).view(-1, BLOCK)
+    return blocks.mul_(_factors(scales)[:, None]).view(-1)[:elements]
 
 
 def is_finite(buffer: Tensor, format_: str, elements: int) -> Tensor:
@@ -99,48 +114,54 @@ def is_finite(buffer: Tensor, format_: str, elements: int) -> Tensor:
     return (_parts(buffer, format_, elements)[1] != NOT_FINITE).all()
 
 
-def _blocks(values: Tensor) -> Tensor:
-    """(blocks, BLOCK)"""
-    return torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
-
-
 def _parts(buffer: Tensor, format_: str, elements: int) -> tuple[Tensor, Tensor]:
-    """Codes as int8 (blocks, bytes of a block) and scales as uint8 (blocks,); views."""
+    """Codes as int8, flat, and scales as uint8 (blocks,); views."""
     blocks = math.ceil(elements / BLOCK)
     assert len(buffer) == bytes_of(format_, elements), f"no {elements} elements in {format_}"
     codes, scales = torch.split(buffer, [len(buffer) - blocks, blocks])
-    return codes.view(torch.int8).view(blocks, BLOCK * QUANTISED[format_].bits // 8), scales
+    return codes.view(torch.int8), scales
 
 
-def _quantise(blocks: Tensor, kind: Quantised) -> tuple[Tensor, Tensor]:
-    """fp32 (blocks, BLOCK) to int8 codes of the same shape and uint8 scales (blocks,)."""
-    h = _hadamard(blocks)
-    largest = h.abs().amax(dim=1)  # a NaN stays a NaN, and what is not finite reaches all of its group
+def _aligned(flat: Tensor) -> Tensor:
+    """It, where it may be seen as wider elements; else a copy."""
+    return flat.clone() if flat.storage_offset() % COLUMNS or not flat.is_contiguous() else flat
+
+
+def _transposed(values: Tensor, unit: torch.dtype, shape: tuple[int, int]) -> Tensor:
+    """As a matrix of that shape with elements of `unit`, column after column: flat, in the format of `values`."""
+    return values.view(-1).view(unit).view(shape).t().reshape(-1).view(values.dtype)
+
+
+def _quantise(rows: Tensor, kind: Quantised) -> tuple[Tensor, Tensor]:
+    """fp32 (GROUP, COLUMNS · blocks) to int8 codes of the same shape and uint8 scales (blocks,)."""
+    h = _hadamard(rows.device) @ rows
+    # A NaN stays a NaN, and what is not finite reaches all of its group.
+    largest = torch.maximum(h.amax(dim=0), -h.amin(dim=0)).view(-1, COLUMNS).amax(dim=1)
     # Bits of positive fp32 numbers are ordered as the numbers are, and 2^23 of them double it.
     exponent = ((largest.view(torch.int32) - kind.edge_bits) >> 23) + 1
     finite = largest < kind.edge * 2.0**LARGEST  # and no NaN; the same as exponent <= LARGEST
-    exponent = exponent.clamp(SMALLEST, LARGEST)
+    exponent = exponent.clamp_(SMALLEST, LARGEST)
     inverse = ((BIAS - exponent) << 23).view(torch.float32)  # 2^-e
-    scaled = (h * inverse[:, None]).round_().clamp_(-kind.levels, kind.levels)
-    # Integers of a NaN differ from device to device.
-    codes = torch.where(finite[:, None], scaled, 0.0).to(torch.int8)
+    h.mul_(_of_columns(inverse)).round_().clamp_(-kind.levels, kind.levels)
+    # What a device makes of a NaN as an integer is its own affair.
+    codes = h.to(torch.int8).mul_(_of_columns(finite))
     return codes, torch.where(finite, exponent + BIAS, NOT_FINITE).to(torch.uint8)
 
 
-def _dequantise(codes: Tensor, scales: Tensor) -> Tensor:
-    """int8 (blocks, BLOCK) and uint8 (blocks,) to fp32 (blocks, BLOCK)."""
+def _of_columns(of_blocks: Tensor) -> Tensor:
+    """(blocks,) to (COLUMNS · blocks,)"""
+    return of_blocks[:, None].expand(-1, COLUMNS).reshape(-1)
+
+
+def _factors(scales: Tensor) -> Tensor:
+    """uint8 (blocks,) to fp32: 2^(e - STAGES), NaN for a block that was not finite."""
     exponent = scales.to(torch.int32)
-    factor = ((exponent - STAGES) << 23).view(torch.float32)
-    factor = torch.where(exponent == NOT_FINITE, torch.nan, factor)
-    # At most 32 · 127: int16 holds it, and so does fp32.
-    return _hadamard(codes.to(torch.int16)).to(torch.float32) * factor[:, None]
+    factors = ((exponent - STAGES) << 23).view(torch.float32)
+    return torch.where(exponent == NOT_FINITE, torch.nan, factors)
 
 
-def _hadamard(blocks: Tensor) -> Tensor:
-    """H x along the 32 rows of every block, in the format of `blocks`: five times sums and differences of halves."""
-    x = blocks
-    for stage in range(STAGES):
-        pairs = x.view(len(blocks), 1 << stage, 2, BLOCK >> stage + 1)
-        upper, lower = pairs[:, :, 0], pairs[:, :, 1]
-        x = torch.stack([upper + lower, upper - lower], dim=2)
-    return x.view(len(blocks), BLOCK)
+@cache
+def _hadamard(device: torch.device) -> Tensor:
+    """The matrix (GROUP, GROUP) in fp32, in Sylvester's order: as many times -1 as i & j has bits."""
+    rows = [[(-1.0) ** (i & j).bit_count() for j in range(GROUP)] for i in range(GROUP)]
+    return torch.tensor(rows, device=device)

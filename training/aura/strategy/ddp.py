@@ -37,7 +37,7 @@ class Ddp:
     def last_backward(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def apply(self, told: Told, lr: float) -> Outcome:
+    def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
         """From the gradients of the summed losses of all ranks to new parameters. Raises CollectiveFailed."""
         loss_sum, tokens, stops, bad_loss, bad_gradient = self._add_up(told)
         norm = math.nan
@@ -51,7 +51,7 @@ class Ddp:
             # From the sum to the mean over all tokens, and clipped, in one pass over the gradients
             self.gradients.scale_gradients(clip_factor(norm, self.clip, tokens))
             self.optimizer.step(lr)
-        return Outcome(
+        outcome = Outcome(
             loss_sum=loss_sum,
             tokens=tokens,
             gradient_norm=norm,
@@ -60,6 +60,10 @@ class Ddp:
             bad_gradient=bad_gradient,
             left_out=left_out,
         )
+        return lambda: outcome
+
+    def put_in(self, kept: bool) -> None:
+        pass
 
     def _add_up(self, told: Told) -> tuple[float, int, int, list[int], list[int]]:
         """What all ranks have to know before anything is changed: the sum of their losses [nats], their tokens, how

@@ -75,4 +75,6 @@ def format_of(config: TrainConfig, parameters: torch.dtype) -> WireFormat:
         return Quantised(config.wire)
     narrow = min(FLOATS[config.wire], parameters, key=lambda format_: torch.finfo(format_).bits)
     # In bf16, weights would lose the small changes; the changes themselves only lose their last bits.
-    return Plain(narrow, changes=torch.finfo(narrow).bits < torch.finfo(parameters).bits)
+    changes = torch.finfo(narrow).bits < torch.finfo(parameters).bits
+    # While there is a delay, everybody's weights are in use when the owner makes new ones.
+    return Plain(narrow, changes, master=config.delay > 0)

@@ -54,8 +54,14 @@ class Strategy(Protocol):
     def last_backward(self) -> AbstractContextManager[None]:
         """Around the backward pass of the last micro-batch: gradients may leave while it computes."""
 
-    def apply(self, told: Told, lr: float) -> Outcome:
-        """From the gradients of the summed losses of all ranks to new parameters."""
+    def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
+        """From the gradients of the summed losses of all ranks to new parameters. What it returns waits until it is
+        known what came of it; with a delay, micro-batches of the next step may be computed before it is called, with
+        all but the last of their backward passes over, and after it there is `put_in`."""
+
+    def put_in(self, kept: bool) -> None:
+        """With a delay: the parameters are those after the step that has been applied, from here on. kept:
+        `whole_state` will be asked for at this step."""
 
     def complete(self) -> None:
         """Wait until the parameters are those after the last step: before anything but a forward pass reads them."""

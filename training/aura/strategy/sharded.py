@@ -7,9 +7,10 @@
 
 One rank computes each update and all take the same bytes, so parameters are bit-equal on all ranks, also on unlike
 processors and GPUs. Each leg moves (N - 1) / N of the parameters per rank and direction, together what an all-reduce
-moves. With fewer bits on the wire leg 2 carries what is added to the weights, which all add alike, the owner too.
-bf16: to what it had before. int8 and int4: the owner has weights of its own in fp32, and sends by how much they differ
-from everybody's, so that what a step rounds off is in the next one.
+moves; where ranks share the link of a node, see by_node.py. With fewer bits on the wire leg 2 carries what is added
+to the weights, which all add alike, the owner too. bf16: to what it had before. int8 and int4: the owner has
+weights of its own in fp32, and sends by how much they differ from everybody's, so that what a step rounds off is in
+the next one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -28,10 +28,12 @@ from aura.cluster.place import compiles
 from aura.cluster.ranks import Ranks, collective
 from aura.config import TrainConfig
 from aura.optim.muon import optimizer_of
+from aura.strategy.by_node import legs_of
 from aura.strategy.checksum import checksum, make_equal
 from aura.strategy.formats import Plain, WireFormat, format_of
 from aura.strategy.gather import Outline, shapes_of, whole_state
 from aura.strategy.interface import Outcome, Told, clip_factor, outcome_of
+from aura.strategy.legs import GradientSum
 from aura.strategy.pieces import Round, Segment, owners, rounds
 from aura.strategy.shard import Shard
 from aura.strategy.state import MASTER, as_saved, key, put_together
@@ -39,13 +41,14 @@ from aura.strategy.wire import Exchange, Patience, Wire
 
 # What a rank sends in one round, at the most: 34 ms at 1 Gbit/s, 0.34 s at 100 Mbit/s.
 ROUND_BYTES = 4 * 2**20
-# A small model's gradients leave while it computes, too, and four senders at once do not fill the buffer of a switch's
-# port: at 100 Mbit/s, with half as many rounds, a step of gpt2-nano waited 0.1 s for packets that were sent again.
+# A small model's gradients leave while it computes, too, and what several senders send to one port at once is smaller:
+# at 100 Mbit/s, with half as many rounds, a step of gpt2-nano took 0.1 s longer.
 FEWEST_ROUNDS = 8
 
 
 class Sharded:
     gathers = True
+    awaits_by_layer = True  # the weights of leg 2, where the model lets us
 
     def __init__(self, model: nn.Module, ranks: Ranks, config: TrainConfig) -> None:
         """All ranks have to call this together."""
@@ -55,9 +58,7 @@ class Sharded:
         first = next(iter(self.flat.values()))
         self.device = first.device
         self.format = format_of(config, first.dtype)
-        self.weight_format: WireFormat = (
-            self.format if self.format.changes else Plain(first.dtype, changes=False)
-        )
+        weight_format: WireFormat = self.format if self.format.changes else Plain(first.dtype, changes=False)
         matrices = whole_matrices(model) if config.optimizer == "muon" else {}
         shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         self.owned = owners(shapes, matrices, ranks.world_size)
@@ -65,26 +66,24 @@ class Sharded:
         self.shard = Shard(self.parameters, self.owned[ranks.rank], set(matrices), self.format.master)
         self.has_loaded = False
         self.optimizer = optimizer_of(self.shard, config)
-        # Of this rank's owned gradient: the sum of squares, and which ranks' parts are not finite
-        self.squares = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.bad = torch.zeros(ranks.world_size, dtype=torch.bool, device=self.device)
+        self.gradient = GradientSum(self.shard.gradient, ranks.world_size)
         self.rounds_of: dict[str, list[int]] = {name: [] for name in self.parameters}
         for number, round_ in enumerate(self.rounds):
             for name in round_.names:
                 self.rounds_of[name].append(number)
         with collective():
             timeout = timedelta(seconds=config.collective_timeout)
-            self.group = dist.new_group(timeout=timeout)
+            group = dist.new_group(timeout=timeout)
             # For what is exchanged while steps go on, out of the CPU's memory.
             self.beside = dist.new_group(timeout=timeout, backend="gloo")
-        self.side: torch.cuda.Stream | None = None  # of the thread
-        if self.device.type == "cuda":
-            self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self.wire = Wire(Patience(config.collective_timeout), self._prepare_thread)
+            self.legs = legs_of(ranks, group, timeout, (self.format, weight_format), self.gradient)
+        self.streams = self.legs.streams
+        patience = Patience(config.collective_timeout)
+        self.wire = Wire(patience, self.streams.prepare_thread, self.legs.lanes)
         self.leaving = False  # gradients of this backward pass are those of the step
         self.next_round = len(self.rounds)  # the first whose gradients have not left
         self.weights: list[int] = [0] * len(self.rounds)  # leg 2 of every round, as the wire numbers it
-        self._hook_up(layer_by_layer=not compiles(config, self.device))
+        self._hook_up(layer_by_layer=self.awaits_by_layer and not compiles(config, self.device))
 
     def start(self) -> None:
         make_equal(self.ranks, list(self.flat.values()))
@@ -100,12 +99,13 @@ class Sharded:
     @contextmanager
     def last_backward(self) -> Iterator[None]:
         """A parameter without a gradient, on this rank or on all, has a gradient of zeros."""
-        self.squares.zero_()
-        self.bad.zero_()
+        # All layers have waited for their weights, but one that is left out has not.
+        self.complete()
+        self.gradient.begin()
         self.next_round = 0
         self.missing = [set(round_.names) for round_ in self.rounds]
         self.unsent = {name: len(numbers) for name, numbers in self.rounds_of.items()}
-        self._side_waits()
+        self.streams.wait_for_current()
         self.leaving = True
         try:
             yield
@@ -115,32 +115,50 @@ class Sharded:
             self._send_gradients()
 
     @torch.no_grad()
-    def apply(self, told: Told, lr: float) -> Outcome:
+    def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
         assert self.next_round == len(self.rounds) and not self.leaving, "no gradients: see last_backward"
-        if self.side is not None:
+        if self.device.type == "cuda":
             # Nothing has left before that either, but it is no waiting for others: whose GPU hangs is to blame.
             torch.cuda.current_stream().synchronize()
+        outcome = self._update(told, lr)
+        return lambda: outcome
+
+    def _update(self, told: Told, lr: float) -> Outcome:
+        outcome = self._agree(told)
+        if not outcome.left_out:
+            self._send_weights(self._step(self._factor(outcome, told), lr))
+        return outcome
+
+    def _agree(self, told: Told) -> Outcome:
+        """What all ranks know once all gradients are with their owners."""
         self._wait(self.wire.submitted)
-        self._wait_for_side()
+        self.streams.finish()
         loss_sum = torch.as_tensor(told.loss_sum, dtype=torch.float64, device=self.device)
         # The one time in a step that the host reads what the device has computed
-        loss, squares, *bad = torch.cat([torch.stack([loss_sum, self.squares]), self.bad.double()]).tolist()
+        sums = torch.stack([loss_sum, self.gradient.squares])
+        loss, squares, *bad = torch.cat([sums, self.gradient.bad.double()]).tolist()
         row = [loss, float(told.tokens), float(told.stop), squares / told.loss_scale**2, *bad]
         outcome = outcome_of(self._from_all(row))
         self.wire.patience.step_is_done()
-        if outcome.left_out:
-            return outcome
-        factor = clip_factor(outcome.gradient_norm, self.config.clip, outcome.tokens)
-        self.shard.gradient.mul_(factor / told.loss_scale)
+        return outcome
+
+    def _factor(self, outcome: Outcome, told: Told) -> float:
+        return clip_factor(outcome.gradient_norm, self.config.clip, outcome.tokens) / told.loss_scale
+
+    def _step(self, factor: float | None, lr: float) -> Tensor:
+        """What leg 2 carries of the owned elements after the optimizer's step, or without one."""
         before = self.shard.weights() if self.format.changes else None
-        if self.shard.views:
+        if self.shard.views and factor is not None:
+            self.shard.gradient.mul_(factor)
             self.optimizer.step(lr)
         after = self.shard.values()
         if before is not None:
             after = after.sub_(before)
             self.shard.take_back(before)
-        self._send_weights(after)
-        return outcome
+        return after
+
+    def put_in(self, kept: bool) -> None:
+        pass  # leg 2 does, as it comes
 
     def complete(self) -> None:
         self._await_weights(0)
@@ -224,14 +242,8 @@ class Sharded:
         round_ = self.rounds[self.next_round]
         nothing = self.shard.gradient.new_empty(0, dtype=self.shard.format)  # torch.cat wants something
         groups = [[nothing, *map(self._gradient, pieces)] for pieces in round_.pieces]
-        units = [self.format.units(length) for length in round_.lengths]
-        self._submit(
-            "gradients" if self.next_round else "first gradients",
-            self._on_the_wire(self.format.pack(groups)),
-            units,
-            [units[self.ranks.rank]] * self.ranks.world_size,
-            partial(self._add_up, round_),
-        )
+        kind = "gradients" if self.next_round else "first gradients"
+        self.wire.submit(self.legs.gradients(kind, round_, groups))
         self.next_round += 1
         for name in round_.names:
             self.unsent[name] -= 1
@@ -244,21 +256,6 @@ class Sharded:
             return torch.zeros(len(piece), dtype=self.flat[piece.name].dtype, device=self.device)
         return gradient.reshape(-1)[piece.start : piece.stop]
 
-    def _add_up(self, round_: Round, received: Tensor) -> None:
-        """In the order of the ranks, never in that of arrival; in fp32."""
-        length = round_.lengths[self.ranks.rank]
-        if not length:
-            return
-        parts = self.format.unpack(received.to(self.device), [length] * self.ranks.world_size)
-        total = self.shard.gradient[round_.start : round_.start + length]
-        total.copy_(parts[0])
-        for part in parts[1:]:
-            total.add_(part)
-        wide = total.double()
-        self.squares += wide.dot(wide)
-        # A sum is finite when its terms are, unless they are about as large as fp32 can hold.
-        self.bad |= ~torch.stack([part.sum(dtype=torch.float32) for part in parts]).isfinite()
-
     # Numbers
 
     def _from_all(self, row: list[float]) -> list[list[float]]:
@@ -270,7 +267,8 @@ class Sharded:
         def use(received: Tensor) -> None:
             rows.extend(received.view(-1, len(row)).tolist())
 
-        self._wait(self._submit("numbers", lambda: sent, lengths, lengths, use))
+        numbers = Exchange("numbers", self.legs.everybody, lambda: sent, lengths, lengths, use)
+        self._wait(self.wire.submit(numbers))
         return rows
 
     # Leg 2
@@ -278,23 +276,16 @@ class Sharded:
     def _send_weights(self, stream: Tensor) -> None:
         """stream: the owned weights, or what is added to them. The last round of the backward pass goes first: the
         next forward pass begins with its layers."""
-        self._side_waits()
-        me, everybody = self.ranks.rank, self.ranks.world_size
+        self.streams.wait_for_current()
         for number in reversed(range(len(self.rounds))):
             round_ = self.rounds[number]
-            packed = self.weight_format.pack([[stream[round_.start : round_.stops[me]]]])
-            units = [self.weight_format.units(length) for length in round_.lengths]
-            self.weights[number] = self._submit(
-                "weights" if number < len(self.rounds) - 1 else "first weights",
-                partial(_for_everybody, self._on_the_wire(packed), everybody),
-                [units[me]] * everybody,
-                units,
-                partial(self._take_in, round_),
-            )
+            own = stream[round_.start : round_.stops[self.ranks.rank]]
+            kind = "weights" if number < len(self.rounds) - 1 else "first weights"
+            self.weights[number] = self.wire.submit(self.legs.weights(kind, round_, own, self._take_in))
 
     def _take_in(self, round_: Round, received: Tensor) -> None:
         """Everybody takes what was sent, its owner too: whatever the wire does to it, it is the same for all."""
-        of_owners = self.weight_format.unpack(received.to(self.device), round_.lengths)
+        of_owners = self.legs.of_owners(round_, received)
         for pieces, values in zip(round_.pieces, of_owners, strict=True):
             for piece, part in zip(
                 pieces, torch.split(values, [len(piece) for piece in pieces]), strict=True
@@ -305,68 +296,14 @@ class Sharded:
     def _await_weights(self, number: int) -> None:
         """Until this round and all rounds behind it are in the parameters."""
         self._wait(self.weights[number])
-        self._wait_for_side()
+        self.streams.finish()
 
     def _forward_hook(self, number: int) -> Callable[..., None]:
         return lambda *_: self._await_weights(number)
 
-    # The wire, and the GPU's streams. The thread has its own, so that what comes does not queue up behind a
-    # backward pass.
-
-    def _submit(
-        self,
-        kind: str,
-        pack: Callable[[], Tensor],
-        to_ranks: list[int],
-        from_ranks: list[int],
-        use: Callable[[Tensor], None],
-    ) -> int:
-        return self.wire.submit(Exchange(kind, self.group, pack, to_ranks, from_ranks, use))
-
     def _wait(self, number: int) -> None:
         with self.ranks.activity.waiting():
             self.wire.wait(number)
-
-    def _on_the_wire(self, packed: Tensor) -> Callable[[], Tensor]:
-        """It, on the device that the wire takes it from; the function waits for it."""
-        if self.side is None:
-            return lambda: packed
-        if self.ranks.device.type == "cpu":
-            host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-            packed = host.copy_(packed, non_blocking=True)
-        else:
-            packed.record_stream(self.side)
-        there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        there.record()
-
-        def wait() -> Tensor:
-            if packed.is_cuda:
-                there.wait()
-            else:
-                there.synchronize()
-            return packed
-
-        return wait
-
-    def _prepare_thread(self) -> None:
-        torch.set_grad_enabled(False)
-        if self.side is not None:
-            torch.cuda.set_device(self.device)
-            torch.cuda.set_stream(self.side)
-
-    def _side_waits(self) -> None:
-        """The thread may use what has been asked for until now."""
-        if self.side is not None:
-            self.side.wait_stream(torch.cuda.current_stream())
-
-    def _wait_for_side(self) -> None:
-        """What the thread has done may be used."""
-        if self.side is not None:
-            torch.cuda.current_stream().wait_stream(self.side)
-
-
-def _for_everybody(pack: Callable[[], Tensor], ranks: int) -> Tensor:
-    return pack().repeat(ranks)
 
 
 def whole_matrices(model: nn.Module) -> dict[str, int]:

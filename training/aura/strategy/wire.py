@@ -2,6 +2,9 @@
 
 All ranks submit the same exchanges in the same order. Two are under way at a time, so that the wire has something to
 do while the result of one is added up; memory is bounded by that.
+
+An exchange may have a second stage, made of what the first has brought. It goes over another lane, with a thread and an
+order of its own, so that the first stages behind it do not wait for it. A job is an exchange with all of its stages.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from queue import SimpleQueue
 
@@ -27,6 +31,17 @@ DEVIATIONS = 10  # median absolute deviations above the median
 REMEMBERED, ENOUGH = 64, 8  # waits of one kind that are kept, and that say something
 
 
+@dataclass(frozen=True)
+class Peers:
+    """Who takes part in an exchange."""
+
+    group: dist.ProcessGroup
+    lane: int  # an exchange waits only for others of its lane
+    near: frozenset[
+        int
+    ]  # ranks of the group that this one reaches without a link that counts: itself at least
+
+
 class Exchange:
     """Every rank sends a part of a flat tensor to every rank. gloo's reduce_scatter is an all-reduce inside, with twice
     the bytes; all_to_all_single is what it says."""
@@ -34,31 +49,32 @@ class Exchange:
     def __init__(
         self,
         kind: str,
-        group: dist.ProcessGroup,
+        peers: Peers,
         pack: Callable[[], Tensor],
         to_ranks: list[int],
         from_ranks: list[int],
-        use: Callable[[Tensor], None],
+        use: Callable[[Tensor], Exchange | None],
     ) -> None:
         """kind: waits of the same kind take about equally long. pack: makes what is sent, `to_ranks` elements for
-        each. use: gets what has come, `from_ranks` elements of each. Both are called in the thread."""
-        self.kind, self.group, self.pack, self.use = kind, group, pack, use
+        each. use: gets what has come, `from_ranks` elements of each, and may return the next stage. Both are called in
+        the thread of the lane."""
+        self.kind, self.peers, self.pack, self.use = kind, peers, pack, use
         self.to_ranks, self.from_ranks = to_ranks, from_ranks
 
     def begin(self) -> dist.Work:
         self.sent = self.pack()
         self.received = self.sent.new_empty(sum(self.from_ranks))
         return dist.all_to_all_single(
-            self.received, self.sent, self.from_ranks, self.to_ranks, group=self.group, async_op=True
+            self.received, self.sent, self.from_ranks, self.to_ranks, group=self.peers.group, async_op=True
         )
 
-    def end(self) -> int:
-        """The bytes that have left this rank."""
-        own = self.to_ranks[self.group.rank()]
-        sent = (sum(self.to_ranks) - own) * self.sent.element_size()
-        self.use(self.received)
+    def end(self) -> tuple[int, Exchange | None]:
+        """The bytes that have left over links, and the next stage."""
+        far = (count for rank, count in enumerate(self.to_ranks) if rank not in self.peers.near)
+        sent = sum(far) * self.sent.element_size()
+        following = self.use(self.received)
         del self.sent, self.received
-        return sent
+        return sent, following
 
 
 class Patience:
@@ -94,25 +110,40 @@ class Patience:
 
 
 class Wire:
-    def __init__(self, patience: Patience, prepare: Callable[[], None] = lambda: None) -> None:
-        """prepare: called once in the thread, before all exchanges."""
+    def __init__(
+        self, patience: Patience, prepare: Callable[[int], None] = lambda lane: None, lanes: int = 1
+    ) -> None:
+        """prepare: called once in the thread of every lane, before all exchanges."""
         self.patience, self.prepare = patience, prepare
-        self.submitted = self.finished = self.sent_bytes = 0
+        self.submitted = self.finished = 0  # jobs
+        self.sent_bytes = 0
+        self.last_lane = 0  # in which the last job has begun
         self.error: BaseException | None = None
-        self.queue: SimpleQueue[Exchange | None] = SimpleQueue()
+        self.queues: list[SimpleQueue[Exchange | None]] = [SimpleQueue() for _ in range(lanes)]
         self.changed = threading.Condition()
-        # A daemon: a rank that ends does not wait for an operation that will never end.
-        self.thread = threading.Thread(target=self._work, name="wire", daemon=True)
-        self.thread.start()
+        # Daemons: a rank that ends does not wait for an operation that will never end.
+        self.threads = [
+            threading.Thread(target=self._work, args=(lane,), name=f"wire {lane}", daemon=True)
+            for lane in range(lanes)
+        ]
+        for thread in self.threads:
+            thread.start()
 
     def submit(self, exchange: Exchange) -> int:
-        """Its number, for `wait`."""
-        self.queue.put(exchange)
+        """The number of the job, for `wait`. By one thread at a time.
+
+        Where the next stage of one job and the first of another use the same lane, only a wait keeps their order the
+        same on all ranks.
+        """
+        lane = exchange.peers.lane
+        assert lane == self.last_lane or self.finished == self.submitted, "jobs of another lane are under way"
+        self.last_lane = lane
         self.submitted += 1
+        self.queues[lane].put(exchange)
         return self.submitted
 
     def wait(self, number: int) -> None:
-        """Until this exchange and all before it have ended. Raises CollectiveFailed, or what went wrong in one."""
+        """Until this job and all before it have ended. Raises CollectiveFailed, or what went wrong in one."""
         if self.finished < number:
             with self.changed:
                 self.changed.wait_for(lambda: self.finished >= number or self.error is not None)
@@ -121,25 +152,27 @@ class Wire:
             raise self.error
 
     def close(self) -> None:
-        """After the last exchange has been waited for."""
-        self.queue.put(None)
-        self.thread.join()
+        """After the last job."""
+        self.wait(self.submitted)
+        for queue, thread in zip(self.queues, self.threads, strict=True):
+            queue.put(None)
+            thread.join()
 
-    def _work(self) -> None:
+    def _work(self, lane: int) -> None:
         try:
-            self.prepare()
-            self._exchange()
+            self.prepare(lane)
+            self._exchange(self.queues[lane])
         except BaseException as error:  # whatever it is: the others wait for this thread
             with self.changed:
-                self.error = error
+                self.error = self.error or error
                 self.changed.notify_all()
 
-    def _exchange(self) -> None:
+    def _exchange(self, queue: SimpleQueue[Exchange | None]) -> None:
         under_way: deque[tuple[Exchange, dist.Work, float]] = deque()
         last_end = 0.0
         while True:
-            if not under_way or (len(under_way) < UNDER_WAY and not self.queue.empty()):
-                exchange = self.queue.get()
+            if not under_way or (len(under_way) < UNDER_WAY and not queue.empty()):
+                exchange = queue.get()
                 if exchange is None:
                     return
                 with collective():
@@ -151,10 +184,14 @@ class Wire:
             now = time.perf_counter()
             self.patience.add(exchange.kind, now - max(began, last_end))
             last_end = now
-            self.sent_bytes += exchange.end()
+            sent, following = exchange.end()
+            if following is not None:
+                self.queues[following.peers.lane].put(following)
             with self.changed:
-                self.finished += 1
-                self.changed.notify_all()
+                self.sent_bytes += sent
+                if following is None:
+                    self.finished += 1
+                    self.changed.notify_all()
 
     def _await(self, work: dist.Work, kind: str) -> None:
         limit = self.patience.seconds(kind)

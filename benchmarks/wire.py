@@ -1,0 +1,352 @@
+"""`make bench-wire`: how much faster five PCs on a slow link train gpt2-medium than one, on this machine.
+
+Each rank is a process in the network of a lab node, whose link is shaped. To fit five of them into one machine, every
+matrix has a 16th of its elements and the link a 16th of its rate (--scale), so that times are those of the full size.
+
+Real: the trainer's strategies (strategy/sharded.py, delayed.py) with their threads, rounds and codec, in a loop as that
+of run/trainer.py; gloo, TCP, the links. At the end all ranks compare their parameters.
+Emulated: the GPU is a clock (waits.py). Forward and backward passes, Newton-Schulz and what a step moves through the
+GPU's memory (the codec, sums of gradients) are waits, as long as the plan says for this card; gradients were made
+beforehand and leave layer by layer. The processor does encode and decode, beside the GPU's clock: where it is late, the
+GPU goes on with what is queued. Its load is printed: above 20 % a figure says something about this machine.
+Not in it: copies between GPU and processor, validation and checkpoints, unlike clocks, anything that breaks.
+
+With --encoded-beforehand each of our arms runs a second time with bytes that were encoded once and are not decoded:
+only the wire is real. So does the full size (--scale 1), which else needs more processor and memory than there is.
+
+Speed-up: one node without any framework (its waits for the same tokens and a whole update, nothing else) by the mean
+step of all. Tokens per second are those of steps that have ended. A figure of torch's DDP (the same waits, the same
+links) is not comparable where the processor is its limit. The last line is JSON, of one setting on both cards: int4
+with the delay that is best on the RTX 4090; `upper_95` is the learning benchmark's limit for what it costs [nats per
+token], of the arm with at least this delay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+from aura.plan.plan import GIGABIT
+from lab_ranks import LOOPBACK, Place, in_the_lab, run_ranks
+from learning import ARMS, interval
+from loops import HERE, write_results
+from rich.console import Console
+from rich.table import Table
+from wire_arms import CARDS, DEFAULT, GROUPS, LOCAL_STEPS, Arm, arms, diloco, expected_seconds, lengths
+from wire_rank import Task
+
+MOST_LOAD = 0.2  # of the machine
+LEAST_GOODPUT = 0.9  # of what a link carries
+STEPS, STEPS_OF_LONG_ONES, LONG = 8, 5, 10.0  # steps that are measured; seconds of one
+START = 10.0  # seconds, of five processes
+# Of one Gbit/s, what is data [Mbit/s]
+DATA = GIGABIT * 8 / 1e6
+# What has been used once is kept for the next time, as on a GPU: else the kernel clears every page again.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    arm: Arm
+    seconds: Sequence[float]  # of every step that was measured
+    tokens: int  # of a step
+    alone: float  # seconds of one node
+    ceiling: float  # of the speed-up, by the shares
+    sent: float  # by a rank in a step, bytes at full size
+    goodput: float | None  # Mbit/s at full size
+    late: float  # seconds that the processors were behind the GPUs at the end of a step, in the mean
+    load: float  # of all cores of this machine
+    load_of_ranks: float
+    equal: bool  # the parameters of all ranks
+
+    @property
+    def step(self) -> float:
+        """The mean: where one step ends late, the next one is short."""
+        return statistics.mean(self.seconds)
+
+    @property
+    def speedup(self) -> float:
+        return self.alone / self.step
+
+    def part_of_link(self) -> float | None:
+        """Goodput, of what the link carries of data."""
+        return self.goodput and self.goodput / (DATA * self.arm.link / 1000)
+
+    def notes(self, shaped: bool) -> str:
+        said = []
+        if shaped and (part := self.part_of_link()) and part < LEAST_GOODPUT:
+            said.append("the link was not full")
+        if self.load > MOST_LOAD:
+            said.append("not comparable: the processor" if self.arm.ddp else "the processor may be its limit")
+        if not self.equal:
+            said.append("PARAMETERS DIFFER")
+        return ", ".join(said)
+
+    def words(self, shaped: bool) -> list[str]:
+        arm, low, high = self.arm, min(self.seconds), max(self.seconds)
+        data = "" if self.goodput is None else f"{self.goodput:.0f}"
+        if shaped and (part := self.part_of_link()):
+            data += f" ({part:.0%})"
+        return [
+            arm.card.removeprefix("RTX "),
+            arm.setting + (", encoded beforehand" if arm.encoded_beforehand else ""),
+            f"{arm.nodes}{' (1 slow)' if arm.slow else ''}",
+            f"{arm.link:g}",
+            f"{self.step:.2f} ({statistics.median(self.seconds):.2f}, {low:.2f} to {high:.2f})",
+            f"{self.tokens / self.step:,.0f}",
+            f"{self.speedup:.2f} of {self.ceiling:.2f}",
+            data,
+            f"{self.load:.0%} ({self.load_of_ranks:.0%})",
+            self.notes(shaped),
+        ]
+
+
+# s a step: mean (median, range). Data: gradients and weights while the wire is busy, and their part of what the link
+# carries. Load: of the machine, and of the ranks alone.
+HEADINGS = ("card", "setting", "nodes", "Mbit/s", "s a step", "tokens/s", "speed-up", "data", "load", "note")
+
+
+def measure(arm: Arm, places: Sequence[Place], given: argparse.Namespace) -> Row | None:
+    """None where a rank has failed; it has said why."""
+    waits = lengths(arm, given.mfu)
+    with tempfile.TemporaryDirectory() as folder:
+        task = Task(arm, given.scale, given.mfu, given.warm_up, steps_of(arm, given), Path(folder))
+        program = [str(HERE / "wire_rank.py"), f"--task={task.write()}"]
+        if run_ranks(places[: arm.nodes], program, ENVIRONMENT):
+            return None
+        ranks = [json.loads((task.folder / f"{rank}.json").read_text()) for rank in range(arm.nodes)]
+    ticks = difference(ranks[0], "all")  # hundredths of a second, of all cores
+    return Row(
+        arm=arm,
+        seconds=[end - begin for begin, end in pairwise(ranks[0]["ends"][: task.steps + 1])],
+        tokens=waits.tokens,
+        alone=waits.alone,
+        ceiling=waits.ceiling,
+        sent=given.scale * sum(difference(rank, "sent") for rank in ranks) / arm.nodes / task.steps,
+        goodput=goodput(ranks, arm, given.scale),
+        late=statistics.mean(late for rank in ranks for late in rank["late"] or [0.0]),
+        load=difference(ranks[0], "busy") / ticks,
+        load_of_ranks=sum(difference(rank, "cpu") for rank in ranks) * 100 / ticks,
+        equal=all(rank["equal"] for rank in ranks),
+    )
+
+
+def steps_of(arm: Arm, given: argparse.Namespace) -> int:
+    return given.steps or (STEPS if expected_seconds(arm, given.mfu) < LONG else STEPS_OF_LONG_ONES)
+
+
+def difference(rank: dict[str, Any], name: str, *kinds: str) -> float:
+    """Between the two moments; of what is counted by kind, of these or of all kinds."""
+    before, after = (moment[name] for moment in rank["moments"])
+    if not isinstance(after, dict):
+        return after - before
+    return sum(after.get(kind, 0) - before.get(kind, 0) for kind in kinds or after)
+
+
+def goodput(ranks: Sequence[dict[str, Any]], arm: Arm, scale: int) -> float | None:
+    """Of all ranks: what they sent by the time their wire was busy [Mbit/s at full size]. The first round of a leg
+    waits for other ranks, not for the wire; so do gradients that leave during the backward pass."""
+    if arm.ddp:
+        return None
+    kinds = ("gradients", "weights") if arm.delay else ("weights",)
+    sent, busy = (sum(difference(rank, name, *kinds) for rank in ranks) for name in ("sent", "wire"))
+    return sent * 8 / 1e6 * scale / busy if busy else None
+
+
+def measure_all(chosen: Sequence[Arm], given: argparse.Namespace) -> list[Row]:
+    rows, count = [], 0
+    for link, of_link in groupby(sorted(chosen, key=lambda arm: -arm.link), key=lambda arm: arm.link):
+        rate = f"{round(link * 1000 / given.scale)}kbit"
+        several = list(of_link)
+        most = max(arm.nodes for arm in several)
+        with in_the_lab(most, rate) if given.lab else nullcontext([LOOPBACK] * most) as places:
+            for arm in several:
+                count += 1
+                row = measure(arm, places, given)
+                if row is None:
+                    said = "failed"
+                else:
+                    rows.append(row)
+                    said = f"{row.step:.2f} s a step, {row.speedup:.2f} times one node, load {row.load:.0%}"
+                print(f"{count}/{len(chosen)} {arm}: {said}", flush=True)
+    return rows
+
+
+def table_of(rows: Sequence[Row], given: argparse.Namespace) -> Table:
+    where = "the lab's shaped links" if given.lab else "loopback, not shaped"
+    about = f"tensors and links divided by {given.scale}, {where}"
+    table = Table(title=f"gpt2-medium, {rows[0].tokens:,} tokens a step; {about}")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("setting", "note") else "right")
+    for row in rows:
+        table.add_row(*row.words(given.lab))
+    return table
+
+
+def best(rows: Sequence[Row]) -> dict[str, Row]:
+    """By card: int4 with a delay on five nodes at a gigabit, of one setting that was measured on both cards; encoded
+    beforehand only where nothing else was."""
+    found: dict[tuple[bool, float], dict[str, Row]] = {}
+    for row in rows:
+        arm = row.arm
+        usual = (arm.nodes, arm.link, arm.slow, arm.ddp) == (5, 1000, False, False)
+        if usual and arm.wire == "int4" and arm.delay:
+            found.setdefault((not arm.encoded_beforehand, arm.delay), {})[arm.card] = row
+    whole = {key: of_cards for key, of_cards in found.items() if len(of_cards) == len(CARDS)}
+    if not whole:
+        return {}
+    return whole[max(whole, key=lambda key: (key[0], whole[key][CARDS[0]].speedup))]
+
+
+def cost_in_loss(arm: Arm, results: Path) -> tuple[float, int] | None:
+    """The learning benchmark's upper limit (95 %) of what this setting costs with Muon [nats per token], and the number
+    of paired seeds; of the arm with the same formats and at least the same delay."""
+    alike = [
+        setting
+        for setting in ARMS.values()
+        if setting.gradients == setting.differences == arm.wire
+        and setting.predicted
+        and not setting.error_feedback
+        and setting.late >= arm.delay
+    ]
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    runs = [run | {"about": json.loads(run["key"])} for run in map(json.loads, lines)]
+    if not alike or not runs:
+        return None
+    corpus = runs[-1]["about"][2]
+    runs = [run for run in runs if run["about"][2] == corpus and run["optimizer"] == "muon"]
+    theirs = losses_of(runs, asdict(min(alike, key=lambda setting: setting.late)))
+    ours = losses_of(runs, asdict(ARMS["synchronous, fp32"]))
+    seeds = theirs.keys() & ours.keys()
+    if not seeds:
+        return None
+    return interval([theirs[seed] - ours[seed] for seed in seeds])[1], len(seeds)
+
+
+def losses_of(runs: Sequence[dict[str, Any]], setting: dict[str, Any]) -> dict[int, float]:
+    """By seed, at the learning rate with the most seeds, and of those with the lowest mean."""
+    rates: dict[float, dict[int, float]] = {}
+    for run in runs:
+        if run["about"][1] == setting:
+            rates.setdefault(run["lr"], {})[run["seed"]] = run["loss"]
+    order = sorted(rates.values(), key=lambda losses: (-len(losses), statistics.mean(losses.values())))
+    return order[0] if order else {}
+
+
+def last_line(rows: Sequence[Row], learning: Path) -> dict[str, Any]:
+    of_cards = best(rows)
+    fast = of_cards.get(CARDS[0])
+    cost = cost_in_loss(fast.arm, learning) if fast else None
+    setting = None
+    if fast:
+        setting = fast.arm.setting + (", encoded beforehand" if fast.arm.encoded_beforehand else "")
+    speedups = [round(of_cards[card].speedup, 3) if of_cards else None for card in CARDS]
+    return {
+        "bench": "wire",
+        "setting": setting,
+        **dict(zip(("speedup_4090", "speedup_3060"), speedups, strict=True)),
+        "upper_95": cost and round(cost[0], 4),
+        "seeds": cost and cost[1],
+        "evidence": "cpu",
+    }
+
+
+def chosen_arms(given: argparse.Namespace) -> Iterator[Arm]:
+    for arm in arms(GROUPS if "all" in given.arms else given.arms, given.only):
+        if given.scale > 1:
+            yield arm
+        elif arm.ddp:
+            continue
+        if (given.encoded_beforehand or given.scale == 1) and not arm.ddp:
+            yield replace(arm, encoded_beforehand=True)
+
+
+def shares_of(arm: Arm) -> str:
+    """The sequences of a step, and what that leaves of the speed-up when the wire takes no time."""
+    waits = lengths(arm)
+    counts = [len(of_node) for of_node in waits.micro_batches]
+    sizes = arm.config().batch_sizes(arm.nodes)
+    nodes = ", ".join(
+        f"{share} = {count} x {size}" for share, count, size in zip(waits.shares, counts, sizes, strict=True)
+    )
+    return f"{arm.nodes} nodes: {nodes} sequences; speed-up at most {waits.ceiling:.2f}"
+
+
+def list_arms(chosen: Sequence[Arm], given: argparse.Namespace) -> None:
+    all_seconds = 0.0
+    for arm in chosen:
+        expected = expected_seconds(arm, given.mfu)
+        seconds = START + (given.warm_up + steps_of(arm, given)) * expected
+        all_seconds += seconds
+        print(f"{arm}: about {expected:.2f} s a step, {seconds:.0f} s")
+    print(f"{len(chosen)} arms, about {all_seconds / 60:.0f} minutes")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    groups = [*GROUPS, "all"]
+    made.add_argument(
+        "--lab", action="store_true", help="over the lab's links (root, make lab-up), not loopback"
+    )
+    made.add_argument(
+        "--arms", nargs="+", choices=groups, default=list(DEFAULT), metavar="GROUP",
+        help=f"of {', '.join(groups)} (default: {' '.join(DEFAULT)})",
+    )  # fmt: skip
+    made.add_argument(
+        "--only", nargs="+", default=[], metavar="TEXT", help="of these only arms with a TEXT in their name"
+    )
+    made.add_argument("--list", action="store_true", help="say which arms these are, and how long they take")
+    made.add_argument("--encoded-beforehand", action="store_true", help="our arms a second time, see above")
+    made.add_argument(
+        "--scale", type=int, default=16, choices=[4**power for power in range(7)], metavar="N",
+        help="what elements and link are divided by: a power of 4 up to 4,096 (16)",
+    )  # fmt: skip
+    made.add_argument("--mfu", type=float, help="of both cards, in place of what the plan assumes")
+    made.add_argument("--warm-up", type=int, default=3, metavar="STEPS", help="that are not measured (3)")
+    made.add_argument("--steps", type=int, help=f"that are ({STEPS}, {STEPS_OF_LONG_ONES} of long ones)")
+    made.add_argument(
+        "--learning", type=Path, default=Path("bench-results/learning.jsonl"), metavar="FILE",
+        help="what the learning benchmark has measured (bench-results/learning.jsonl)",
+    )  # fmt: skip
+    return made
+
+
+def main() -> int:
+    given, started = parser().parse_args(), time.perf_counter()
+    chosen = list(chosen_arms(given))
+    if given.list:
+        list_arms(chosen, given)
+        return 0
+    rows = measure_all(chosen, given)
+    if rows:
+        Console(width=None if sys.stdout.isatty() else 150).print(table_of(rows, given))
+    for arm in {(arm.nodes, arm.slow): arm for arm in chosen}.values():
+        print(shares_of(arm))
+    of_cards = ", ".join(f"{diloco(card, mfu=given.mfu):.2f} ({card})" for card in CARDS)
+    print(
+        f"DiLoCo, fp32 every {LOCAL_STEPS} steps, five nodes, 1 Gbit/s: {of_cards} by formula; it was not run."
+    )
+    every = [{**asdict(row), "speedup": row.speedup} for row in rows]
+    file = write_results("wire", {"scale": given.scale, "lab": given.lab, "rows": every})
+    print(f"{time.perf_counter() - started:.0f} s; every figure: {file}")
+    print(json.dumps(last_line(rows, given.learning)))
+    return 0 if len(rows) == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

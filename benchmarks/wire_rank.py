@@ -1,0 +1,298 @@
+"""One rank of `make bench-wire`: a process that wire.py starts. What is real in it and what is not: see there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from aura.cluster.activity import Activity
+from aura.cluster.ranks import Ranks
+from aura.strategy.delayed import Delayed
+from aura.strategy.formats import WireFormat
+from aura.strategy.interface import Outcome, Told
+from aura.strategy.pieces import Round
+from aura.strategy.sharded import Sharded
+from aura.strategy.wire import Exchange, Patience, Wire
+from lab_ranks import bf16_on_the_wire, join
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from waits import FORWARD, Gpu, Model, Update, Waiting, moved_bytes
+from wire_arms import Arm, lengths, scaled
+
+LR = 1e-3
+BUCKET = 25  # MB, of DistributedDataParallel at full size: torch's default
+
+
+@dataclass(frozen=True)
+class Task:
+    arm: Arm
+    scale: int
+    mfu: float | None
+    warm_up: int
+    steps: int
+    folder: Path  # for what the ranks have measured
+
+    @classmethod
+    def read(cls, text: str) -> Task:
+        values = json.loads(text)
+        return cls(**values | {"arm": Arm(**values["arm"]), "folder": Path(values["folder"])})
+
+    def write(self) -> str:
+        return json.dumps(asdict(self) | {"folder": str(self.folder)})
+
+
+@dataclass
+class Meter:
+    """What a rank measures between the end of the last step that warms up and that of the last step."""
+
+    task: Task
+    sent: Counter[str] = field(default_factory=Counter)  # bytes by the kind of exchange
+    busy: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # seconds of the wire
+    ends: list[float] = field(default_factory=list)  # of steps
+    late: list[float] = field(
+        default_factory=list
+    )  # seconds that the processor was behind at the end of a step
+    moments: list[dict[str, Any]] = field(default_factory=list)
+
+    def step_has_ended(self) -> None:
+        self.ends.append(time.perf_counter())
+        if len(self.ends) in (self.task.warm_up, self.task.warm_up + self.task.steps):
+            machine = dict(zip(("busy", "all"), machine_ticks(), strict=True))
+            counted = {"sent": dict(self.sent), "wire": dict(self.busy)}
+            self.moments.append({"cpu": time.process_time(), **machine, **counted})
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.moments) == 2
+
+
+def machine_ticks() -> tuple[int, int]:
+    """Of all cores of this machine since it runs: at work, and all."""
+    words = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:8]
+    user, nice, system, idle, waiting, interrupts, soft_interrupts = map(int, words)
+    at_work = user + nice + system + interrupts + soft_interrupts
+    return at_work, at_work + idle + waiting
+
+
+class Timed(Patience):
+    def __init__(self, longest: float, busy: dict[str, float]) -> None:
+        super().__init__(longest)
+        self.busy = busy
+
+    def add(self, kind: str, seconds: float) -> None:
+        super().add(kind, seconds)
+        self.busy[kind] += seconds
+
+
+def count(wire: Wire, sent: Counter[str]) -> None:
+    """Add up what the wire sends, by the kind of exchange."""
+    submit = wire.submit
+
+    def counting(exchange: Exchange) -> int:
+        pack, to_others = (
+            exchange.pack,
+            sum(exchange.to_ranks) - exchange.to_ranks[exchange.peers.group.rank()],
+        )
+
+        def counted() -> Tensor:
+            packed = pack()
+            sent[exchange.kind] += to_others * packed.element_size()
+            return packed
+
+        exchange.pack = counted
+        return submit(exchange)
+
+    wire.submit = counting  # type: ignore[method-assign]
+
+
+class Timestamped(Delayed):
+    updated_at = 0.0  # time.perf_counter()
+
+    def _update(self, told: Told, lr: float) -> Outcome:
+        outcome = super()._update(told, lr)
+        self.updated_at = time.perf_counter()
+        return outcome
+
+
+class OnlyTheWire(Sharded):
+    """Does nothing with what comes, and sends what `Beforehand` has kept."""
+
+    def _step(self, factor: float | None, lr: float) -> Tensor:
+        self.optimizer.step(lr)
+        return self.shard.gradient
+
+    def _take_in(self, round_: Round, received: Tensor) -> None:
+        pass
+
+
+class OnlyTheWireDelayed(OnlyTheWire, Timestamped):
+    pass
+
+
+class Beforehand:
+    """A format that encodes the first numbers of a length, and then sends these bytes again and again."""
+
+    def __init__(self, inner: WireFormat) -> None:
+        self.inner, self.changes, self.master = inner, inner.changes, inner.master
+        self.units, self.unpack = inner.units, inner.unpack
+        self.packed: dict[tuple[int, ...], Tensor] = {}
+
+    def pack(self, groups: list[list[Tensor]]) -> Tensor:
+        key = tuple(sum(map(len, group)) for group in groups)
+        if key not in self.packed:
+            self.packed[key] = self.inner.pack(groups)
+        return self.packed[key]
+
+
+class Way(Protocol):
+    def step(self) -> None: ...
+
+    def end(self) -> bool:
+        """Whether the parameters of all ranks are bit-equal."""
+
+
+class Ours:
+    """A rank of the trainer's strategy, in a loop as that of run/trainer.py."""
+
+    def __init__(self, task: Task, rank: int, meter: Meter) -> None:
+        arm, waits = task.arm, lengths(task.arm, task.mfu)
+        self.meter, self.micro_batches = meter, waits.micro_batches[rank]
+        self.tokens = waits.shares[rank] * arm.config().seq_len
+        self.moving = waits.moving[rank] * moved_bytes(arm.wire, arm.nodes)
+        self.late = math.ceil(arm.delay * len(self.micro_batches))
+        self.under_way: Callable[[], Outcome] | None = None
+        config = scaled(arm.config(), task.scale)
+        self.gpu = Gpu()
+        self.model = Model(config, self.gpu)
+        nodes = [f"node{number}" for number in range(arm.nodes)]
+        activity = Activity() if arm.delay else Waiting(self.gpu)
+        ranks = Ranks(rank, nodes, torch.device("cpu"), activity)
+        self.only_the_wire = arm.encoded_beforehand
+        if not self.only_the_wire:
+            self.model.fill(rank)
+        kinds = (OnlyTheWire, OnlyTheWireDelayed) if self.only_the_wire else (Sharded, Timestamped)
+        self.strategy = kinds[bool(arm.delay)](self.model, ranks, config)
+        count(self.strategy.wire, meter.sent)
+        self.strategy.wire.patience = Timed(config.collective_timeout, meter.busy)
+        updated = [] if self.only_the_wire else self.strategy.shard.views.values()
+        self.strategy.optimizer = Update(updated, self.gpu, waits.update[rank])
+        if self.only_the_wire:
+            legs = self.strategy.legs
+            legs.gradient_format = legs.weight_format = Beforehand(self.strategy.format)
+            legs._add_up = lambda *_: None  # type: ignore[method-assign]
+        self.strategy.start()
+        self.gpu.nothing_before(time.perf_counter())
+
+    def step(self) -> None:
+        self.strategy.begin_step()
+        for number, seconds in enumerate(self.micro_batches):
+            if number == self.late:
+                self.settle()
+            is_first, is_last = number == 0, number == len(self.micro_batches) - 1
+            self.gpu.micro_batch = seconds
+            if is_last:
+                loss = self.model()
+                with self.strategy.last_backward():
+                    loss.backward()
+            elif is_first and not self.late:
+                self.model.only_forward()
+                self.gpu.work((1 - FORWARD) * seconds)
+            else:
+                self.gpu.work(seconds)
+        if self.late == len(self.micro_batches):
+            self.settle()
+        self.meter.late.append(self.gpu.late)
+        self.gpu.queue(self.moving)
+        self.under_way = self.strategy.apply(Told(float(self.tokens), self.tokens), LR)
+        if not self.late:
+            self.settle()
+
+    def settle(self) -> None:
+        if self.under_way is None:
+            return
+        outcome = self.under_way()
+        assert not outcome.left_out, "a gradient that is not finite"
+        self.under_way = None
+        if isinstance(self.strategy, Timestamped):
+            # Only now could the GPU go on with new weights, however late the processor is.
+            self.gpu.nothing_before(self.strategy.updated_at)
+        self.strategy.put_in(kept=False)
+        self.meter.step_has_ended()
+
+    def end(self) -> bool:
+        self.settle()
+        self.strategy.complete()
+        equal = not self.strategy.compare()
+        self.strategy.close()
+        return equal
+
+
+class Ddp:
+    """torch's DistributedDataParallel: every rank updates everything."""
+
+    def __init__(self, task: Task, rank: int, meter: Meter) -> None:
+        arm, waits = task.arm, lengths(task.arm, task.mfu)
+        self.meter, self.micro_batches = meter, waits.micro_batches[rank]
+        self.update = waits.whole_update * arm.slowness[rank]
+        self.gpu = Gpu()
+        self.model = Model(scaled(arm.config(), task.scale), self.gpu)
+        self.model.fill(rank)
+        self.parallel = DistributedDataParallel(
+            self.model,
+            bucket_cap_mb=BUCKET / task.scale,
+            gradient_as_bucket_view=True,
+            init_sync=False,  # they are equal
+        )
+        if arm.wire == "bf16":
+            self.parallel.register_comm_hook(None, bf16_on_the_wire)
+        self.gpu.nothing_before(time.perf_counter())
+
+    def step(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        for seconds in self.micro_batches[:-1]:
+            self.gpu.work(seconds)
+        self.gpu.micro_batch = self.micro_batches[-1]
+        self.parallel().backward()
+        self.gpu.work_now(self.update)
+        self.meter.step_has_ended()
+
+    def end(self) -> bool:
+        return True  # nothing has changed them
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", type=Task.read)
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--card")
+    parser.add_argument("--store")
+    given = parser.parse_args()
+    task: Task = given.task
+    torch.set_num_threads(1)
+    join(given.rank, task.arm.nodes, given.card, given.store)
+    meter = Meter(task)
+    way: Way = (Ddp if task.arm.ddp else Ours)(task, given.rank, meter)
+    dist.barrier()
+    while not meter.is_over:
+        way.step()
+    equal = way.end()
+    ends, late = meter.ends[task.warm_up - 1 :], meter.late[task.warm_up :]
+    result = {"ends": ends, "late": late, "moments": meter.moments, "equal": equal}
+    (task.folder / f"{given.rank}.json").write_text(json.dumps(result), encoding="utf-8")
+    dist.barrier()
+    os._exit(0)  # without waiting for the threads of gloo
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,412 @@
+"""`strategy=auto`: the time of a step, the loss that is expected, the choice; and a run that makes it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aura.commands import cli, launch_local
+from aura.config import TrainConfig, resolve
+from aura.corpus.corpus import Corpus
+from aura.errors import ConfigError
+from aura.plan import gpus
+from aura.plan.candidates import Cluster, Decision, cluster_of, decide
+from aura.plan.evidence import expected_loss
+from aura.plan.memory import checkpoint_bytes, memory_of, parameter_bytes, wire_bytes
+from aura.plan.plan import compare, plan_for
+from aura.plan.step_time import (
+    Coding,
+    Work,
+    late_micro_batches,
+    one_pc_seconds,
+    smallest_delay,
+    step_seconds,
+)
+from aura.run import measure
+from spanish import english_in
+from trainers import Fault, at_step, complete, send_self, start
+
+MUON = {"optimizer": "muon"}
+NANO = resolve("gpt2-nano")
+HALF_A_MILLION = {"global_batch_tokens": 524_288}
+
+
+def works(*of_ranks: tuple[int, float]) -> list[Work]:
+    """(micro-batches, seconds of each); so many tokens that an update takes no time beside them."""
+    return [Work(count, seconds, 1e15) for count, seconds in of_ranks]
+
+
+def speed_for(legs: float, config: TrainConfig, ranks: int) -> float:
+    """With which both legs take so long."""
+    return 2 * (ranks - 1) * wire_bytes(config) // ranks / legs
+
+
+def simulated(of_ranks: Sequence[Work], legs: float, delay: float) -> float:
+    """Seconds per step: every rank goes through its micro-batches, applies, and waits for what was applied before."""
+    late = [late_micro_batches(delay, work.micro_batches) for work in of_ranks]
+    applied, there, steps = [0.0] * len(of_ranks), 0.0, 200
+    for _ in range(steps):
+        for place, work in enumerate(of_ranks):
+            put_in = max(there, applied[place] + late[place] * work.seconds)
+            applied[place] = put_in + (work.micro_batches - late[place]) * work.seconds
+        there = max(applied) + legs
+    return max(applied) / steps
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "legs", "delay", "step"),
+    [
+        ([(8, 1.0)] * 2, 0.0, 0.0, 8.0),
+        ([(8, 1.0)] * 2, 3.0, 0.0, 11.0),
+        ([(8, 1.0)] * 2, 3.0, 0.25, 9.0),  # two late
+        ([(8, 1.0)] * 2, 3.0, 0.3, 8.0),  # three
+        ([(8, 1.0)] * 2, 20.0, 0.5, 24.0),
+        ([(8, 1.0)] * 2, 20.0, 1.0, 20.0),
+        ([(1, 2.0)] * 5, 1.0, 0.1, 2.0),  # one of one
+        ([(10, 1.0), (5, 2.0)], 8.0, 0.5, 13.0),  # five of ten, three of five: the first waits longer
+        ([(10, 1.0), (4, 1.0)], 8.0, 0.5, 13.0),
+    ],
+)
+def test_a_step_takes_as_long_as_a_simulation_of_it(
+    of_ranks: list[tuple[int, float]], legs: float, delay: float, step: float
+) -> None:
+    config = resolve("gpt2-nano", MUON | {"delay": delay})
+    speed = speed_for(legs, config, len(of_ranks)) if legs else math.inf
+    assert step_seconds(config, works(*of_ranks), len(of_ranks), speed) == pytest.approx(step)
+    assert simulated(works(*of_ranks), legs, delay) == pytest.approx(step, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "legs", "delay"),
+    [
+        ([(8, 1.0)], 0.5, 0.125),
+        ([(8, 1.0)], 2.0, 0.25),
+        ([(25, 1.0)], 6.5, 0.2799),  # 7 / 25, and 0.28 x 25 is a little more than 7
+        ([(3, 1.0)], 0.9, 0.3333),
+        ([(8, 1.0)], 8.0, 1.0),
+        ([(8, 1.0)], 80.0, 1.0),
+        ([(10, 1.0), (5, 2.0)], 3.5, 0.4),
+    ],
+)
+def test_the_smallest_delay_that_hides_the_exchange(
+    of_ranks: list[tuple[int, float]], legs: float, delay: float
+) -> None:
+    config = resolve("gpt2-nano", MUON)
+    ranks = works(*of_ranks) * (1 if len(of_ranks) > 1 else 2)
+    found = smallest_delay(config, ranks, 2, speed_for(legs, config, 2))
+    assert found == delay
+    k = max(work.micro_batches for work in ranks)
+    assert late_micro_batches(found, k) == min(k, math.ceil(legs / ranks[0].seconds))
+
+
+def test_one_pc_computes_for_all_and_updates_everything() -> None:
+    assert one_pc_seconds(NANO, works((4, 1.0), (4, 1.0), (8, 0.5)), 3) == pytest.approx(12)
+    assert one_pc_seconds(NANO, works(*[(4, 1.0)] * 4), 2) == pytest.approx(8), "two GPUs each"
+    # The plan of a lone PC is the same.
+    config = resolve("gpt2-medium", MUON | HALF_A_MILLION)
+    card = gpus.find("3060")
+    cluster = cluster_of(config, [card] * 5, 5, 1000)
+    assert cluster
+    alone = plan_for(config, 1, card).seconds_per_step
+    assert one_pc_seconds(config, cluster.works, 5) == pytest.approx(alone)
+    strict = plan_for(config, 5, card)
+    assert step_seconds(config, cluster.works, 5, cluster.speed) == pytest.approx(strict.seconds_per_step)
+
+
+def test_the_plan_of_a_delay_says_what_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AURA_LANG", "en")
+    settings = MUON | HALF_A_MILLION | {"wire": "int4", "delay": 0.11}
+    made = plan_for(resolve("gpt2-medium", settings), 5, gpus.find("3060"))
+    assert made.exposed_seconds == 0 and made.communication_seconds == pytest.approx(2.45, rel=0.01)
+    assert made.seconds_per_step == made.compute_seconds
+    assert "of communicating, the rest of which a delay hides" in "\n".join(made.lines())
+    less = plan_for(resolve("gpt2-medium", settings | {"delay": 0.05}), 5, gpus.find("3060"))
+    assert 0 < less.exposed_seconds < less.communication_seconds
+    alone = plan_for(resolve("gpt2-medium", settings), 1, gpus.find("3060"))
+    assert alone.memory.delay == alone.exposed_seconds == 0
+
+
+def test_what_a_delay_takes_of_the_memory() -> None:
+    plain = resolve("gpt2-medium", MUON)
+    late = replace(plain, wire="int8", delay=0.5)
+    d = parameter_bytes(plain) // 4  # elements
+    without, with_it = (memory_of(config, 1, on_gpu=True, ranks=5) for config in (plain, late))
+    assert with_it.moments - without.moments == pytest.approx(4 * d / 5, rel=1e-3), "the owners' own weights"
+    own = memory_of(replace(late, wire="fp32"), 1, on_gpu=True, ranks=5)
+    assert own.moments == with_it.moments, "with a delay, whatever the wire"
+    not_predicted = memory_of(replace(late, predicted_weights=False), 1, on_gpu=True, ranks=5)
+    assert with_it.delay - not_predicted.delay == 2 * d
+    assert not_predicted.delay > wire_bytes(late)
+    more = checkpoint_bytes(late, 5) - checkpoint_bytes(plain, 5)
+    assert more == (4 + 4 + 2) * d, "master, .late and .change"
+    assert memory_of(late, 1, on_gpu=True).delay == 0
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "nats", "words"),
+    [
+        ("gpt2-medium", {"wire": "int4"}, 0.0025, "published, 350M parameters, arXiv 2410.15526"),
+        ("gpt2-medium", MUON | {"wire": "int4"}, 0.0025, "table 1, another optimizer"),
+        ("gpt2-medium", MUON | {"wire": "int8"}, 0.001, "ours on a CPU, 0.13M parameters"),
+        ("gpt2-medium", MUON | {"wire": "bf16"}, 0.001, "at most what int8 costs: ours on a CPU"),
+        ("gpt2-medium", MUON | {"delay": 1}, 0.012, "published, 360M parameters, arXiv 2606.30634"),
+        ("gpt2-medium", MUON | {"delay": 0.5}, 0.006, "a part of what was measured: published, 360M"),
+        ("gpt2-medium", MUON | {"wire": "int4", "delay": 1}, 0.0145, "another optimizer; published, 360M"),
+        ("gpt2", {"wire": "int4"}, 0.0025, "published, 350M"),  # 124M: within a factor of 3
+        ("aura-72h-extended", {"wire": "int4"}, -0.002, "ours on a CPU"),  # 1.3B is not
+        ("gpt2-nano", MUON | {"wire": "int4"}, 0.010, "ours on a CPU, 0.13M parameters, docs/benchmarks.md"),
+        ("gpt2-nano", MUON | {"wire": "int8", "delay": 0.5}, 0.073, "ours on a CPU"),
+        ("gpt2-nano", MUON | {"delay": 0.75}, 0.118, "a part of what was measured: ours"),
+        ("gpt2-nano", MUON | {"delay": 0.25, "predicted_weights": False}, 0.040, "ours on a CPU"),
+        ("gpt2-nano", {"delay": 1, "allow_delayed_adamw": True}, 0.929, "ours on a CPU"),
+    ],
+)
+def test_the_loss_that_is_expected_and_by_whom(
+    preset: str, settings: dict[str, Any], nats: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AURA_LANG", "en")
+    loss = expected_loss(resolve(preset, settings))
+    assert loss.nats == pytest.approx(nats)
+    assert words in loss.evidence
+
+
+def decision(preset: str, settings: dict[str, Any], card: str, link: float = 1000) -> Decision:
+    config = resolve(preset, settings)
+    cluster = cluster_of(config, [gpus.find(card)] * 5, 5, link)
+    assert cluster
+    return decide(config, cluster)
+
+
+@pytest.mark.parametrize(
+    ("settings", "card", "link", "wire", "delay", "times"),
+    [
+        ({}, "4090", 1000, "int4", 0, 1.41),  # the guide's command
+        (HALF_A_MILLION, "3060", 1000, "int4", 0, 4.53),
+        (MUON | HALF_A_MILLION | {"batch_size": 8}, "4090", 1000, "int4", 0.8461, 4.97),
+        # Both hide the exchange: int8 with more delay is expected to lose less than int4 with less of it.
+        (MUON | HALF_A_MILLION, "3060", 1000, "int8", 0.2038, 4.97),
+        (MUON | HALF_A_MILLION | {"loss_tolerance": 0.003}, "3060", 1000, "int4", 0, 4.53),
+        (MUON | HALF_A_MILLION | {"loss_tolerance": 0.002}, "3060", 1000, "int8", 0, 4.17),
+        (MUON | HALF_A_MILLION | {"loss_tolerance": 0}, "3060", 1000, "fp32", 0, 2.81),
+        (HALF_A_MILLION, "3060", 40_000, "fp32", 0, 4.88),  # bf16 would be 1 % faster
+        (HALF_A_MILLION, "3060", 10_000, "int8", 0, 4.88),  # int4: 1 % faster; bf16: 2.5 % slower
+    ],
+)
+def test_the_fastest_whose_loss_is_within_the_tolerance(
+    settings: dict[str, Any], card: str, link: float, wire: str, delay: float, times: float
+) -> None:
+    made = decision("gpt2-medium", settings, card, link)
+    chosen = made.chosen
+    assert (chosen.wire, chosen.delay) == (wire, delay), made.table
+    assert chosen.times_one_pc == pytest.approx(times, abs=0.01)
+    delayed = [one for one in made.candidates if one.delay]
+    assert bool(delayed) == (settings.get("optimizer") == "muon"), "a delay ruins what AdamW learns"
+    assert made.one_pc_seconds == pytest.approx(chosen.step_seconds * chosen.times_one_pc)
+
+
+def test_where_it_costs_nothing_it_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AURA_LANG", "en")
+    config = resolve("gpt2-medium", MUON)
+    cluster = cluster_of(config, [gpus.find("4090")] * 5, 5, 2_000_000)
+    assert cluster
+    made = decide(config, cluster)
+    assert made.chosen.wire == "fp32" and not made.chosen.delay
+    assert "waiting for the link is only" in made.reason and not made.notes
+    assert cluster_of(config, [gpus.called("NVIDIA Unheard 1", 2**34)] * 5, 5, 1000) is None
+
+
+def test_what_does_not_fit_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delay needs two more bytes per parameter, and what is on its way."""
+    monkeypatch.setenv("AURA_LANG", "en")
+    config = resolve("gpt2-medium", MUON | HALF_A_MILLION)
+    cluster = cluster_of(config, [gpus.find("3060")] * 5, 5, 1000)
+    assert cluster
+    strict = memory_of(replace(config, wire="int4"), 1, on_gpu=True, ranks=5).total
+    made = decide(config, replace(cluster, rooms=(strict,) * 5))
+    assert (made.chosen.wire, made.chosen.delay) == ("int4", 0)
+    assert "; too large for the memory" in made.table[-1]
+
+
+def test_what_the_codec_takes_counts() -> None:
+    config = resolve("gpt2-nano")
+    cluster = Cluster(2, tuple(works((1, 0.05), (1, 0.05))), 117.5e6)
+    slow = {wire: Coding(1e-7, 1e-7) for wire in ("int8", "int4")}
+    assert decide(config, cluster).chosen.wire == "int4"
+    assert decide(config, replace(cluster, codings=slow)).chosen.wire == "bf16"
+
+
+def test_the_guides_command_hears_the_truth(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AURA_LANG", "en")
+    words = ["plan", "--preset", "gpt2-medium", "--gpu", "4090", "--nodes", "5"]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    for line in (
+        "  wire=int4: 3.42 s a step, 1.41 times one PC, expected loss +0.0025 nats (published, 350M",
+        "5 nodes are 1.41 times one PC with this optimizer and this batch, at the best",
+        "With global_batch_tokens=327680: wire=int4, 2.20 times one PC",
+        "With global_batch_tokens=655360: wire=int4, 3.05 times one PC",
+        "With optimizer=muon: wire=int4 delay=1, 1.98 times one PC, expected loss +0.0145 nats",
+        "strategy=auto: wire=int4, because",
+    ):
+        assert line in said
+    assert cli.main([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [one["wire"] for one in answer["candidates"]] == ["fp32", "bf16", "int8", "int4"]
+    assert answer["chosen"] == answer["candidates"][3]
+    assert cli.main([*words, "--strategy", "auto", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seconds_per_step"] == pytest.approx(3.42, abs=0.01)
+    assert cli.main(["plan", "--preset", "gpt2-medium", "--gpu", "4090", "--json"]) == 0
+    assert "candidates" not in json.loads(capsys.readouterr().out)
+
+
+def test_nothing_of_a_spanish_decision_is_english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AURA_LANG", "es")
+    tight = resolve("gpt2-nano", MUON)
+    cluster = cluster_of(tight, [gpus.find("3060")] * 5, 5, 1000)
+    assert cluster
+    made = [decision("gpt2-medium", {}, "4090"), decide(tight, replace(cluster, rooms=(1.0,) * 5))]
+    said = "\n".join(line for one in made for line in (*one.table, one.reason))
+    said += compare(plan_for(tight, 5, gpus.find("3060")), 2.0, None, 17, predicted=1.0, one_pc=8.0)
+    assert not english_in(said)
+    assert "4.00 veces un PC" in said and "1 s por paso" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"wire": "int4"}, "strategy=auto chooses wire and delay itself, and this is wire=int4 and delay=0"),
+        ({"delay": 0.5, "optimizer": "muon"}, r"this is wire=fp32 and delay=0\.5: leave both out"),
+        ({"loss_tolerance": -1}, "loss_tolerance=-1.0"),
+    ],
+)
+def test_what_auto_shall_choose_is_not_given(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve("gpt2-nano", {"strategy": "auto", **settings})
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "message"),
+    [
+        (None, "", r"cannot be used \(No such file or directory\): it has to be the plan\.json of a run"),
+        ("[", "", "cannot be used"),
+        ("{}", "", "no aura-setting-1"),
+        ({"wire": "int5"}, "", "'int5' is unknown"),
+        ({"delay": "half"}, "", "delay='half'"),
+        ({"ranks": None}, "", "ranks=None"),
+        ({"delay": 0.5}, "--optimizer adamw", "a delay ruins what AdamW learns"),
+        ({}, "--wire int8 --delay 0", "says delay, wire already"),
+        ({}, "--strategy ddp", "is for strategy=sharded, this is strategy=ddp"),
+    ],
+)
+def test_a_plan_that_cannot_be_replayed_is_one_sentence(
+    content: Any, words: str, message: str, corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = {"schema": "aura-setting-1", "wire": "int4", "delay": 0, "predicted_weights": True, "ranks": 3}
+    good |= {"sequences": 8, "loss_tolerance": 0.02, "step_seconds": 1.0, "one_pc_seconds": 2, "measured": {}}
+    file = tmp_path / "plan.json"
+    if content is not None:
+        file.write_text(content if isinstance(content, str) else json.dumps(good | content))
+    line = f"train --preset gpt2-nano --corpus {corpus.path} --run-dir {tmp_path} --plan {file} {words}"
+    assert cli.main(line.split()) == 64
+    answer = capsys.readouterr()
+    assert answer.err.count("\n") == 1
+    assert re.search(message, answer.err), answer.err
+
+
+def test_launch_local_gives_a_plan_to_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(launch_local, "start", lambda command, *_: started.append(command))
+    monkeypatch.setattr(launch_local, "supervise", lambda *_: 0)
+    assert launch_local.main("--gpus 2 --plan a/plan.json -- --preset gpt2-nano".split()) == 0
+    assert started[0][1:] == "-m aura train --preset gpt2-nano --plan a/plan.json".split()
+
+
+def as_if(bytes_per_second: float) -> Fault:
+    """A link of that speed, and micro-batches of a tenth of a second; what is encoded costs nothing."""
+
+    def put_in() -> None:
+        measure.link_speed = lambda ranks: bytes_per_second  # type: ignore[assignment]
+        measure.micro_batch_seconds = lambda *_: 0.1  # type: ignore[assignment]
+        measure.codings = lambda device: {wire: Coding() for wire in ("int8", "int4")}  # type: ignore[assignment]
+
+    return put_in
+
+
+def both(*faults: Callable[[], None]) -> Fault:
+    def put_in() -> None:
+        for fault in faults:
+            fault()
+
+    return put_in
+
+
+RUN = "--strategy auto --optimizer muon --loss-tolerance 1 --gradient-accumulation-steps 4 --batch-size 1 --steps 8 "
+RUN += "--save-every 3 "
+
+
+def test_a_run_chooses_and_goes_on_as_it_has_begun(corpus: Corpus, tmp_path: Path) -> None:
+    everybody = range(3)
+    stop = both(as_if(1e5), at_step(5, send_self(signal.SIGTERM)))
+    stopped = complete(start(tmp_path / "a", corpus, 3, RUN, dict.fromkeys(everybody, stop)))
+    said = stopped[0].text
+    assert "Measured for strategy=auto: 1 Mbit/s from every node at once, a micro-batch" in said
+    assert "  wire=int4 delay=0.5: 0.54" in said and "strategy=auto: wire=int4 delay=0.5, " in said
+    plans = [json.loads((trainer.run_dir / "plan.json").read_text()) for trainer in stopped]
+    assert plans[0] == plans[1] == plans[2]
+    chosen = {name: plans[0][name] for name in ("wire", "delay", "ranks", "sequences")}
+    assert chosen == {"wire": "int4", "delay": 0.5, "ranks": 3, "sequences": 12}
+    assert stopped[1].status["setting"] == "strategy=sharded wire=int4 delay=0.5"
+    assert any("strategy=auto: wire=int4" in line for line in stopped[0].status["plan"])
+    config = stopped[0].state("interrupt-step-6")["config"]
+    assert (config["strategy"], config["wire"], config["delay"]) == ("sharded", "int4", 0.5)
+
+    # Now the link is as fast as it is, and rank 0 has a new disk.
+    (stopped[0].run_dir / "plan.json").unlink()
+    resumed = complete(start(tmp_path / "a", corpus, 3, RUN))
+    assert "strategy=auto: wire=int4 delay=0.5, as this run has begun" in resumed[0].text
+    assert "Measured for strategy=auto" not in resumed[0].text
+    assert (resumed[0].run_dir / "plan.json").read_bytes() == (stopped[1].run_dir / "plan.json").read_bytes()
+    assert "times one PC" in resumed[0].status["outcome"]
+
+    file = resumed[0].run_dir / "plan.json"
+    straight = complete(start(tmp_path / "b", corpus, 3, f"{RUN} --plan {file}"))
+    assert straight[0].files("checkpoint-step-8") == resumed[0].files("checkpoint-step-8")
+    sizes = sum(len(content) for content in straight[0].files("checkpoint-step-8"))
+    words = RUN.replace("--strategy auto", "--wire int4 --delay 0.5").replace("--", "").split()
+    settings = {name.replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+    tiny = {"layers": 1, "heads": 2, "d_model": 32, "seq_len": 16, "vocab_size": 300}
+    assert sizes == pytest.approx(checkpoint_bytes(resolve("gpt2-nano", settings | tiny), 3), rel=0.03)
+
+    # A run that is complete says so under the name that it was asked for, also where only its checkpoint does.
+    (resumed[1].run_dir / "done.json").unlink()
+    again = complete(start(tmp_path / "a", corpus, 3, RUN))
+    assert all("is done: 8 steps of this configuration" in trainer.text for trainer in again)
+
+    fewer = complete(start(tmp_path / "a", corpus, 2, RUN.replace("--steps 8", "--steps 10")))
+    assert "was decided for 3 ranks, 12 sequences a step" in fewer[0].text
+    assert "Measured for strategy=auto" in fewer[0].text
+    assert json.loads((fewer[1].run_dir / "plan.json").read_text())["ranks"] == 2
+    assert fewer[0].done["step"] == 10
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_on_one_node_it_is_exact_and_nothing_is_measured(ranks: int, corpus: Corpus, tmp_path: Path) -> None:
+    def put_in() -> None:
+        os.environ["AURA_NODE"] = "only"
+        measure.micro_batch_seconds = None  # type: ignore[assignment]
+
+    settings = "--strategy auto --steps 2"
+    first, *_ = complete(start(tmp_path, corpus, ranks, settings, dict.fromkeys(range(ranks), put_in)))
+    assert not (first.run_dir / "plan.json").exists()
+    assert first.state("checkpoint-step-2")["config"]["strategy"] == "sharded"
+    assert ("exact (wire=fp32), because all ranks are on one node" in first.text) == (ranks > 1)

@@ -1,0 +1,203 @@
+"""The strategy `sharded` with a delay: the exchange of a step goes on while the next one computes."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aura.config import resolve
+from aura.corpus.corpus import Corpus
+from aura.errors import ConfigError
+from aura.model.gpt import GPT
+from aura.optim.loss_scale import LossScale
+from aura.optim.muon import optimizer_of
+from aura.strategy.delayed import Delayed
+from aura.strategy.interface import clip_factor
+from sharded_ranks import Rank, Task, complete, parameters
+from trainers import Fault, at_step, curve, infinite_gradient, send_self, start, stop_at
+from trainers import complete as completed
+
+MUON = {"optimizer": "muon", "clip": 0.2}
+RUN = "--optimizer muon --lr 0.02 --gradient-accumulation-steps 4 --batch-size 1 --steps 8 --save-every 3 "
+
+
+def reference(task: Task) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """What the ranks of the task have to arrive at, in one process and by the definition: w + (w - the w before)."""
+    config, predicted = task.config, task.config.predicted_weights
+    everybody = [_batches_of(task, rank) for rank in range(task.world_size)]
+    model = GPT(config)
+    named = dict(model.named_parameters())
+    optimizer = optimizer_of(model, config)
+    exact = {name: p.detach().clone() for name, p in named.items()}
+    before = {name: p.clone() for name, p in exact.items()}
+    late = math.ceil(config.delay * task.micro_batches)
+    losses = []
+    weights_before_last = exact
+    for step in range(task.steps):
+        for parameter in named.values():
+            parameter.grad = None
+        loss_sum = tokens = 0.0
+        for place in range(task.micro_batches):
+            # In the first step nothing is late.
+            used = weights_before_last if place < late else exact
+            with torch.no_grad():
+                for name, parameter in named.items():
+                    parameter.copy_(used[name])
+            for batches in everybody:
+                batch = batches[step][place]
+                loss = model.loss_sum(batch[:, :-1], batch[:, 1:])
+                loss.backward()
+                loss_sum, tokens = loss_sum + loss.item(), tokens + batch[:, 1:].numel()
+        gradients = [p.grad for p in named.values() if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients)) / tokens
+        for gradient in gradients:
+            gradient.mul_(clip_factor(norm, config.clip, int(tokens)))
+        with torch.no_grad():
+            for name, parameter in named.items():
+                parameter.copy_(exact[name])
+            optimizer.step(config.lr)
+        after = {name: p.detach().clone() for name, p in named.items()}
+        weights_before_last = {
+            name: exact[name] + (exact[name] - before[name]) if predicted else exact[name] for name in exact
+        }
+        before, exact = exact, after
+        losses.append(loss_sum / tokens)
+    return exact, losses
+
+
+def _batches_of(task: Task, rank: int) -> list[list[torch.Tensor]]:
+    one = Rank.__new__(Rank)
+    one.task, one.rank = task, rank
+    return [one.batches(step) for step in range(task.steps)]
+
+
+@pytest.mark.parametrize("predicted", [True, False], ids=["predicted", "plain"])
+@pytest.mark.parametrize("delay", [0.5, 1.0])
+def test_late_micro_batches_see_the_weights_of_the_definition(
+    delay: float, predicted: bool, tmp_path: Path
+) -> None:
+    settings = MUON | {"delay": delay, "predicted_weights": predicted}
+    task = Task(tmp_path, 3, settings, steps=5, micro_batches=2, sequences=12)
+    found = complete(task)
+    weights, losses = reference(task)
+    got = [outcome["loss_sum"] / outcome["tokens"] for outcome in found[0]["outcomes"]]
+    assert got == pytest.approx(losses, abs=2e-4)
+    for name, weight in parameters(task).items():
+        torch.testing.assert_close(weight, weights[name], atol=2e-3, rtol=0)
+    other = dict(settings, predicted_weights=not predicted)
+    assert got != pytest.approx(
+        reference(Task(tmp_path, 3, other, steps=5, micro_batches=2, sequences=12))[1], abs=2e-3
+    )
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16", "int8", "int4"])
+def test_ranks_stay_bit_equal_on_unlike_machines(wire: str, tmp_path: Path) -> None:
+    settings = MUON | {"delay": 0.5}
+    task = Task(tmp_path, 5, settings, steps=6, micro_batches=2, sequences=20, wire=wire, unlike=(3,))
+    found = complete(task)
+    assert [result["capability"] == "DEFAULT" for result in found] == [False, False, False, True, False]
+    assert all(result["sums"] == found[0]["sums"] and result["odd"] == [] for result in found)
+    assert all(result["outcomes"] == found[0]["outcomes"] for result in found)
+    assert len(set(found[0]["sums"])) == 6
+
+
+@pytest.mark.parametrize(
+    "settings",
+    ["--wire int4 --delay 0.5", "--wire fp32 --delay 1", "--wire bf16 --delay 0.3 --predicted-weights false"],
+)
+def test_a_resume_from_any_step_changes_no_bit(settings: str, corpus: Corpus, tmp_path: Path) -> None:
+    straight = completed(start(tmp_path / "a", corpus, 2, RUN + settings))
+    assert straight[0].files("checkpoint-step-8") == straight[1].files("checkpoint-step-8")
+    assert len(curve(straight[0])) == 8
+    stop_at(5, tmp_path / "b", corpus, 2, RUN + settings)
+    resumed = completed(start(tmp_path / "b", corpus, 2, RUN + settings))
+    assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
+
+
+def test_who_is_slow_changes_no_bit(corpus: Corpus, tmp_path: Path) -> None:
+    """A late exchange is waited for: the plan says which gradients are late, not the clock."""
+
+    def slow_update() -> None:
+        original = Delayed._update
+
+        def update(self: Delayed, *arguments: Any) -> Any:
+            time.sleep(0.2)
+            return original(self, *arguments)
+
+        Delayed._update = update  # type: ignore[method-assign]
+
+    settings = RUN + "--wire int4 --delay 0.5"
+    usual = completed(start(tmp_path / "a", corpus, 2, settings))
+    slowed = completed(start(tmp_path / "b", corpus, 2, settings, {1: slow_update}))
+    assert slowed[0].files("checkpoint-step-8") == usual[0].files("checkpoint-step-8")
+
+
+@pytest.mark.parametrize(("world_size", "wire"), [(3, "int4"), (2, "fp32"), (1, "fp32")])
+def test_other_ranks_and_plans_go_on(world_size: int, wire: str, corpus: Corpus, tmp_path: Path) -> None:
+    stop_at(5, tmp_path, corpus, 2, RUN + "--wire int4 --delay 0.5")
+    settings = RUN + f"--wire {wire} --delay {0.5 if world_size == 3 else 0}"
+    ranks = completed(start(tmp_path, corpus, world_size, settings))
+    assert ranks[0].done["step"] == 8
+    assert len({trainer.files("checkpoint-step-8") for trainer in ranks}) == 1
+
+
+def test_a_loss_or_gradient_that_is_not_finite_is_named_one_step_late(corpus: Corpus, tmp_path: Path) -> None:
+    # Micro-batch 22 is the second of step 6; step 6 is what the sentence has to say.
+    ranks = start(tmp_path, corpus, 2, RUN + "--delay 0.5", faults={1: infinite_gradient(22)})
+    for trainer in ranks:
+        assert trainer.end() == 65, trainer.text
+        assert "The gradient is not finite at step 6 on rank 1 on node1." in trainer.text
+        assert trainer.checkpoints() == ["checkpoint-step-3"]
+
+
+def test_with_fp16_a_step_is_left_out_and_a_resume_changes_no_bit(corpus: Corpus, tmp_path: Path) -> None:
+    """The step after keeps its loss scale, which its late micro-batches had already; the one behind it has half."""
+    settings = RUN + "--delay 0.5 --precision fp16 --wire int8"
+    fault: Fault = infinite_gradient(14)  # the second of step 4
+    straight = completed(start(tmp_path / "a", corpus, 2, settings, {1: fault}))
+    assert "step 4" in straight[0].text.lower()
+
+    def fault_and_stop() -> None:
+        fault()
+        at_step(5, send_self(signal.SIGTERM))()
+
+    def stop() -> None:
+        at_step(5, send_self(signal.SIGTERM))()
+
+    completed(start(tmp_path / "b", corpus, 2, settings, {0: stop, 1: fault_and_stop}))
+    resumed = completed(start(tmp_path / "b", corpus, 2, settings))
+    assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
+
+
+def test_a_rank_that_is_killed_costs_what_came_after_the_checkpoint(corpus: Corpus, tmp_path: Path) -> None:
+    settings = RUN + "--wire int4 --delay 0.5"
+    straight = completed(start(tmp_path / "a", corpus, 2, settings))
+    killed = start(tmp_path / "b", corpus, 2, settings, {1: at_step(6, send_self(signal.SIGKILL))})
+    assert [trainer.end() for trainer in killed] == [75, -signal.SIGKILL]
+    again = completed(start(tmp_path / "b", corpus, 2, settings))
+    assert again[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
+
+
+def test_settings_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"delay=0\.5 needs strategy=sharded"):
+        resolve("gpt2-nano", {"delay": 0.5, "strategy": "ddp", "optimizer": "muon"})
+    with pytest.raises(ConfigError, match="a delay ruins what AdamW learns"):
+        resolve("gpt2-nano", {"delay": 0.5, "optimizer": "adamw"})
+    assert resolve("gpt2-nano", {"delay": 0.5, "allow_delayed_adamw": True}).optimizer == "adamw"
+
+
+def test_a_loss_scale_that_changes_while_a_step_computes_is_that_of_the_step_after() -> None:
+    scale = LossScale(8.0, enabled=True, delayed=True)
+    scale.update(left_out=True)
+    assert scale.value == 8.0
+    other = LossScale(1.0, enabled=True, delayed=True)
+    other.load(scale.state())
+    for one in (scale, other):
+        assert one.value == 8.0
+        one.begin_next()
+        assert one.value == 4.0

@@ -1,0 +1,120 @@
+"""What fewer bits and a delay cost in loss, and who has measured it. Standard library only.
+
+No figure here is of Aura on a GPU yet. Losses are in nats per token, above the same run without delay in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from aura.config import TrainConfig
+from aura.plan.memory import parameter_count
+from aura.texts.console import text
+
+# Whom we trust, the best first; the words are in aura/texts.
+TRUST = OURS_GPU, PUBLISHED, OURS_CPU = "evidence_gpu", "evidence_published", "evidence_cpu"
+NEAR = 3  # of a model within this factor of the parameters, what others publish counts
+BENCHMARK = "docs/benchmarks.md"
+SDP4BIT, DELAYED_MUON = "arXiv 2410.15526, table 1", "arXiv 2606.30634"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """In one training."""
+
+    points: tuple[tuple[float, float], ...]  # (delay, or 1 for a wire; nats), the delays rising
+    by: str
+    source: str
+    parameters: float
+    optimizer: str
+    predicted_weights: bool = False  # of a delay
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is expected, and by what evidence."""
+
+    nats: float
+    evidence: str
+
+
+_CPU = (OURS_CPU, BENCHMARK, 134_912)
+WIRES = {
+    "int8": (Measured(((1, 0.001),), *_CPU, "muon"), Measured(((1, -0.003),), *_CPU, "adamw")),
+    "int4": (
+        # GPT-350M, 80,000 iterations, Adam: 2.08964 with both legs in 4 bits, 2.08719 without.
+        Measured(((1, 0.0025),), PUBLISHED, SDP4BIT, 350e6, "adamw"),
+        Measured(((1, 0.010),), *_CPU, "muon"),
+        Measured(((1, -0.002),), *_CPU, "adamw"),
+    ),
+}
+DELAYS = (
+    # SmolLM-360M, a whole step late: 2.590 where the synchronous run has 2.578.
+    Measured(((1, 0.012),), PUBLISHED, DELAYED_MUON, 360e6, "muon"),
+    Measured(((0.5, 0.072), (1, 0.164)), *_CPU, "muon", predicted_weights=True),
+    Measured(((0.25, 0.040), (0.5, 0.105), (1, 0.391)), *_CPU, "muon"),
+    Measured(((0.5, 0.742), (1, 0.929)), *_CPU, "adamw", predicted_weights=True),
+    Measured(((0.25, 0.218), (0.5, 0.781), (1, 1.321)), *_CPU, "adamw"),
+)
+
+
+def expected_loss(config: TrainConfig) -> Loss:
+    """Of the wire and the delay of this configuration: what they cost is added up, as nobody has measured
+    all pairs."""
+    found = []
+    if config.wire in WIRES:
+        found.append(_of_wire(config, config.wire))
+    elif config.wire != "fp32":
+        # Not measured by itself. It keeps more digits than int8.
+        of_int8 = _of_wire(config, "int8")
+        found.append(Loss(max(0.0, of_int8.nats), text("evidence_of_int8", evidence=of_int8.evidence)))
+    if config.delay:
+        found.append(_of_delay(config))
+    return Loss(sum(one.nats for one in found), "; ".join(dict.fromkeys(one.evidence for one in found)))
+
+
+def _of_wire(config: TrainConfig, wire: str) -> Loss:
+    best = _best(config, WIRES[wire])
+    return Loss(best.points[0][1], _words(config, best))
+
+
+def _of_delay(config: TrainConfig) -> Loss:
+    """Between two measured delays on a straight line: with Muon, those that were measured lie below it."""
+    # A delay costs AdamW far more than Muon: what another optimizer loses says nothing. Predicted weights lower the
+    # cost, so where only others have measured, without them, theirs is an upper bound.
+    usable = [
+        one
+        for one in DELAYS
+        if one.optimizer == config.optimizer
+        and (one.by != OURS_CPU or one.predicted_weights == config.predicted_weights)
+    ]
+    best = _best(config, usable)
+    nats = next(
+        low + (high - low) * (config.delay - before) / (after - before)
+        for (before, low), (after, high) in pairwise(((0.0, 0.0), *best.points))
+        if config.delay <= after
+    )
+    words = _words(config, best)
+    if config.delay not in (delay for delay, _ in best.points):
+        words = text("evidence_in_part", evidence=words)
+    return Loss(nats, words)
+
+
+def _best(config: TrainConfig, measured: Sequence[Measured]) -> Measured:
+    """Whom we trust most. Of the far smaller models on a CPU both optimizers are there."""
+    size = parameter_count(config)
+    near = [one for one in measured if 1 / NEAR <= one.parameters / size <= NEAR]
+    ours = [one for one in measured if one.by == OURS_CPU and one.optimizer == config.optimizer]
+    usable = [one for one in near if one.by != OURS_CPU] + ours
+    return min(usable, key=lambda one: TRUST.index(one.by))
+
+
+def _words(config: TrainConfig, measured: Measured) -> str:
+    size = measured.parameters
+    what = f"{size / 1e6:.0f}M" if size >= 1e6 else f"{size / 1e6:.2g}M"
+    words = text(measured.by, source=measured.source, size=what)
+    if measured.optimizer != config.optimizer:
+        words = text("evidence_other_optimizer", evidence=words)
+    return words

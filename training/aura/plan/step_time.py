@@ -1,0 +1,109 @@
+"""How long a step takes with `strategy=sharded` (docs/engine.md has a picture). Standard library only.
+
+A rank computes k micro-batches of c seconds each; the first j = ceil(f k) of them, with f = `delay`, while the exchange
+of the step before is under way (strategy/delayed.py). Gradients leave behind the last micro-batch, k - j of them after
+the weights of the step before were put in, and j micro-batches later the new weights have to be there, or are waited
+for. So from one `put_in` to the next
+
+    step = (k - j) c + max(j c, exchange)
+
+With all of them late (j = k) the gradients wait for the `put_in`, and the same holds. Between its two legs the exchange
+holds the owner's update, of u seconds. It takes its time on the device from the late micro-batches: both are as much
+longer, so that
+
+    step = k c + u + max(0, legs - j c)
+
+Without a delay j = 0, and nothing is hidden. Of unlike ranks the slowest decides, rank by rank with the same formula:
+an exchange begins when the last gradients are there. The legs of wire=int8 and int4 have to be encoded and decoded,
+which is counted as computing.
+
+Not counted, so that it is an upper bound there: what of leg 1 happens during the last backward pass (where j < k), and
+of leg 2 during the next forward pass (where j = 0). Not counted either: the numbers, some hundred bytes of each rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from aura.config import TrainConfig
+from aura.plan.flops import flops_per_token, update_flops
+from aura.plan.memory import link_bytes, stored_parameters
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank computes in a step."""
+
+    micro_batches: int
+    seconds: float  # of each of them, forward and backward
+    tokens: float  # of each of them
+
+
+@dataclass(frozen=True)
+class Coding:
+    """Seconds for each element, on the slowest rank."""
+
+    encode: float = 0.0
+    decode: float = 0.0
+
+
+def late_micro_batches(delay: float, micro_batches: int) -> int:
+    """As run/batches.py counts them."""
+    return math.ceil(delay * micro_batches)
+
+
+def compute_seconds(config: TrainConfig, work: Work, ranks: int) -> float:
+    """k c + u; u as a part of c by their floating-point operations."""
+    of_tokens = work.tokens * flops_per_token(config)
+    return work.seconds * (work.micro_batches + update_flops(config) / ranks / of_tokens)
+
+
+def coding_seconds(config: TrainConfig, ranks: int, codings: Mapping[str, Coding]) -> float:
+    """Each rank encodes all gradients and what it owns, and decodes from all as many gradients as it owns, and all
+    changes. `codings`: by wire; what is not in it takes no time."""
+    coding = codings.get(config.wire, Coding())
+    return stored_parameters(config) * ((1 + 1 / ranks) * coding.encode + 2 * coding.decode)
+
+
+def step_seconds(
+    config: TrainConfig,
+    works: Sequence[Work],
+    nodes: int,
+    speed: float,
+    codings: Mapping[str, Coding] | None = None,
+) -> float:
+    """Of all ranks together. speed: bytes per second that every node's link sends while it receives as many."""
+    ranks = len(works)
+    legs = link_bytes(config, ranks, nodes) / speed
+    coding = coding_seconds(config, ranks, codings or {})
+    return max(
+        compute_seconds(config, work, ranks)
+        + coding
+        + max(0.0, legs - late_micro_batches(config.delay, work.micro_batches) * work.seconds)
+        for work in works
+    )
+
+
+def one_pc_seconds(config: TrainConfig, works: Sequence[Work], pcs: int) -> float:
+    """The same tokens on one of so many PCs; on the average one, where they are unlike."""
+    return sum(compute_seconds(config, work, len(works)) for work in works) * pcs / len(works)
+
+
+def smallest_delay(config: TrainConfig, works: Sequence[Work], nodes: int, speed: float) -> float:
+    """The least part of a step, in whole micro-batches, that hides the exchange of `config.wire`; 1.0 where none does,
+    which hides most."""
+    hidden = step_seconds(config, works, nodes, math.inf)
+    k = max(work.micro_batches for work in works)
+    fractions = (_fraction(j, k) for j in range(1, k))
+    enough = (f for f in fractions if step_seconds(replace(config, delay=f), works, nodes, speed) <= hidden)
+    return next(enough, 1.0)
+
+
+def _fraction(late: int, micro_batches: int) -> float:
+    """late / micro_batches with four digits, rounded so that `late_micro_batches` gives `late`."""
+    digits = math.floor(late / micro_batches * 10_000)
+    while late_micro_batches(digits / 10_000, micro_batches) > late:  # 0.28 x 25 is a little more than 7
+        digits -= 1
+    return digits / 10_000

@@ -1,0 +1,89 @@
+"""How the windows of a step are divided among the ranks: as the settings say, or by measured speeds. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aura.config import TrainConfig
+
+State = dict[str, Any]
+
+
+class Division:
+    """The same on every rank. Steps are counted from 1."""
+
+    def __init__(self, config: TrainConfig, nodes: list[str]) -> None:
+        """nodes: of every rank."""
+        self.nodes, self.by_speed = nodes, config.balance == "speed" and len(nodes) > 1
+        self.first = config.shares(len(nodes))
+        # Windows of a micro-batch of every rank.
+        # torch draws for a whole tensor: what is dropped of one window follows from its position alone only where it
+        # is computed alone. So the same windows learn the same, whoever computes them, and in whatever company.
+        self.sizes = [1] * len(nodes) if config.dropout else config.batch_sizes(len(nodes))
+        self.is_measured = False  # these nodes have heard of each other how fast they are
+        self.from_step = {1: self.first}
+
+    def of_step(self, step: int) -> list[int]:
+        """Windows of every rank."""
+        return self.from_step[max(first for first in self.from_step if first <= step)]
+
+    def change(self, step: int, shares: list[int]) -> None:
+        """From `step` on, which no rank has begun."""
+        self.from_step[step] = shares
+
+    def fits(self, shares: Any) -> bool:
+        """Can they be those of these ranks?"""
+        return (
+            isinstance(shares, list)
+            and len(shares) == len(self.first)
+            and all(type(share) is int and share > 0 for share in shares)
+            and sum(shares) == sum(self.first)
+        )
+
+    def state(self, step: int) -> State:
+        """What is still to come after `step`; empty where the settings say all of it."""
+        if not self.by_speed:
+            return {}
+        later = {step + 1: self.of_step(step + 1)}
+        later |= {first: shares for first, shares in self.from_step.items() if first > step}
+        return {"nodes": self.nodes, "is_measured": self.is_measured, "from_step": later}
+
+    def load(self, state: State, step: int) -> None:
+        """`state` after `step`. Speeds are those of nodes: where others take part, the ranks begin anew."""
+        if self.by_speed and state and state["nodes"] == self.nodes:
+            from_step = {int(first): shares for first, shares in state["from_step"].items()}
+            if all(self.fits(shares) for shares in from_step.values()):
+                self.is_measured, self.from_step = state["is_measured"], from_step
+                return
+        self.from_step = {step + 1: self.first}
+
+
+def shares_by_speed(seconds_per_window: Sequence[float], sizes: Sequence[int], total: int) -> list[int]:
+    """Windows of every rank, `total` together, so that the slowest one is done as early as can be.
+
+    sizes: windows of a micro-batch of every rank, which has at least one. They are whole, as torch.compile makes
+    kernels for each length, but for one: where `total` asks for it the last one of a rank is shorter, and counts as a
+    whole one. (Of several ranks, where one whole one of each would be more than `total`.)
+    """
+    assert len(sizes) <= total, "a rank would get nothing"
+
+    def seconds(rank: int, windows: int) -> float:
+        return windows * seconds_per_window[rank]
+
+    ranks, shares = range(len(sizes)), list(sizes)
+    while sum(shares) < total:
+        # The next micro-batch to whom it ends first: so no other order of giving ends earlier.
+        soonest = min(ranks, key=lambda rank: seconds(rank, shares[rank] + sizes[rank]))
+        shares[soonest] += sizes[soonest]
+    while over := sum(shares) - total:
+        spare = [(share - 1) % size for share, size in zip(shares, sizes, strict=True)]
+        able = [rank for rank in ranks if spare[rank] >= over] or [rank for rank in ranks if spare[rank]]
+        last = max(able, key=lambda rank: seconds(rank, shares[rank]))
+        shares[last] -= min(over, spare[last])
+    return shares
+
+
+def slowest(seconds_per_window: Sequence[float], shares: Sequence[int]) -> float:
+    """Seconds that a step computes."""
+    return max(each * share for each, share in zip(seconds_per_window, shares, strict=True))

@@ -1,0 +1,115 @@
+"""What `strategy=auto` measures at the start of a run: the link, a micro-batch, the wire's codec. About a second each.
+
+All ranks measure at the same time, as they will work at the same time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from aura.cluster.place import compiles
+from aura.cluster.ranks import Ranks
+from aura.model.forward import autocast
+from aura.model.gpt import GPT
+from aura.plan.memory import CODE_BITS
+from aura.plan.step_time import Coding
+from aura.run.batches import Batches
+from aura.run.run import Run
+from aura.strategy.codec import decode, encode
+
+FIRST, MOST = 2**18, 2**25  # bytes that a rank sends in one exchange
+ENOUGH = 0.25  # seconds: an exchange that takes so long says how fast the link is
+FACTOR = 8  # at the most, from one exchange to the next
+LONGEST, TIMES = 1.0, 9  # seconds, and micro-batches
+ELEMENTS = 2**18  # that are encoded and decoded
+
+
+def link_speed(ranks: Ranks) -> float:
+    """Bytes per second that the link of every node sends to the others while it receives as many; the slowest pair
+    decides. Every rank has to ask at the same time."""
+    size = FIRST
+    on_nodes = [ranks.nodes.count(node) for node in set(ranks.nodes)]
+    parts = max(count * (ranks.world_size - count) for count in on_nodes)  # over one link
+    while True:
+        part = size // ranks.world_size
+        seconds = _slowest(ranks, _exchange_seconds(ranks, part))
+        if seconds >= ENOUGH or size == MOST:
+            return part * parts / seconds
+        # The first exchange opens connections: it says too little about the link.
+        size = min(MOST, int(size * min(FACTOR, max(2.0, 1.2 * ENOUGH / seconds))))
+
+
+def _exchange_seconds(ranks: Ranks, part: int) -> float:
+    sent = torch.zeros(part * ranks.world_size, dtype=torch.uint8, device=ranks.device)
+    received = torch.empty_like(sent)
+    ranks.total([0.0])  # all begin together
+    began = time.perf_counter()
+    with ranks.together():
+        dist.all_to_all_single(received, sent)
+        _wait_for(ranks.device)
+    return time.perf_counter() - began
+
+
+def _slowest(ranks: Ranks, seconds: float) -> float:
+    return max(row[0] for row in ranks.gather([nanoseconds(seconds)])) / 1e9
+
+
+def nanoseconds(seconds: float) -> int:
+    """As ranks exchange them; at least one."""
+    return max(1, round(seconds * 1e9))
+
+
+def micro_batch_seconds(run: Run, model: GPT, batches: Batches) -> float:
+    """The median of a forward and backward pass over this rank's first windows, after one that warms up."""
+    config, device = run.config, run.device
+    loss_sum_of: Callable[..., torch.Tensor] = model.loss_sum
+    if compiles(config, device):
+        loss_sum_of = torch.compile(model.loss_sum, dynamic=False)
+    scale = torch.ones((), device=device) if config.precision == "fp16" else None
+    batch = next(iter(batches.of_step(0)))
+
+    def compute() -> None:
+        with autocast(config, device):
+            loss = loss_sum_of(batch.inputs, batch.targets, scale)
+        (loss if scale is None else loss * scale).backward()  # type: ignore[no-untyped-call]
+
+    compute()
+    run.ranks.total([0.0])  # those that compile have done so
+    found = _seconds(compute, device)
+    for parameter in model.parameters():
+        parameter.grad = None
+    return found
+
+
+def codings(device: torch.device) -> dict[str, Coding]:
+    """Of int8 and int4, for each element."""
+    values = torch.randn(ELEMENTS, device=device, generator=torch.Generator(device).manual_seed(0))
+    found = {}
+    for wire in CODE_BITS:
+        there = _seconds(partial(encode, values, wire), device)
+        back = _seconds(partial(decode, encode(values, wire), wire, ELEMENTS), device)
+        found[wire] = Coding(there / ELEMENTS, back / ELEMENTS)
+    return found
+
+
+def _seconds(act: Callable[[], object], device: torch.device) -> float:
+    """The median, of as many as there is time for."""
+    found: list[float] = []
+    while len(found) < TIMES and sum(found) < LONGEST:
+        _wait_for(device)
+        began = time.perf_counter()
+        act()
+        _wait_for(device)
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

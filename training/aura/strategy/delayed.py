@@ -1,0 +1,186 @@
+"""The strategy `sharded` with a delay: the exchange of a step goes on while the next one computes.
+
+    boundary   gradients leave for their owners; everybody's weights go on by as much as they did last time (predicted
+               weights), and the first micro-batches of the next step compute on these
+    meanwhile  legs 1 and 2, the numbers and the optimizer, in threads of their own
+    put_in     after a number of micro-batches that the plan has fixed, whoever has to wait for it: what leg 2 has
+               brought goes into the weights of all ranks, which are those after the step from here on
+
+So which gradient was computed on which weights follows from the plan, not from the speed of the wire, and the same plan
+gives the same bits. What leg 2 carries is the difference to the predicted weights: their owner has predicted the
+same, so that no error of the prediction is there to stay.
+
+A checkpoint is taken behind `put_in`. What goes on from it computes the step that was under way again: it needs the
+weights that its first micro-batches have seen (`.late`) and by how much the last step has changed them (`.change`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from aura.cluster.ranks import Ranks
+from aura.config import TrainConfig
+from aura.strategy.interface import Outcome, Told
+from aura.strategy.pieces import Round, Segment
+from aura.strategy.sharded import Sharded
+from aura.strategy.state import copies, put_together
+
+LATE, CHANGE = "late", "change"
+
+
+class Delayed(Sharded):
+    awaits_by_layer = False
+
+    def __init__(self, model: nn.Module, ranks: Ranks, config: TrainConfig) -> None:
+        """All ranks have to call this together."""
+        super().__init__(model, ranks, config)
+        self.change: dict[str, Tensor] = {}
+        if config.predicted_weights:
+            # Half of the digits are enough: what is predicted wrong, leg 2 puts right.
+            self.change = {
+                name: torch.zeros_like(part, dtype=torch.bfloat16) for name, part in self.flat.items()
+            }
+        self.came: list[tuple[Round, Tensor]] = []  # what leg 2 has brought
+        self.late: dict[str, Tensor] = {}  # the weights of late micro-batches, for a checkpoint
+        self.current: dict[str, Tensor] = {}  # after a resume: the weights after them
+        self.is_under_way = False  # what has been applied and not put in
+        self.holds_gradients = False  # that could not leave yet
+        self.stream: torch.cuda.Stream | None = None  # of the update
+        if self.device.type == "cuda":
+            self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    def begin_step(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if self.late:
+            # The first step after a resume: it computes as it did before.
+            self.current = copies(self.flat)
+            self._overwrite(self.late)
+            self.late = {}
+
+    @contextmanager
+    def last_backward(self) -> Iterator[None]:
+        if self.is_under_way:
+            self.holds_gradients = True  # owners are still busy with those of the step before
+            yield
+            return
+        with super().last_backward():
+            yield
+
+    def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
+        assert not self.is_under_way, "no put_in since the last apply"
+        if self.holds_gradients:
+            with super().last_backward():
+                self.holds_gradients = False
+        assert self.next_round == len(self.rounds) and not self.leaving, "no gradients: see last_backward"
+        self._predict()
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+        self.is_under_way = True
+        future: Future[Outcome] = Future()
+        arguments = (future, told, lr)
+        # A daemon: a rank that ends does not wait for an exchange that will never end.
+        threading.Thread(target=self._work, args=arguments, name="update", daemon=True).start()
+
+        def wait() -> Outcome:
+            with self.ranks.activity.waiting():
+                return future.result()
+
+        return wait
+
+    @torch.no_grad()
+    def put_in(self, kept: bool) -> None:
+        if self.current:
+            self._overwrite(self.current)
+            self.current = {}
+        if not self.is_under_way:
+            return
+        if kept:
+            self.late = copies(self.flat)
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+        self.streams.finish()
+        for round_, received in self.came:
+            self._take_in_now(round_, received)
+        self.came.clear()
+        self.is_under_way = False
+
+    def complete(self) -> None:
+        pass  # see put_in
+
+    def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
+        collect, late = super().whole_state(wanted, copied), self.late
+        self.late = {}
+        if not wanted:
+            return collect
+        change = copies(self.change)  # the next update is added to it
+        own = {f"{name}.{LATE}": part for name, part in late.items()}
+        own |= {f"{name}.{CHANGE}": part for name, part in change.items()}
+        return lambda: collect() | own
+
+    def load(self, *parts: dict[str, Tensor]) -> None:
+        super().load(*parts)
+        # A checkpoint of a run without delay has neither of them: then no micro-batch of the first step is late.
+        if all(any(f"{name}.{LATE}" in part for part in parts) for name in self.flat):
+            self.late = {name: torch.empty_like(flat, device="cpu") for name, flat in self.flat.items()}
+            self._read(LATE, self.late, parts)
+        if all(any(f"{name}.{CHANGE}" in part for part in parts) for name in self.flat):
+            self._read(CHANGE, self.change, parts)
+
+    def _read(self, kind: str, targets: dict[str, Tensor], parts: tuple[dict[str, Tensor], ...]) -> None:
+        segments = {name: Segment(name, 0, flat.numel()) for name, flat in self.flat.items()}
+        wanted = {f"{name}.{kind}": (segments[name], kind, target) for name, target in targets.items()}
+        put_together(wanted, parts)
+
+    def _overwrite(self, weights: dict[str, Tensor]) -> None:
+        for name, flat in self.flat.items():
+            flat.copy_(weights[name])
+
+    @torch.no_grad()
+    def _predict(self) -> None:
+        for name, change in self.change.items():
+            self.flat[name].add_(change)
+
+    def _work(self, future: Future[Outcome], told: Told, lr: float) -> None:
+        try:
+            torch.set_grad_enabled(False)
+            if self.stream is not None:
+                torch.cuda.set_device(self.device)
+                torch.cuda.set_stream(self.stream)
+            future.set_result(self._update(told, lr))
+        except BaseException as error:  # whatever it is: the main thread waits for this one
+            future.set_exception(error)
+
+    def _update(self, told: Told, lr: float) -> Outcome:
+        outcome = self._agree(told)
+        # Predicted weights have to be taken back also where there is no step.
+        if self.change or not outcome.left_out:
+            self._send_weights(self._step(None if outcome.left_out else self._factor(outcome, told), lr))
+            self._wait(self.wire.submitted)
+        return outcome
+
+    def _wait(self, number: int) -> None:
+        """Not in the main thread, so that it says nothing about that."""
+        self.wire.wait(number)
+
+    def _take_in(self, round_: Round, received: Tensor) -> None:
+        self.came.append((round_, received))
+
+    def _take_in_now(self, round_: Round, received: Tensor) -> None:
+        """As without a delay, and by how much it changes the weights over the whole step."""
+        of_owners = self.legs.of_owners(round_, received)
+        for pieces, values in zip(round_.pieces, of_owners, strict=True):
+            for piece, part in zip(
+                pieces, torch.split(values, [len(piece) for piece in pieces]), strict=True
+            ):
+                place = slice(piece.start, piece.stop)
+                target = self.flat[piece.name][place]
+                if self.change:
+                    self.change[piece.name][place] += part if self.format.changes else part - target
+                _ = target.add_(part) if self.format.changes else target.copy_(part)

@@ -1,0 +1,111 @@
+"""What the two legs of `sharded` send to whom, and what is made of what comes. Here straight from every rank to every
+rank; where ranks share the link of a node, see by_node.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from aura.cluster.ranks import Ranks
+from aura.strategy.formats import WireFormat
+from aura.strategy.pieces import Round
+from aura.strategy.streams import Streams
+from aura.strategy.wire import Exchange, Peers
+
+BETWEEN = 0  # the lane of what goes from rank to rank over the network
+
+
+class GradientSum:
+    """Of this rank's owned gradient: the sum over all ranks, the sum of its squares, and which ranks' parts are not
+    finite, as far as this rank has seen them."""
+
+    def __init__(self, gradient: Tensor, world_size: int) -> None:
+        """gradient: fp32, flat, in the order of the owner's stream; it is overwritten."""
+        self.gradient = gradient
+        self.squares = torch.zeros((), dtype=torch.float64, device=gradient.device)
+        self.bad = torch.zeros(world_size, dtype=torch.bool, device=gradient.device)
+
+    def begin(self) -> None:
+        self.squares.zero_()
+        self.bad.zero_()
+
+    def add_up(self, round_: Round, parts: Sequence[Tensor]) -> None:
+        """In the order of the parts, never in that of arrival; in fp32."""
+        total = self.gradient[round_.start : round_.start + len(parts[0])]
+        total.copy_(parts[0])
+        for part in parts[1:]:
+            total.add_(part)
+        wide = total.double()
+        self.squares += wide.dot(wide)
+
+    def look_for_bad(self, ranks: slice | Tensor, parts: Sequence[Tensor]) -> None:
+        """A sum is finite when its terms are, unless they are about as large as fp32 can hold."""
+        sums = torch.stack([part.sum(dtype=torch.float32) for part in parts])
+        self.bad[ranks] |= ~sums.isfinite()
+
+
+class Legs:
+    lanes = 1  # of the wire
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        group: dist.ProcessGroup,
+        formats: tuple[WireFormat, WireFormat],
+        result: GradientSum,
+    ) -> None:
+        """group: of all ranks. formats: of gradients and of weights on the wire. result: of leg 1."""
+        self.ranks, self.result = ranks, result
+        self.gradient_format, self.weight_format = formats
+        self.device = result.gradient.device
+        self.everybody = Peers(group, BETWEEN, frozenset(self.near))
+        self.streams = Streams(self.device, ranks.device, self.lanes)
+
+    @property
+    def near(self) -> list[int]:
+        """The ranks that this one reaches without its node's link."""
+        return [self.ranks.rank]
+
+    def gradients(self, kind: str, round_: Round, groups: list[list[Tensor]]) -> Exchange:
+        """Leg 1 of a round. groups: this rank's gradient of the elements of every owner."""
+        units = [self.gradient_format.units(length) for length in round_.lengths]
+        return Exchange(
+            kind,
+            self.everybody,
+            self.streams.on_the_wire(self.gradient_format.pack(groups), BETWEEN),
+            units,
+            [units[self.ranks.rank]] * self.ranks.world_size,
+            partial(self._add_up, round_),
+        )
+
+    def weights(
+        self, kind: str, round_: Round, own: Tensor, take_in: Callable[[Round, Tensor], None]
+    ) -> Exchange:
+        """Leg 2 of a round. own: what this rank's elements become, or what is added to them. take_in: gets what has
+        come, for `of_owners`, in a thread of the wire."""
+        packed = self.streams.on_the_wire(self.weight_format.pack([[own]]), BETWEEN)
+        units = [self.weight_format.units(length) for length in round_.lengths]
+        return Exchange(
+            kind,
+            self.everybody,
+            lambda: packed().repeat(self.ranks.world_size),
+            [units[self.ranks.rank]] * self.ranks.world_size,
+            units,
+            partial(take_in, round_),
+        )
+
+    def of_owners(self, round_: Round, received: Tensor) -> list[Tensor]:
+        """What leg 2 has brought of every owner."""
+        return self.weight_format.unpack(received.to(self.device), round_.lengths)
+
+    def _add_up(self, round_: Round, received: Tensor) -> None:
+        length = round_.lengths[self.ranks.rank]
+        if not length:
+            return
+        parts = self.gradient_format.unpack(received.to(self.device), [length] * self.ranks.world_size)
+        self.result.add_up(round_, parts)
+        self.result.look_for_bad(slice(None), parts)

@@ -1,0 +1,57 @@
+"""The GPU's streams of the wire's threads, so that what comes does not queue up behind a backward pass. On a CPU all of
+this is nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class Streams:
+    def __init__(self, device: torch.device, wire: torch.device, lanes: int) -> None:
+        """device: of the parameters. wire: from where the wire takes its tensors. One stream for each lane: if they
+        shared one, what a lane waits for could stand in it behind what waits for this lane."""
+        self.wire = wire
+        self.device = device
+        self.of_lanes: list[torch.cuda.Stream] = []
+        if device.type == "cuda":
+            self.of_lanes = [torch.cuda.Stream(device) for _ in range(lanes)]  # type: ignore[no-untyped-call]
+
+    def prepare_thread(self, lane: int) -> None:
+        torch.set_grad_enabled(False)
+        if self.of_lanes:
+            torch.cuda.set_device(self.device)
+            torch.cuda.set_stream(self.of_lanes[lane])
+
+    def on_the_wire(self, packed: Tensor, lane: int) -> Callable[[], Tensor]:
+        """It, on the device that the wire takes it from; the function, for the thread of the lane, waits for it."""
+        if not self.of_lanes or not packed.is_cuda:
+            return lambda: packed
+        if self.wire.type == "cpu":
+            host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            packed = host.copy_(packed, non_blocking=True)
+        else:
+            packed.record_stream(self.of_lanes[lane])
+        there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        there.record()
+
+        def wait() -> Tensor:
+            if packed.is_cuda:
+                there.wait()
+            else:
+                there.synchronize()
+            return packed
+
+        return wait
+
+    def wait_for_current(self) -> None:
+        """The threads may use what has been asked for until now."""
+        for stream in self.of_lanes:
+            stream.wait_stream(torch.cuda.current_stream())
+
+    def finish(self) -> None:
+        """What the threads have done may be used."""
+        for stream in self.of_lanes:
+            torch.cuda.current_stream().wait_stream(stream)
