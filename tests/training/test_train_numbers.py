@@ -165,4 +165,5 @@ def test_a_compiled_model_learns_the_same(corpus: Corpus, tmp_path: Path) -> Non
     assert again.end(seconds=480) == 0, again.text
     assert f"compiled kernels stay in {again.run_dir}/compiled." in again.text
     counted = json.loads((tmp_path / "counted").read_text())
-    assert counted["fxgraph_cache_hit"] > 0 and "fxgraph_cache_miss" not in counted, counted
+    # Not of all: torch may cut the same model into a forward and a backward graph in another way (seen once).
+    assert counted.get("fxgraph_cache_hit", 0) > 0, counted

@@ -141,6 +141,8 @@ class Trainer:
         self.meter.end_step()
         if number < self.batches.late:  # all of them are late
             self.settle()
+            if self.is_over:
+                return None
         # While the device computes; the strategy will wait for it.
         self.batches.prepare(windows_seen + self.batches.per_step)
         return loss_sum

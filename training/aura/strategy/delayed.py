@@ -114,6 +114,11 @@ class Delayed(Sharded):
     def complete(self) -> None:
         pass  # see put_in
 
+    def close(self) -> None:
+        # Its exchange would go on while the ranks part.
+        assert not self.is_under_way, "no put_in since the last apply"
+        super().close()
+
     def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
         collect, late = super().whole_state(wanted, copied), self.late
         self.late = {}
