@@ -78,12 +78,16 @@ demo: $(CONTROLLER) ## build five virtual nodes on this machine, provision them,
 	@tests/e2e/demo
 
 .PHONY: test
-test: ## prove everything that can be proved here: check, roles, e2e, in this order
+test: ## prove everything that can be proved here: check, ranks, roles, e2e, in this order
 	@tests/all
 
 .PHONY: check
 check: $(DEV) $(TRAINER) check-packages ## the fast part of the tests: linters, types, our own checks, unit tests
 	@python tests/run check
+
+.PHONY: ranks
+ranks: $(DEV) $(TRAINER) ## test the trainer as processes that meet over sockets, hang, die and go on
+	@python tests/run ranks
 
 .PHONY: lint
 lint: $(DEV) $(TRAINER) check-packages ## the linters only

@@ -73,6 +73,18 @@ def test_role_has_a_scenario(role: Path) -> None:
         )
 
 
+def test_no_two_scenarios_want_the_same_address() -> None:
+    """They run side by side."""
+    wanted = [
+        (address, tree.relative(path))
+        for path in tree.ROOT.glob("roles/*/molecule/*/inventory.yml")
+        for address in re.findall(r"_address: (198\.18\.[\d.]+)", path.read_text(encoding="utf-8"))
+    ]
+    assert len(wanted) > len(tree.roles())
+    twice = sorted(one for one in wanted if sum(one[0] == other[0] for other in wanted) > 1)
+    assert not twice, "\n".join(f"{address}: {where}" for address, where in twice)
+
+
 def test_every_option_is_described_and_carries_the_roles_name(role: Path) -> None:
     for entry_point, spec in specs(role).items():
         assert spec.get("short_description"), f"roles/{role.name}: {entry_point} has no short_description"

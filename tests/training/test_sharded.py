@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import signal
 import time
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from aura.strategy.sharded import Sharded
 from safetensors.torch import load_file
 from sharded_ranks import Rank, Task, complete, parameters, shards, start
+from trainers import send_self
 
 MUON = {"optimizer": "muon"}
 SMALLEST = {"precision": "bf16", "parameter_format": "bf16", "moment_format": "int8"}
@@ -134,7 +134,7 @@ def test_a_frozen_rank_is_noticed_within_seconds(tmp_path: Path) -> None:
     def freeze(number: int, rank: Rank) -> None:
         (tmp_path / f"step-{rank.rank}").write_text(str(number))
         if number == 12 and rank.rank == 2:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            send_self(signal.SIGSTOP)()
 
     everybody = dict.fromkeys(range(3), freeze)
     task = Task(tmp_path, 3, {"collective_timeout": 600}, steps=1000, sequences=6, faults=everybody)

@@ -190,7 +190,7 @@ def test_a_frozen_rank_is_noticed_by_all(frozen: int, tmp_path: Path) -> None:
         wire_module.SHORTEST = 5.0
         (tmp_path / f"step-{rank.rank}").write_text(str(number))
         if number == 12 and rank.rank == frozen:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            send_self(signal.SIGSTOP)()
 
     task = Task(tmp_path, 3, {"collective_timeout": 600}, steps=1000, sequences=6, nodes=("a", "a", "b"))
     task.faults = dict.fromkeys(range(3), freeze)

@@ -28,7 +28,7 @@ from aura.texts.console import text
 
 CHOSEN = ("strategy", "wire", "delay")  # what `auto` decides of a configuration
 # On one core, of an int4 element; a run measures it. On a GPU it is not known, and not counted.
-CODING_ON_CPU = Coding(encode=5.7e-9, decode=3.6e-9)
+CODING_ON_CPU = Coding(encode=4.6e-9, decode=4.0e-9)
 EQUAL = 1.02  # times as long is as fast; the more exact one is taken then
 DOMINATES = 1.25  # a step that takes so many times its computing: what else would help is said
 

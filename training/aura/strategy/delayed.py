@@ -179,13 +179,9 @@ class Delayed(Sharded):
 
     def _take_in_now(self, round_: Round, received: Tensor) -> None:
         """As without a delay, and by how much it changes the weights over the whole step."""
-        of_owners = self.legs.of_owners(round_, received)
-        for pieces, values in zip(round_.pieces, of_owners, strict=True):
-            for piece, part in zip(
-                pieces, torch.split(values, [len(piece) for piece in pieces]), strict=True
-            ):
-                place = slice(piece.start, piece.stop)
-                target = self.flat[piece.name][place]
-                if self.change:
-                    self.change[piece.name][place] += part if self.format.changes else part - target
-                _ = target.add_(part) if self.format.changes else target.copy_(part)
+        for piece, part in self._by_piece(round_, received):
+            place = slice(piece.start, piece.stop)
+            target = self.flat[piece.name][place]
+            if self.change:
+                self.change[piece.name][place] += part if self.format.changes else part - target
+            _ = target.add_(part) if self.format.changes else target.copy_(part)

@@ -285,13 +285,15 @@ class Sharded:
 
     def _take_in(self, round_: Round, received: Tensor) -> None:
         """Everybody takes what was sent, its owner too: whatever the wire does to it, it is the same for all."""
+        for piece, part in self._by_piece(round_, received):
+            target = self.flat[piece.name][piece.start : piece.stop]
+            _ = target.add_(part) if self.format.changes else target.copy_(part)
+
+    def _by_piece(self, round_: Round, received: Tensor) -> Iterator[tuple[Segment, Tensor]]:
+        """What has come, decoded, and where it belongs."""
         of_owners = self.legs.of_owners(round_, received)
         for pieces, values in zip(round_.pieces, of_owners, strict=True):
-            for piece, part in zip(
-                pieces, torch.split(values, [len(piece) for piece in pieces]), strict=True
-            ):
-                target = self.flat[piece.name][piece.start : piece.stop]
-                _ = target.add_(part) if self.format.changes else target.copy_(part)
+            yield from zip(pieces, torch.split(values, [len(piece) for piece in pieces]), strict=True)
 
     def _await_weights(self, number: int) -> None:
         """Until this round and all rounds behind it are in the parameters."""
