@@ -18,8 +18,8 @@ import pytest
 import torch
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
+from aura.model.family import model_of
 from aura.model.forward import autocast
-from aura.model.gpt import GPT
 from aura.optim.gradient_sum import GradientSum
 from aura.optim.muon import optimizer_of
 from aura.plan.memory import (
@@ -91,13 +91,13 @@ class Step:
     """What one optimizer step needs, made as aura/run/trainer.py makes it."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self.config, self.model = config, GPT(config)
+        self.config, self.model = config, model_of(config)
         self.optimizer = optimizer_of(self.model, config)
         self.strategy = DataParallel(self.model, Ranks(0, ["node"], CPU))
         self.tokens = torch.randint(config.vocab_size, (config.batch_size, config.seq_len))
 
     def static(self) -> list[Tensor]:
-        return [*self.model.parameters(), *self.strategy.buckets, *self.optimizer.tensors().values()]
+        return [*self.model.state_dict().values(), *self.strategy.buckets, *self.optimizer.tensors().values()]
 
     def loss(self) -> Tensor:
         with autocast(self.config, CPU):
@@ -134,7 +134,7 @@ def test_parameters_gradients_and_moments_are_exact(formats: tuple[str, str, str
 def test_owners_divide_the_moments(preset: str, optimizer: str) -> None:
     """On the device `meta`: what every rank of five allocates."""
     config = resolve(preset, {"optimizer": optimizer} if preset == "gpt2-medium" else {})
-    model = GPT(config, "meta")
+    model = model_of(config, "meta")
     parameters = dict(model.named_parameters())
     matrices = whole_matrices(model) if config.optimizer == "muon" else {}
     owned = owners({name: tuple(p.shape) for name, p in parameters.items()}, matrices, 5)

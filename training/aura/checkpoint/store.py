@@ -54,7 +54,7 @@ DAMAGED, SUPERSEDED = "damaged-", "superseded-"
 TEMPORARY = ".tmp-"
 # A checkpoint of a run with other values of these is another model or another order of the data.
 FIXED = (
-    *("layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),
+    *("family", "layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),
     *("parameter_format", "optimizer", "moment_format", "seed"),
 )
 
@@ -315,7 +315,9 @@ def _supersede(path: Path) -> None:
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.data for name, parameter in model.named_parameters()}
+    """And what is never trained, but belongs to the model."""
+    tensors: dict[str, Tensor] = model.state_dict()
+    return tensors
 
 
 def _overwrite(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from aura.cluster.place import compiles
 from aura.errors import DataError
 from aura.model.forward import autocast
-from aura.model.gpt import GPT
+from aura.model.language_model import LanguageModel
 from aura.optim.gradient_sum import GradientSum
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import learning_rate
@@ -41,7 +41,7 @@ class Trainer:
     def __init__(
         self,
         run: Run,
-        model: GPT,
+        model: LanguageModel,
         batches: Batches,
         strategy: Strategy,
         loss_scale: LossScale,
@@ -121,6 +121,7 @@ class Trainer:
         ahead = 1 if self.under_way else 0
         windows_seen = self.progress.windows_seen + ahead * self.batches.per_step
         self.batches.begin_step(self.progress.step + ahead + 1)
+        self.model.begin_step(self.progress.step + ahead, self.config.steps)
         self.meter.begin_step()
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         # Filled in by the device; copied there, it would be waited for.
