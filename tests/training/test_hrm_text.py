@@ -231,7 +231,7 @@ def dawdle(number: int, rank: Rank) -> None:
 )
 def test_owners_update_it_bit_equal(settings: dict[str, object], tmp_path: Path) -> None:
     """Without the loop, so that who does not wait for the weights of a module computes with others."""
-    shape = {"family": "hrm-text", "layers": 2, "lr": 5e-3}
+    shape = {"family": "hrm-text", "layers": 2, "lr": 5e-3, "vocab_size": 1500}
     delayed = "delay" in settings
     two = Task(tmp_path / "two", 2, {**shape, **settings}, micro_batches=2 if delayed else 1, sequences=8)
     two.overlap, two.faults = True, {} if delayed else {0: dawdle, 1: dawdle}
