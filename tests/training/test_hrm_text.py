@@ -185,6 +185,12 @@ def test_it_learns_and_a_resume_changes_no_bit(corpus: Corpus, tmp_path: Path) -
     straight = complete(start(tmp_path / "a", corpus, 2, RUN))
     assert straight[0].files("checkpoint-step-20") == straight[1].files("checkpoint-step-20")
     assert straight[0].done["validation_loss"] < straight[0].done["first_validation_loss"] - 0.5
+    for line in (
+        "World size: 2 | GPUs in all: 0 | Backend: gloo",
+        "Batch size per rank: 2 | Gradient accumulation steps: 1 | Effective batch size: 4",
+        "Total training steps: 20 | Steps per epoch: ",
+    ):
+        assert line in straight[0].text and line not in straight[1].text
     (one,) = complete(start(tmp_path / "one", corpus, 1, f"{RUN} --batch-size 4"))
     assert one.done["validation_loss"] == pytest.approx(straight[0].done["validation_loss"], abs=1e-4)
 

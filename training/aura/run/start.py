@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import torch.distributed as dist
 
 from aura.checkpoint import store
 from aura.cluster.place import link_mbit, why_not_compiled
@@ -135,8 +138,28 @@ def say_what_is_trained(run: Run, model: LanguageModel, batches: Batches) -> Non
         tokens, windows = batches.per_step * config.seq_len, len(batches.windows)
         parameters, fingerprint = model.parameter_count(), run.corpus.fingerprint
         run.say(console.size(parameters, batches.per_step, tokens, windows, fingerprint))
+        for line in batch_lines(run, batches):
+            run.say(line)
         if warmup >= config.steps:
             run.say(console.long_warmup(warmup, config.steps))
+
+
+def batch_lines(run: Run, batches: Batches) -> Iterator[str]:
+    """Guide 002's block: ranks, batch and steps. Where ranks are unlike, one number for each."""
+    division, sequences = batches.division, batches.per_step
+    if run.place.world_size > 1:
+        gpus = sum(device.is_gpu for device in run.devices)
+        yield console.text("launched", ranks=run.place.world_size, gpus=gpus, backend=dist.get_backend())
+    pairs = zip(division.first, division.sizes, strict=True)
+    counts = [math.ceil(share / size) for share, size in pairs]
+    shown = {"sizes": in_short(division.sizes), "counts": in_short(counts)}
+    yield console.text("batches", **shown, sequences=sequences)
+    yield console.text("length", steps=run.config.steps, epoch=len(batches.windows) / sequences)
+
+
+def in_short(numbers: Sequence[int]) -> str:
+    """'8', or '8, 8, 4'."""
+    return ", ".join(map(str, numbers if len(set(numbers)) > 1 else numbers[:1]))
 
 
 def newest_state(
