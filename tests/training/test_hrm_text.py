@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from aura.cluster.activity import Activity
 from aura.commands import sample as sample_command
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import TOKENIZER, Corpus
@@ -20,6 +21,7 @@ from aura.model.hrm_text import HrmText
 from aura.optim.muon import optimizer_of
 from aura.plan.flops import flops_per_token, update_flops
 from aura.plan.shapes import CALLS, backward_depth, parameter_count
+from aura.run import trainer as train
 from aura.strategy.sharded import Sharded
 from safetensors.torch import load_file
 from sharded_ranks import Rank, Task
@@ -217,6 +219,17 @@ def test_a_run_of_the_smallest_formats_is_exported_and_continues_a_text(
         assert sample_command.main(words) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] and said[0].startswith("la casa")
+
+
+def test_ranks_wait_longer_where_another_depth_is_compiled(corpus: Corpus, tmp_path: Path) -> None:
+    def note() -> None:
+        train.compiles = lambda *_: True  # type: ignore[assignment]
+        torch.compile = lambda function, **_: function  # type: ignore[assignment]
+        Activity.expect_delay = lambda _: print("later")  # type: ignore[method-assign]
+
+    (trainer,) = complete(start(tmp_path, corpus, 1, f"{RUN} --steps 10", {0: note}))
+    # From 5 to 2, and up again: at the beginning of the step, and at its end.
+    assert trainer.text.count("later") == 2 * (1 + len({3, 5}))
 
 
 def dawdle(number: int, rank: Rank) -> None:

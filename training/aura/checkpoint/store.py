@@ -1,7 +1,7 @@
 """Checkpoints: complete or absent, checked when read, safetensors and JSON only.
 
     checkpoints/checkpoint-step-200/    (interrupt-step-N when the run was asked to stop)
-        model.safetensors       parameters under their names in aura/model/gpt.py
+        model.safetensors       parameters under their names in aura/model
         optimizer.safetensors   <parameter>.exp_avg, .exp_avg_sq and .step of AdamW, .momentum of Muon
         state.json              step, position in the data, configuration, fingerprint of the corpus, and the
                                 validation loss if it was measured at this very step

@@ -138,9 +138,10 @@ class HrmText(LanguageModel):
         start = torch.empty(config.d_model, device="cpu")
         self.z_L_init.copy_(truncated_normal(start, 1.0, torch.Generator().manual_seed(config.seed)))
 
-    def begin_step(self, step: int, steps: int) -> None:
+    def begin_step(self, step: int, steps: int) -> bool:
         """Gradients go back through few calls of the stacks at first, through more later."""
-        self.depth = backward_depth(step, steps)
+        before, self.depth = self.depth, backward_depth(step, steps)
+        return self.depth != before
 
     def before_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self._rotation(tokens.shape[1], tokens.device)

@@ -32,8 +32,10 @@ class LanguageModel(nn.Module):
         self.seq_len, self.vocab_size, self.d_model = config.seq_len, config.vocab_size, config.d_model
         self.loss_chunk, self.gradient_checkpointing = config.loss_chunk, config.gradient_checkpointing
 
-    def begin_step(self, step: int, steps: int) -> None:
-        """What follows is computed for this step (from 0) of so many. Nothing depends on it, unless the family says."""
+    def begin_step(self, step: int, steps: int) -> bool:
+        """What follows is computed for this step (from 0) of so many. True where it is computed in another way than
+        before, so that what is compiled is compiled anew."""
+        return False
 
     def before_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids (batch, time) to hidden states (batch, time, d_model), and the matrix (rows, d_model) that makes
