@@ -236,12 +236,11 @@ def _moments(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> dict[st
         + (s.parameter + (s.narrow if s.autocast else 0)) * s.unit
         + s.matrix * (s.narrow + (s.parameter if s.autocast else 0))
     )
-    left = s.calls - HIGH_CYCLES
     # The gradient of the output matrix: in fp32 where it is added up over chunks, else as the product makes it
     sum_of_chunks = 4 * s.embedding if s.several_chunks else 0
     product = 0 if sum_of_chunks and s.narrow == 4 else s.narrow * s.embedding
     gradient = sum_of_chunks or product
-    return {
+    moments = {
         # Logits and their softmax in fp32
         "softmax": (*of_loss, 8 * logits, s.narrow * s.unit + sum_of_chunks),
         # The gradient of the logits makes that of the output matrix
@@ -256,17 +255,20 @@ def _moments(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> dict[st
             + (s.parameter if s.autocast else 0) * s.unit,
         ),
         "block": (copies, s.kept - s.end + s.statistics, 0, s.parameter * s.waiting + of_block),
-        # HRM-Text: both stacks' gradients are on their way, and the calls before the last ones of each still kept
-        "stacks": (
-            max(s.copy_of_block, of_blocks * left // s.calls),
-            (s.kept - s.end) * left // s.calls,
-            0,
-            (s.parameter * s.shared + of_block) if s.shared else 0,
-        ),
         # Both halves of the embedding's gradient. (To round its sum at random takes less than the update will.)
         "embedding": (0, 0, 0, s.parameter * (s.of_embedding + s.unit)),
         "optimizer": (0, 0, 0, max(0, _of_update(config, s, on_gpu, share))),
     }
+    if s.shared:
+        # All stacks' gradients are on their way, and all but the last call of each still kept.
+        left = s.calls - HIGH_CYCLES
+        moments["stacks"] = (
+            max(s.copy_of_block, of_blocks * left // s.calls),
+            (s.kept - s.end) * left // s.calls,
+            0,
+            s.parameter * s.shared + of_block,
+        )
+    return moments
 
 
 def _of_update(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 
 from aura.config import TrainConfig
 
@@ -88,7 +88,9 @@ def backward_depth(step: int, steps: int) -> int:
     return SHALLOWEST + int(min(1.0, step / (steps * DEEPENING)) * (DEEPEST - SHALLOWEST))
 
 
-@cache
+@lru_cache(maxsize=64)
 def mean_depth(first: int, last: int, steps: int) -> float:
     """Of the steps from `first` to before `last`."""
-    return sum(backward_depth(step, steps) for step in range(first, last)) / (last - first)
+    deep = max(first, min(last, math.ceil(steps * DEEPENING)))
+    early = sum(backward_depth(step, steps) for step in range(first, deep))
+    return (early + DEEPEST * (last - deep)) / (last - first)
