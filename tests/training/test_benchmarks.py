@@ -66,7 +66,7 @@ def test_the_interval_is_that_of_student_s_t() -> None:
 
 
 def test_the_arms_beside_hrm_text_have_its_size_and_its_work(corpus: Corpus) -> None:
-    jobs = {arm: hrm.Job(arm, 4e-3, 0, 2) for arm in hrm.ARMS}
+    jobs = {arm: hrm.Job(arm, 4e-3, 0, 400) for arm in hrm.ARMS}
     size, work = hrm.model_for(jobs["HRM-Text"]).parameter_count(), hrm.flops(jobs["HRM-Text"])
     for arm, job in jobs.items():
         model = hrm.model_for(job)
@@ -78,7 +78,7 @@ def test_the_arms_beside_hrm_text_have_its_size_and_its_work(corpus: Corpus) -> 
             model.loss_sum(*torch.zeros(2, 1, 64, dtype=torch.long)).backward()
         # Without attention, which torch does not count on a CPU; HRM-Text begins at its deepest
         assert counter.get_total_flops() == pytest.approx(64 * hrm.flops(job), rel=0.2)
-    once = jobs["its blocks once, as many parameters"]
+    once = hrm.Job("its blocks once, as many parameters", 1e-6, 0, 2)
     assert hrm.compute(once, corpus.path)["loss"] == pytest.approx(math.log(512), abs=1)
 
 

@@ -183,8 +183,14 @@ def test_what_it_cannot_be_is_said(settings: dict[str, object], message: str) ->
 
 
 def test_it_learns_and_a_resume_changes_no_bit(corpus: Corpus, tmp_path: Path) -> None:
-    """Stopped while the embedding gets no gradient, and two ranks; the one alone learns the same."""
-    straight = complete(start(tmp_path / "a", corpus, 2, RUN))
+    """Stopped while the embedding gets no gradient, and two ranks, whose processors do not draw the same numbers; the
+    one alone learns the same."""
+
+    def draw_others() -> None:
+        original = HrmText._initialise
+        HrmText._initialise = lambda self, config: (original(self, config), self.z_L_init.neg_())  # type: ignore
+
+    straight = complete(start(tmp_path / "a", corpus, 2, RUN, {1: draw_others}))
     assert straight[0].files("checkpoint-step-20") == straight[1].files("checkpoint-step-20")
     assert straight[0].done["validation_loss"] < straight[0].done["first_validation_loss"] - 0.5
     for line in (

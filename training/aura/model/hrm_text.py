@@ -134,9 +134,8 @@ class HrmText(LanguageModel):
             parameter.zero_()[: len(drawn)].copy_(
                 truncated_normal(drawn, 1 / math.sqrt(drawn.shape[1]), generator)
             )
-        # On the CPU, so that it is the same on ranks with other devices: nobody sends it.
-        start = torch.empty(config.d_model, device="cpu")
-        self.z_L_init.copy_(truncated_normal(start, 1.0, torch.Generator().manual_seed(config.seed)))
+        start = torch.empty(config.d_model, device=self.z_L_init.device)
+        self.z_L_init.copy_(truncated_normal(start, 1.0, generator))
 
     def begin_step(self, step: int, steps: int) -> bool:
         """Gradients go back through few calls of the stacks at first, through more later."""

@@ -86,7 +86,7 @@ class Sharded:
         self._hook_up(layer_by_layer=self.awaits_by_layer and not compiles(config, self.device))
 
     def start(self) -> None:
-        make_equal(self.ranks, list(self.flat.values()))
+        make_equal(self.ranks, [*self.flat.values(), *self.model.buffers()])
         if not self.has_loaded:
             self.shard.begin_anew()
 
