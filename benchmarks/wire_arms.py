@@ -10,8 +10,8 @@ from itertools import pairwise
 from aura.config import TrainConfig, resolve
 from aura.plan import gpus
 from aura.plan.flops import flops_per_token, update_flops, utilisation
-from aura.plan.memory import rows, stored_parameters
 from aura.plan.plan import plan_for
+from aura.plan.shapes import rows, stored_parameters
 
 PRESET = "gpt2-medium"
 # 510 sequences of 1,024 tokens are 522,240 tokens. On 5, 2 and 1 nodes equal shares, on 5 of 17 micro-batches, so that

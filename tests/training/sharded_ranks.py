@@ -19,7 +19,7 @@ import torch.distributed as dist
 from aura.cluster.ranks import CollectiveFailed, Ranks
 from aura.commands.launch_local import free_port
 from aura.config import TrainConfig, resolve
-from aura.model.gpt import GPT
+from aura.model.family import model_of
 from aura.strategy.alone import Alone
 from aura.strategy.checksum import checksum
 from aura.strategy.delayed import Delayed
@@ -69,7 +69,7 @@ class Rank:
     def __init__(self, task: Task, rank: int) -> None:
         self.task, self.rank, config = task, rank, task.config
         nodes = list(task.nodes) or [f"node{number}" for number in range(task.world_size)]
-        self.model = GPT(config)
+        self.model = model_of(config)
         self.ranks = Ranks(rank, nodes, torch.device("cpu"))
         kind = Delayed if config.delay else Sharded
         self.strategy: Sharded | Alone = (

@@ -11,7 +11,7 @@ from aura.corpus.corpus import Corpus
 from aura.corpus.prepare import prepare
 from aura.corpus.windows import Order, Windows, check_corpus, even_share, permutation, share_of
 from aura.errors import DataError
-from aura.plan.memory import with_vocabulary
+from aura.plan.shapes import with_vocabulary
 
 
 def test_windows_are_the_text_in_order_and_share_one_token(corpus: Corpus) -> None:

@@ -18,8 +18,8 @@ import pytest
 import torch
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
+from aura.model.family import model_of
 from aura.model.forward import autocast
-from aura.model.gpt import GPT
 from aura.optim.gradient_sum import GradientSum
 from aura.optim.muon import optimizer_of
 from aura.plan.memory import (
@@ -91,13 +91,13 @@ class Step:
     """What one optimizer step needs, made as aura/run/trainer.py makes it."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self.config, self.model = config, GPT(config)
+        self.config, self.model = config, model_of(config)
         self.optimizer = optimizer_of(self.model, config)
         self.strategy = DataParallel(self.model, Ranks(0, ["node"], CPU))
         self.tokens = torch.randint(config.vocab_size, (config.batch_size, config.seq_len))
 
     def static(self) -> list[Tensor]:
-        return [*self.model.parameters(), *self.strategy.buckets, *self.optimizer.tensors().values()]
+        return [*self.model.state_dict().values(), *self.strategy.buckets, *self.optimizer.tensors().values()]
 
     def loss(self) -> Tensor:
         with autocast(self.config, CPU):
@@ -129,12 +129,12 @@ def test_parameters_gradients_and_moments_are_exact(formats: tuple[str, str, str
     assert checkpoint_bytes(config, 1) == predicted.parameters + predicted.moments
 
 
-@pytest.mark.parametrize("preset", ["gpt2-medium", "gpt2-medium-4gb"])
+@pytest.mark.parametrize("preset", ["gpt2-medium", "gpt2-medium-4gb", "hrm-text-100m"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_owners_divide_the_moments(preset: str, optimizer: str) -> None:
     """On the device `meta`: what every rank of five allocates."""
-    config = resolve(preset, {"optimizer": optimizer} if preset == "gpt2-medium" else {})
-    model = GPT(config, "meta")
+    config = resolve(preset, {} if preset == "gpt2-medium-4gb" else {"optimizer": optimizer})
+    model = model_of(config, "meta")
     parameters = dict(model.named_parameters())
     matrices = whole_matrices(model) if config.optimizer == "muon" else {}
     owned = owners({name: tuple(p.shape) for name, p in parameters.items()}, matrices, 5)
@@ -198,6 +198,33 @@ def test_the_highest_sum_of_what_is_alive(shape: dict[str, int], formats: tuple[
         temporary = predicted.total - nbytes(step.static())
         assert predicted.total == pytest.approx(measured, rel=0.03), (loss_chunk, checkpointing)
         assert 0.95 <= temporary / alive.highest <= 1.2, (loss_chunk, checkpointing)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "formats", "optimizer"),
+    [
+        (SHAPES[0], FORMATS[1], "adamw"),  # logits
+        (SHAPES[1], FORMATS[4], "adamw"),  # a call of a stack
+        ({"d_model": 192, "vocab_size": 100, "seq_len": 16}, FORMATS[0], "muon"),  # gradients of both stacks
+    ],
+)
+def test_the_memory_of_hrm_text(
+    shape: dict[str, int], formats: tuple[str, str, str], optimizer: str, checkpointing: bool
+) -> None:
+    """At its deepest, as most of a run is."""
+    changes = {"family": "hrm-text", "layers": 4, "optimizer": optimizer}
+    config = made({**shape, **changes}, formats, gradient_checkpointing=checkpointing, vocab_multiple=1)
+    step = Step(config)
+    with Alive(step.static()) as alive:
+        step.loss().backward()
+        step.optimizer.step(1e-3)
+    predicted = memory_of(config, config.batch_size, on_gpu=False)
+    measured = nbytes(step.static()) + alive.highest
+    assert predicted.total == pytest.approx(measured, rel=0.03)
+    assert 0.95 <= (predicted.total - nbytes(step.static())) / alive.highest <= 1.2
+    assert predicted.moments == moment_bytes(config) == nbytes(step.optimizer.tensors().values())
+    assert predicted.parameters == nbytes(step.model.parameters())
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3])

@@ -20,9 +20,11 @@ from aura.commands import cli
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
+from aura.model.family import model_of
 from aura.model.gpt import GPT
 from aura.plan import auto, gpus
-from aura.plan.memory import memory_of, parameter_count, rows
+from aura.plan.memory import memory_of
+from aura.plan.shapes import parameter_count, rows
 
 COUNTS = {
     "gpt2-nano": 675_328,
@@ -33,6 +35,8 @@ COUNTS = {
     "gpt2-medium-4gb": 354_823_168,
     "aura-72h-extended": 1_315_723_264,
     "aura-72h-max": 2_494_200_320,
+    "hrm-text-100m": 108_238_080,
+    "hrm-text-1b": 1_013_173_248,
 }
 
 MIB = 2**20
@@ -104,6 +108,12 @@ def test_the_parameters_of_a_preset(preset: str) -> None:
     """Counted three ways: tensor by tensor from the paper, by the formula of the plan, in the real model."""
     made = resolve(preset)
     d = made.d_model
+    if made.family == "hrm-text":
+        of_a_layer = 5 * d * d + 3 * d * {640: 1792, 1536: 4096}[d]
+        assert 2 * made.vocab_size * d + made.layers * of_a_layer == COUNTS[preset] == parameter_count(made)
+        assert model_of(made, "meta").parameter_count() == COUNTS[preset]
+        assert f"({COUNTS[preset]:,}" in header(preset)
+        return
     attention, mlp = [3 * d * d, 3 * d, d * d, d], [4 * d * d, 4 * d, 4 * d * d, d]
     layer_norm = [d, d]
     block = sum(2 * layer_norm + attention + mlp)
@@ -114,6 +124,16 @@ def test_the_parameters_of_a_preset(preset: str) -> None:
     assert model.wte.weight.shape == (rows(made), d)
     if preset != "gpt2-nano":
         assert f"({COUNTS[preset]:,}" in header(preset)
+
+
+@pytest.mark.parametrize(("preset", "batch"), [("hrm-text-100m", (64, 2)), ("hrm-text-1b", (24, 4))])
+def test_hrm_text_has_the_batches_of_guide_002_and_fits_its_cards(
+    preset: str, batch: tuple[int, int]
+) -> None:
+    made = resolve(preset)
+    assert (made.batch_size, made.gradient_accumulation_steps, made.precision) == (*batch, "bf16")
+    assert sum(made.shares(8)) == batch[0] * batch[1] * 8
+    assert memory_of(made, made.batch_size, on_gpu=True, ranks=8).total < 80e9
 
 
 def test_aura_72h_max_is_what_guide_004_asks_for() -> None:

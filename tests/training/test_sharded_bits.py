@@ -11,7 +11,8 @@ import pytest
 import torch
 from aura.config import resolve
 from aura.model.gpt import GPT
-from aura.plan.memory import memory_of, stored_parameters, wire_bytes
+from aura.plan.memory import memory_of, wire_bytes
+from aura.plan.shapes import stored_parameters
 from aura.strategy.codec import bytes_of
 from aura.strategy.pieces import owners, rounds
 from aura.strategy.sharded import _round_count, whole_matrices

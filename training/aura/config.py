@@ -33,6 +33,7 @@ def _setting(**limits: Any) -> Any:
 class TrainConfig:
     preset: str  # the name of the one that this configuration started from
     # The model
+    family: str = _setting(choices=("gpt2", "hrm-text"))
     layers: int = _setting(minimum=1)
     heads: int = _setting(minimum=1)
     d_model: int = _setting(minimum=1)
@@ -107,6 +108,8 @@ class TrainConfig:
             raise ConfigError("balance_needs_global_batch", tokens=self.global_batch_tokens)
         if self.d_model % self.heads:
             raise ConfigError("heads_do_not_divide", d_model=self.d_model, heads=self.heads)
+        if self.family == "hrm-text":
+            self._check_hrm_text()
         if over := self.global_batch_tokens % self.seq_len:
             raise ConfigError(
                 "global_batch_no_multiple",
@@ -114,6 +117,14 @@ class TrainConfig:
                 seq_len=self.seq_len,
                 next=self.global_batch_tokens + self.seq_len - over,
             )
+
+    def _check_hrm_text(self) -> None:
+        if self.layers % 2:
+            raise ConfigError("hrm_text_has_two_stacks", layers=self.layers)
+        if (width := self.d_model // self.heads) % 2:
+            raise ConfigError("hrm_text_turns_pairs", d_model=self.d_model, heads=self.heads, width=width)
+        if self.dropout:
+            raise ConfigError("hrm_text_has_no_dropout", dropout=self.dropout)
 
     def batch_sizes(self, ranks: int) -> list[int]:
         """Largest micro-batch of every rank [sequences]. Raises ConfigError."""
@@ -169,6 +180,7 @@ class TrainConfig:
 SETTINGS = {setting.name: setting for setting in fields(TrainConfig) if setting.name != "preset"}
 # What a configuration on a disk means that is older than these settings.
 BEFORE = {
+    "family": "gpt2",
     "optimizer": "adamw",
     "loss_tolerance": 0.02,
     "wire": "fp32",

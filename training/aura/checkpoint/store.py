@@ -1,7 +1,7 @@
 """Checkpoints: complete or absent, checked when read, safetensors and JSON only.
 
     checkpoints/checkpoint-step-200/    (interrupt-step-N when the run was asked to stop)
-        model.safetensors       parameters under their names in aura/model/gpt.py
+        model.safetensors       parameters under their names in aura/model
         optimizer.safetensors   <parameter>.exp_avg, .exp_avg_sq and .step of AdamW, .momentum of Muon
         state.json              step, position in the data, configuration, fingerprint of the corpus, and the
                                 validation loss if it was measured at this very step
@@ -54,7 +54,7 @@ DAMAGED, SUPERSEDED = "damaged-", "superseded-"
 TEMPORARY = ".tmp-"
 # A checkpoint of a run with other values of these is another model or another order of the data.
 FIXED = (
-    *("layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),
+    *("family", "layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),
     *("parameter_format", "optimizer", "moment_format", "seed"),
 )
 
@@ -315,7 +315,9 @@ def _supersede(path: Path) -> None:
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.data for name, parameter in model.named_parameters()}
+    """And what is never trained, but belongs to the model."""
+    tensors: dict[str, Tensor] = model.state_dict()
+    return tensors
 
 
 def _overwrite(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:

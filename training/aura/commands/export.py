@@ -11,7 +11,7 @@ from aura.model.export import export_checkpoint, newest
 def main(argv: list[str]) -> int:
     parser = Parser(
         prog="aura export",
-        description="Write a trained model as transformers' GPT2LMHeadModel.from_pretrained and AutoTokenizer read it.",
+        description="Write a trained model as transformers' AutoModelForCausalLM and AutoTokenizer read it.",
     )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--run-dir", type=Path, metavar="DIR", help="take the newest checkpoint of this run")

@@ -16,8 +16,9 @@ from aura.plan import gpus
 from aura.plan.auto import choose
 from aura.plan.candidates import Decision, cluster_of, decide, exchanging
 from aura.plan.gpus import Gpu
-from aura.plan.memory import GIB, with_vocabulary
+from aura.plan.memory import GIB
 from aura.plan.plan import Plan, plan_for
+from aura.plan.shapes import with_vocabulary
 from aura.texts.console import text
 
 

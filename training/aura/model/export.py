@@ -1,27 +1,24 @@
-"""A trained model as a directory that `transformers` loads (GPT2LMHeadModel and AutoTokenizer).
+"""A trained model as a directory that `transformers` loads (GPT2LMHeadModel or HrmTextForCausalLM, and
+AutoTokenizer).
 
-    model.safetensors         the parameters under GPT2LMHeadModel's names, in the format that they were trained in
+    model.safetensors         the parameters under the names that they have there, in the format of their training
     config.json               the shape of the model, and the ids of the special tokens
     generation_config.json    those ids again, for generate()
     tokenizer.json            as `aura prepare` wrote it, byte for byte
     tokenizer_config.json     with special_tokens_map.json: what tokenizer.json does not say
 
-GPT-2's original code multiplies x @ W ("Conv1D"), torch's Linear x @ W.T: the matrices of the blocks are transposed.
-The output matrix is the embedding (tied), so it is not in the file. Rows of the embedding that no token of the
-tokenizer has are left out. `transformers` itself is not needed, and `load` reads such a directory back.
+Where the output matrix is the embedding (GPT-2), it is not in the file. Rows that no token of the tokenizer has are
+left out. `transformers` itself is not needed, and `load` reads such a directory back.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -35,17 +32,18 @@ from aura.corpus.corpus import TOKENIZER
 from aura.corpus.tokenizer import ENDS, PADS
 from aura.durable import flush
 from aura.errors import ConfigError, DataError
-from aura.model.gpt import GPT
+from aura.model.as_transformers import NAMES
+from aura.model.family import class_of, model_of
+from aura.model.language_model import LanguageModel
 
 MODEL, CONFIG = "model.safetensors", "config.json"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 FILES = {MODEL, CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS}
-MATRIX_OF_A_BLOCK = re.compile(r"h\.\d+\.(attn|mlp)\.c_\w+\.weight")
 
 
 def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path: Path, output: Path) -> None:
-    """Write the model with these parameters (named as in gpt.py) and its tokenizer to the directory `output`.
+    """Write the model with these parameters (named as in aura/model) and its tokenizer to the directory `output`.
 
     It appears all at once. An earlier export in `output` is replaced; anything else there is left alone: ConfigError.
     Raises DataError when it cannot be written, or when the tokenizer has more tokens than the model has rows.
@@ -60,10 +58,20 @@ def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path
         )
     special = _special_tokens(tokenizer)
     ids = {f"{name}_id": tokenizer.token_to_id(token) for name, token in special.items()}
-    tensors = {name: parameter.detach() for name, parameter in parameters.items()}
-    tensors["wte.weight"] = tensors["wte.weight"][:rows]
+    names, with_rows = NAMES[config.family], class_of(config.family).vocabulary
+    tensors = {
+        names.of(name): names.turned(name, part[:rows] if name in with_rows else part)
+        for name, part in parameters.items()
+    }
+    kind = next(iter(tensors.values())).dtype
     texts = {
-        CONFIG: {**_model_config(config, rows, tensors["wte.weight"].dtype), **ids},
+        CONFIG: {
+            "model_type": names.model_type,
+            **names.config(config),
+            "vocab_size": rows,
+            "torch_dtype": str(kind).removeprefix("torch."),  # every version reads it under this name
+            **ids,
+        },
         GENERATION: ids,
         TOKENIZER_CONFIG: {
             # transformers 5 would rebuild "GPT2Tokenizer" from the vocabulary, with a pre-tokenizer of its own.
@@ -80,8 +88,8 @@ def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path
         for name, content in texts.items():
             (temporary / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         shutil.copyfile(tokenizer_path, temporary / TOKENIZER)
-        renamed = {f"transformer.{name}": _turned(name, tensor) for name, tensor in tensors.items()}
-        save_file(renamed, temporary / MODEL, metadata={"format": "pt"})
+        there = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(there, temporary / MODEL, metadata={"format": "pt"})
         _replace(output, temporary)
     except (OSError, SafetensorError) as error:
         raise DataError("export_not_written", path=output, error=error) from None
@@ -95,24 +103,18 @@ def export_checkpoint(path: Path, output: Path) -> None:
     export(config, load_file(path / manifest.MODEL), tokenizer_of(path), output)
 
 
-def load(path: Path) -> GPT:
+def load(path: Path) -> LanguageModel:
     """The model of an exported directory, in fp32. Raises DataError when the directory is not complete."""
+    families = {names.model_type: (family, names) for family, names in NAMES.items()}
     try:
         values = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(path / MODEL)
-        shape = {
-            "layers": values["n_layer"],
-            "heads": values["n_head"],
-            "d_model": values["n_embd"],
-            "seq_len": values["n_positions"],
-            "vocab_size": values["vocab_size"],
-            "vocab_multiple": 1,
-            "parameter_format": "fp32",
-            "dropout": 0,
-        }
-        model = GPT(resolve("gpt2-nano", shape))
+        family, names = families[values["model_type"]]
+        fixed = {"vocab_multiple": 1, "parameter_format": "fp32", "dropout": 0}
+        shape = {"family": family, "vocab_size": values["vocab_size"], **names.shape(values), **fixed}
+        model = model_of(resolve("gpt2-nano", shape))
         model.load_state_dict(
-            {name: _turned(name, tensors[f"transformer.{name}"]) for name in model.state_dict()}
+            {name: names.turned(name, tensors[names.of(name)]) for name in model.state_dict()}
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise DataError("no_exported_model", path=path, kind=type(error).__name__, error=error) from None
@@ -167,32 +169,6 @@ def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
     end = _first_of(ENDS, tokenizer)
     tokens = {"bos_token": end, "eos_token": end, "pad_token": _first_of(PADS, tokenizer) or end}
     return {name: token for name, token in tokens.items() if token is not None}
-
-
-def _turned(name: str, tensor: Tensor) -> Tensor:
-    """From Linear's layout to Conv1D's, or back, where there is a difference; on the CPU."""
-    return (tensor.t() if MATRIX_OF_A_BLOCK.fullmatch(name) else tensor).cpu().contiguous()
-
-
-def _model_config(config: TrainConfig, rows: int, dtype: torch.dtype) -> dict[str, Any]:
-    return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": rows,
-        "n_positions": config.seq_len,
-        "n_embd": config.d_model,
-        "n_layer": config.layers,
-        "n_head": config.heads,
-        "n_inner": None,
-        "activation_function": "gelu_new",
-        "attn_pdrop": config.dropout,
-        "embd_pdrop": config.dropout,
-        "resid_pdrop": config.dropout,
-        "layer_norm_epsilon": 1e-5,
-        "initializer_range": 0.02,
-        "tie_word_embeddings": True,
-        "torch_dtype": str(dtype).removeprefix("torch."),  # every version reads it under this name
-    }
 
 
 def _replace(output: Path, temporary: Path) -> None:

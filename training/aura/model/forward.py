@@ -11,7 +11,7 @@ import torch
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.corpus.windows import Windows, even_share, inputs_and_targets
-from aura.model.gpt import DTYPES, GPT
+from aura.model.language_model import DTYPES, LanguageModel
 
 
 def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
@@ -37,7 +37,7 @@ def to_device(batch: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, 
 
 @torch.no_grad()
 def validation_loss(
-    model: GPT, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
+    model: LanguageModel, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
 ) -> float:
     """Mean loss over the same windows whatever the number of ranks [nats per token]."""
     count = min(len(windows), config.validation_windows)

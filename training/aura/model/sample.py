@@ -11,12 +11,13 @@ from aura.checkpoint import store as checkpoint
 from aura.config import from_values
 from aura.corpus.corpus import TOKENIZER
 from aura.model import export
-from aura.model.gpt import GPT
+from aura.model.family import model_of
+from aura.model.language_model import LanguageModel
 
 
 @torch.no_grad()
 def generate(
-    model: GPT,
+    model: LanguageModel,
     ids: list[int],
     count: int,
     vocab_size: int,
@@ -47,13 +48,13 @@ def generate(
     return ids
 
 
-def load(path: Path) -> tuple[GPT, Tokenizer]:
+def load(path: Path) -> tuple[LanguageModel, Tokenizer]:
     """A verified checkpoint or an exported model, in fp32 on the best device, and its tokenizer. Raises DataError."""
     if export.is_exported(path):
         model, tokenizer = export.load(path), path / TOKENIZER
     else:
         tokenizer = export.tokenizer_of(path)
-        model = GPT(from_values(export.verified_state(path)["config"]))
+        model = model_of(from_values(export.verified_state(path)["config"]))
         checkpoint.load_parameters(path, model)
     model = model.float().eval().to("cuda" if torch.cuda.is_available() else "cpu")
     return model, export.read_tokenizer(tokenizer)

@@ -18,6 +18,7 @@ from aura.config import TrainConfig
 from aura.errors import ConfigError
 from aura.optim.adamw import AdamW, Optimizer
 
+BLOCKS = ("h.", "L_module.", "H_module.")  # how their parameters' names begin, of GPT-2 and of HRM-Text
 MOMENTUM = 0.95
 ITERATIONS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: steep at 0, and then between 0.7 and 1.2
@@ -33,12 +34,18 @@ def optimizer_of(model: nn.Module, config: TrainConfig) -> Optimizer:
     return AdamW(model, *adamw, config.moment_format, config.seed, compiled=compiles(config, device))
 
 
+def matrices_in(name: str, parameter: Tensor) -> int:
+    """Of how many matrices of a block a parameter consists, one below another; 0 where it is none."""
+    if not name.startswith(BLOCKS) or parameter.dim() != 2:
+        return 0
+    # Queries, keys and values. A segment of it, with [start:stop] behind its name, is one of them.
+    return 3 if name.endswith("c_attn.weight") else 1
+
+
 class Muon:
     def __init__(self, model: nn.Module, beta1: float, beta2: float, weight_decay: float) -> None:
         """`beta1`, `beta2`: of AdamW, for embeddings, biases and LayerNorms."""
-        self.matrices = {
-            name: p for name, p in model.named_parameters() if name.startswith("h.") and p.dim() == 2
-        }
+        self.matrices = {name: p for name, p in model.named_parameters() if matrices_in(name, p)}
         self.momentum = {name: torch.zeros_like(p.data) for name, p in self.matrices.items()}
         self.weight_decay = weight_decay
         self.others = AdamW(model, beta1, beta2, weight_decay, without=self.matrices)
@@ -49,8 +56,7 @@ class Muon:
         for name, parameter in self.matrices.items():
             assert parameter.grad is not None
             momentum = self.momentum[name].lerp_(parameter.grad, 1 - MOMENTUM)
-            # c_attn is three matrices: queries, keys and values.
-            parts = 3 if name.endswith("c_attn.weight") else 1
+            parts = matrices_in(name, parameter)
             shape = (parts, parameter.shape[0] // parts, parameter.shape[1])
             update = orthogonalised(parameter.grad.lerp(momentum, MOMENTUM).view(shape))  # Nesterov's
             parameter.mul_(1 - lr * self.weight_decay)

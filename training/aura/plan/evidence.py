@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from aura.config import TrainConfig
-from aura.plan.memory import parameter_count
+from aura.plan.shapes import parameter_count
 from aura.texts.console import text
 
 # Whom we trust, the best first; the words are in aura/texts.

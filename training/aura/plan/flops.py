@@ -4,34 +4,61 @@ from __future__ import annotations
 
 from aura.config import TrainConfig
 from aura.plan.gpus import Gpu
-from aura.plan.memory import parameter_count
+from aura.plan.shapes import (
+    CALLS,
+    is_recurrent,
+    matrices_of_a_block,
+    mean_depth,
+    parameter_count,
+)
 from aura.texts.console import text
 
 EAGER = 1 / 1.85  # nanoGPT's README: torch.compile takes a step from 250 ms to 135 ms
 
 
-def flops_per_token(config: TrainConfig) -> int:
-    """Forward and backward: 6 N + 12 layers d_model seq_len, N without the position embedding.
+def flops_per_token(config: TrainConfig, steps: range | None = None) -> int:
+    """Forward and backward, the mean over these steps (from 0), or over the run.
 
-    PaLM (Chowdhery et al. 2022), appendix B, as nanoGPT's estimate_mfu counts it. What is computed twice to save
-    memory does not count.
+    GPT-2: 6 N + 12 layers d_model seq_len, N without the position embedding. PaLM (Chowdhery et al. 2022), appendix B,
+    as nanoGPT's estimate_mfu counts it. HRM-Text by the same rules: of every call of a stack its forward pass, 2 N of
+    the stack and 4 layers d_model seq_len of attention, and twice that for each that gets gradients; 6 N of the output
+    matrix. What is computed twice to save memory does not count.
     """
+    if is_recurrent(config):
+        steps = steps or range(config.steps)
+        depth = mean_depth(steps.start, steps.stop, config.steps)
+        return (
+            round((CALLS + 2 * depth) * _forward_of_a_call(config)) + 6 * config.vocab_size * config.d_model
+        )
     n = parameter_count(config) - config.seq_len * config.d_model
     return 6 * n + 12 * config.layers * config.d_model * config.seq_len
 
 
 def recomputed_flops_per_token(config: TrainConfig) -> int:
     """The forward work of the blocks, where it is done a second time because its results were not kept."""
-    d = config.d_model
-    return config.layers * (24 * d * d + 4 * d * config.seq_len) if config.gradient_checkpointing else 0
+    if not config.gradient_checkpointing:
+        return 0
+    if is_recurrent(config):
+        return round(mean_depth(0, config.steps, config.steps) * _forward_of_a_call(config))
+    return 2 * _forward_of_a_call(config)
+
+
+def _forward_of_a_call(config: TrainConfig) -> int:
+    """Of half of the layers: of a stack, where there are two."""
+    matrices = sum(map(len, matrices_of_a_block(config)))
+    return config.layers * (2 * matrices + 4 * config.d_model * config.seq_len) // 2
 
 
 def update_flops(config: TrainConfig) -> int:
-    """Of one optimizer step, where they count: Muon's iterations. The matrices of a block are (3 of) d x d, d x d,
-    4d x d and d x 4d; of m x n, an iteration takes 4 m m n + 2 m m m."""
+    """Of one optimizer step, where they count: Muon's five iterations, of m x n each 4 m m n + 2 m m m, m the smaller
+    one."""
     if config.optimizer != "muon":
         return 0
-    return config.layers * 5 * (4 * 6 + 2 * 18) * config.d_model**3
+    work = 0
+    for matrix in matrices_of_a_block(config):
+        short, long = sorted((matrix.rows // matrix.parts, matrix.columns))
+        work += matrix.parts * (4 * short * short * long + 2 * short**3)
+    return config.layers * 5 * work
 
 
 def utilisation(config: TrainConfig, gpu: Gpu, given: float | None) -> tuple[float, str]:

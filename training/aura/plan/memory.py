@@ -1,6 +1,6 @@
 """How much memory one rank of a training needs, by what it is for. Standard library only.
 
-The formulas follow aura/model/gpt.py and aura/optim/adamw.py operation by operation, and test_plan_memory.py holds
+The formulas follow aura/model and aura/optim/adamw.py operation by operation, and test_plan_memory.py holds
 them against the tensors that are really alive. A unit is one element per token and channel: micro-batch x sequence x
 d_model. Assumed: attention of the flash kind (no matrix of all pairs of positions), and eager execution;
 torch.compile usually keeps less.
@@ -14,6 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aura.config import TrainConfig
+from aura.plan.shapes import (
+    DEEPEST,
+    HIGH_CYCLES,
+    is_recurrent,
+    matrices_of_a_block,
+    mlp_width,
+    outside_the_blocks,
+    rows,
+    stored_parameters,
+    vectors_of_a_block,
+)
 
 GIB = 2**30
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -47,31 +58,6 @@ class Memory:
     @property
     def total(self) -> int:
         return sum(value for value in vars(self).values() if isinstance(value, int))
-
-
-def parameter_count(config: TrainConfig) -> int:
-    """Without the unused rows of the embedding. GPT-2, output tied to the embedding: each block has four matrices
-    (12 d^2), their biases (9 d) and two LayerNorms (4 d)."""
-    d = config.d_model
-    return (config.vocab_size + config.seq_len) * d + config.layers * (12 * d * d + 13 * d) + 2 * d
-
-
-def stored_parameters(config: TrainConfig) -> int:
-    """With the unused rows."""
-    return parameter_count(config) + (rows(config) - config.vocab_size) * config.d_model
-
-
-def rows(config: TrainConfig) -> int:
-    return math.ceil(config.vocab_size / config.vocab_multiple) * config.vocab_multiple
-
-
-def with_vocabulary(config: TrainConfig, tokens: int) -> TrainConfig:
-    """For a corpus of so many different tokens, where the embedding has the rows for them.
-
-    GPT-2's tokenizer with a padding token has one id more than the presets' 50257.
-    """
-    fits = config.vocab_size < tokens <= rows(config)
-    return replace(config, vocab_size=tokens) if fits else config
 
 
 def parameter_bytes(config: TrainConfig) -> int:
@@ -120,10 +106,8 @@ def change_bytes(config: TrainConfig, ranks: int) -> int:
 
 def moment_bytes(config: TrainConfig) -> int:
     """Both moments of AdamW, and what belongs to them; one of Muon for the matrices of the blocks."""
-    d, layers = config.d_model, config.layers
-    matrices = [3 * d * d, d * d, 4 * d * d, 4 * d * d] * layers
-    tensors = [rows(config) * d, config.seq_len * d, d, d]
-    tensors += [3 * d, 4 * d, d, d, d, d, d, d] * layers
+    matrices = [len(matrix) for matrix in matrices_of_a_block(config)] * config.layers
+    tensors = outside_the_blocks(config) + vectors_of_a_block(config) * config.layers
     momentum = 0
     if config.optimizer == "muon":
         momentum = 4 * sum(matrices)
@@ -190,35 +174,73 @@ class Sizes:
         self.unit, self.embedding = tokens * d, rows(config) * d  # elements
         self.several_chunks = 0 < config.loss_chunk < tokens
         self.chunk = config.loss_chunk if self.several_chunks else tokens  # tokens
+        matrices = matrices_of_a_block(config)
+        self.matrix, in_matrices = max(map(len, matrices)), sum(map(len, matrices))  # elements
+        self.input_of_block = self.parameter * self.unit
+        if is_recurrent(config):
+            self._of_hrm_text(config, tokens, in_matrices)
+        else:
+            self._of_gpt2(config, tokens, in_matrices)
+        self.kept_of_block = self.input_of_block if config.gradient_checkpointing else self.block
+        # After the blocks: the input of the last norm, and the gradient of what the output matrix has read.
+        self.end = self.input_of_norm + self.statistics + self.narrow * self.unit
+        norms = (self.calls - 1) * (self.input_of_norm + self.statistics)  # behind the calls before the last
+        self.kept = self.blocks * self.kept_of_block + norms + self.end
+        self.copy_of_embedding = 2 * self.embedding if self.autocast else 0
+
+    def _of_gpt2(self, config: TrainConfig, tokens: int, in_matrices: int) -> None:
         # A block keeps, per unit, the two inputs of LayerNorm in the format of the parameters, and what the matrix
         # products, attention and GELU read: 1 + 3 + 1 + 1 + 4 + 4. A LayerNorm keeps two statistics.
         self.statistics = 2 * tokens * self.parameter
-        self.block = (2 * self.parameter + 14 * self.narrow) * self.unit
+        self.input_of_norm = self.input_of_block
+        self.block = 2 * self.input_of_norm + 14 * self.narrow * self.unit
         self.block += 2 * self.statistics + 4 * tokens * config.heads
-        self.input_of_block = self.parameter * self.unit
-        self.kept_of_block = self.input_of_block if config.gradient_checkpointing else self.block
-        # After the blocks: the input of the last LayerNorm, and the gradient of what the output matrix has read.
-        self.end = self.input_of_block + self.statistics + self.narrow * self.unit
-        self.kept = config.layers * self.kept_of_block + self.end
-        # The copies of the matrices and biases of a block, and of the embedding as output matrix.
-        self.copy_of_block = 2 * (12 * d * d + 9 * d) if self.autocast else 0
-        self.copy_of_embedding = 2 * self.embedding if self.autocast else 0
+        self.widest = 4 * self.unit  # elements of GELU's output
+        self.calls, self.blocks = 1, config.layers
+        # The copies of the matrices and biases of a block
+        self.copy_of_block = 2 * (in_matrices + 9 * config.d_model) if self.autocast else 0
+        # The gradient of the embedding that waits for its other half, and both of them
+        self.waiting, self.of_embedding = self.embedding, 2 * self.embedding
+        self.shared = 0
+
+    def _of_hrm_text(self, config: TrainConfig, tokens: int, in_matrices: int) -> None:
+        # A call of a block keeps, per unit, the two inputs of the norms, and what the matrix products, attention, its
+        # gate and SwiGLU read: 1 + 3 + 1 + 1 + 1 + 1, and four times SwiGLU's width.
+        width = mlp_width(config)
+        self.statistics = 4 * tokens
+        # In fp32 always, as torch computes it on a CPU.
+        self.input_of_norm = 4 * self.unit
+        self.block = 2 * self.input_of_norm + self.narrow * (8 * self.unit + 4 * tokens * width)
+        self.block += 2 * self.statistics + 4 * tokens * config.heads
+        self.widest = 3 * tokens * width  # elements of the gradients of SwiGLU's output and factors
+        self.calls, self.blocks = DEEPEST, DEEPEST * config.layers // 2
+        self.copy_of_block = 2 * in_matrices if self.autocast else 0
+        self.waiting, self.of_embedding = 0, self.embedding
+        # Gradients of what is called several times wait for the call that was the first
+        self.shared = config.layers * in_matrices
 
 
 def _moments(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> dict[str, tuple[int, int, int, int]]:
     """The moments of a step that may need most: (weight copies, kept activations, logits, workspace). share: elements
     that the rank owns where there are several owners."""
-    all_copies = config.layers * s.copy_of_block
+    all_copies = s.blocks * s.copy_of_block
     copies = s.copy_of_block if config.gradient_checkpointing else all_copies
-    matrix = 4 * config.d_model**2  # elements of the largest of a block
     logits = s.chunk * rows(config)
     of_blocks = 0 if config.gradient_checkpointing else all_copies
     of_loss = (of_blocks + s.copy_of_embedding, s.kept)
+    # The last block: gradients of the residual stream (twice where it is cast), of the widest output, of one matrix;
+    # the block's activations where none were kept
+    of_block = (
+        (s.block - s.kept_of_block)
+        + s.narrow * s.widest
+        + (s.parameter + (s.narrow if s.autocast else 0)) * s.unit
+        + s.matrix * (s.narrow + (s.parameter if s.autocast else 0))
+    )
     # The gradient of the output matrix: in fp32 where it is added up over chunks, else as the product makes it
     sum_of_chunks = 4 * s.embedding if s.several_chunks else 0
     product = 0 if sum_of_chunks and s.narrow == 4 else s.narrow * s.embedding
     gradient = sum_of_chunks or product
-    return {
+    moments = {
         # Logits and their softmax in fp32
         "softmax": (*of_loss, 8 * logits, s.narrow * s.unit + sum_of_chunks),
         # The gradient of the logits makes that of the output matrix
@@ -232,21 +254,21 @@ def _moments(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> dict[st
             + (s.parameter * s.embedding if gradient != s.parameter * s.embedding else 0)
             + (s.parameter if s.autocast else 0) * s.unit,
         ),
-        # The last block: the gradient of the embedding waits for its other half; gradients of the residual stream
-        # (twice where it is cast), of GELU's output, of one matrix; the block's activations where none were kept
-        "block": (
-            copies,
-            s.kept - s.end + s.statistics,
-            0,
-            s.parameter * s.embedding
-            + (s.block - s.kept_of_block)
-            + (4 * s.narrow + s.parameter + (s.narrow if s.autocast else 0)) * s.unit
-            + matrix * (s.narrow + (s.parameter if s.autocast else 0)),
-        ),
+        "block": (copies, s.kept - s.end + s.statistics, 0, s.parameter * s.waiting + of_block),
         # Both halves of the embedding's gradient. (To round its sum at random takes less than the update will.)
-        "embedding": (0, 0, 0, s.parameter * (2 * s.embedding + s.unit)),
+        "embedding": (0, 0, 0, s.parameter * (s.of_embedding + s.unit)),
         "optimizer": (0, 0, 0, max(0, _of_update(config, s, on_gpu, share))),
     }
+    if s.shared:
+        # All stacks' gradients are on their way, and all but the last call of each still kept.
+        left = s.calls - HIGH_CYCLES
+        moments["stacks"] = (
+            max(s.copy_of_block, of_blocks * left // s.calls),
+            (s.kept - s.end) * left // s.calls,
+            0,
+            s.parameter * s.shared + of_block,
+        )
+    return moments
 
 
 def _of_update(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> int:
@@ -265,9 +287,9 @@ def _of_delay(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> int:
 
 def _temporary(config: TrainConfig, s: Sizes, on_gpu: bool) -> int:
     """Temporary bytes of the optimizer, which updates a piece at once; measured, as the test does."""
-    piece = min(PIECE, max(s.embedding, 4 * config.d_model**2))
+    piece = min(PIECE, max(s.embedding, s.matrix))
     if config.optimizer == "muon":  # a matrix at once; on a GPU its iterations are in bf16
-        return (24 if on_gpu else 48) * config.d_model**2
+        return (6 if on_gpu else 12) * s.matrix
     # The random numbers of the rounding are 64-bit integers.
     if config.parameter_format == "bf16":
         return 40 * piece

@@ -21,10 +21,10 @@ from aura.plan.memory import (
     link_bytes,
     memory_of,
     owners,
-    parameter_count,
     settings_that_fit,
     wire_bytes,
 )
+from aura.plan.shapes import parameter_count
 from aura.plan.step_time import Work, step_seconds
 from aura.texts.console import text
 

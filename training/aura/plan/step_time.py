@@ -29,7 +29,8 @@ from dataclasses import dataclass, replace
 
 from aura.config import TrainConfig
 from aura.plan.flops import flops_per_token, update_flops
-from aura.plan.memory import link_bytes, stored_parameters
+from aura.plan.memory import link_bytes
+from aura.plan.shapes import stored_parameters
 
 
 @dataclass(frozen=True)

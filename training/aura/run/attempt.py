@@ -32,7 +32,8 @@ from aura.corpus.windows import Windows, check_corpus
 from aura.errors import EXIT_DATA, EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE, AuraError, ConfigError, DataError
 from aura.model.export import export_checkpoint
 from aura.plan import gpus
-from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit, with_vocabulary
+from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit
+from aura.plan.shapes import with_vocabulary
 from aura.run.directory import DONE, FINAL, steps_done
 from aura.run.progress import Progress
 from aura.run.run import Run

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from aura.cluster.place import compiles
 from aura.cluster.ranks import Ranks
 from aura.model.forward import autocast
-from aura.model.gpt import GPT
+from aura.model.language_model import LanguageModel
 from aura.plan.memory import CODE_BITS
 from aura.plan.step_time import Coding
 from aura.run.batches import Batches
@@ -65,7 +65,7 @@ def nanoseconds(seconds: float) -> int:
     return max(1, round(seconds * 1e9))
 
 
-def micro_batch_seconds(run: Run, model: GPT, batches: Batches) -> float:
+def micro_batch_seconds(run: Run, model: LanguageModel, batches: Batches) -> float:
     """The median of a forward and backward pass over this rank's first windows, after one that warms up."""
     config, device = run.config, run.device
     loss_sum_of: Callable[..., torch.Tensor] = model.loss_sum

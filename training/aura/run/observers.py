@@ -7,7 +7,7 @@ import math
 from aura.corpus.windows import Windows
 from aura.errors import DataError
 from aura.model.forward import validation_loss
-from aura.model.gpt import GPT
+from aura.model.language_model import LanguageModel
 from aura.run.batches import Batches
 from aura.run.board import Board
 from aura.run.pace import Pace
@@ -83,7 +83,7 @@ class Lines:
 class Validation:
     """The loss on text that is not trained on: before the first step, now and then, and at the end of each epoch."""
 
-    def __init__(self, run: Run, strategy: Strategy, model: GPT, progress: Progress) -> None:
+    def __init__(self, run: Run, strategy: Strategy, model: LanguageModel, progress: Progress) -> None:
         self.run, self.strategy, self.model, self.progress = run, strategy, model, progress
         self.windows = Windows(run.corpus, "validation", run.config.seq_len)
 

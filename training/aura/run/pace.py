@@ -33,7 +33,8 @@ class Pace:
         """The mean since the start; MFU (model FLOPs utilisation) against the peak of all devices together."""
         rate = self.tokens / self.seconds
         peak = self.plan.peak_flops_of_all if self.device.type == "cuda" else None
-        mfu = rate * flops_per_token(self.config) / peak if peak else None
+        work = flops_per_token(self.config, range(step - self._counted, step))
+        mfu = rate * work / peak if peak else None
         left = (self.config.steps - step) * self._seconds_per_step
         return console.live(step, self.config.steps, rate, mfu, left)
 

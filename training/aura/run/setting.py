@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 
 from aura.config import TrainConfig
 from aura.corpus.windows import Windows
-from aura.model.gpt import GPT
+from aura.model.language_model import LanguageModel
 from aura.plan.candidates import Cluster, Decision, decide, exchanging
 from aura.plan.memory import CODE_BITS
 from aura.plan.plan import ranks_of
@@ -26,7 +26,7 @@ from aura.run.status import write_atomically
 from aura.texts.console import text
 
 
-def with_setting(run: Run, model: GPT, windows: Windows) -> tuple[Run, list[str]]:
+def with_setting(run: Run, model: LanguageModel, windows: Windows) -> tuple[Run, list[str]]:
     """The run with what `auto` stands for, and what there is to say of it. Every rank has to ask at the same time.
     Raises CollectiveFailed."""
     if run.config.strategy != "auto":
@@ -71,7 +71,7 @@ def _decided_before(run: Run) -> tuple[Replay | None, list[str]]:
     return replay, [text("setting_again", name=f"wire={replay.wire} delay={replay.delay:g}", file=file)]
 
 
-def _decided_now(run: Run, model: GPT, windows: Windows) -> tuple[Replay, list[str]]:
+def _decided_now(run: Run, model: LanguageModel, windows: Windows) -> tuple[Replay, list[str]]:
     cluster = _measured(run, model, windows)
     decision = decide(run.config, cluster)
     # The same on all ranks by itself; but one that is wrong about it would wait for ever.
@@ -82,7 +82,7 @@ def _decided_now(run: Run, model: GPT, windows: Windows) -> tuple[Replay, list[s
     return parse(run.ranks.broadcast_bytes(said, 0)), [measured, *decision.table, decision.reason]
 
 
-def _measured(run: Run, model: GPT, windows: Windows) -> Cluster:
+def _measured(run: Run, model: LanguageModel, windows: Windows) -> Cluster:
     config, ranks = run.config, run.ranks
     nodes = len(set(ranks.nodes))
     batches = Batches(windows, config, Division(config, ranks.nodes), run.place.rank, run.device)

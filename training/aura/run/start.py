@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import torch.distributed as dist
 
 from aura.checkpoint import store
 from aura.cluster.place import link_mbit, why_not_compiled
@@ -14,8 +17,9 @@ from aura.config import TrainConfig, as_words
 from aura.corpus.corpus import Corpus
 from aura.corpus.windows import Windows
 from aura.errors import ConfigError, DataError
+from aura.model.family import model_of
 from aura.model.forward import allow_tensor_cores
-from aura.model.gpt import GPT
+from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.optim.muon import check_devices, optimizer_of
 from aura.optim.schedule import warmup_steps
@@ -52,7 +56,7 @@ def trainer_of(run: Run, resume_from: Path | None = None) -> Trainer:
     check_ranks_mean_the_same(run.ranks, run.config, run.corpus)
     allow_tensor_cores(run.config, run.device)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run.directory / COMPILED).absolute()))
-    model = GPT(run.config, run.device)
+    model = model_of(run.config, run.device)
     windows = Windows(run.corpus, "train", run.config.seq_len)
     run, said = with_setting(run, model, windows)
     plan = plan_of(run, said)
@@ -107,7 +111,7 @@ def plan_of(run: Run, said: list[str]) -> Plan:
     return plan
 
 
-def strategy_of(run: Run, model: GPT) -> Strategy:
+def strategy_of(run: Run, model: LanguageModel) -> Strategy:
     """Raises the same error on all ranks."""
     config, ranks = run.config, run.ranks
     if ranks.world_size == 1:
@@ -125,7 +129,7 @@ def loss_scale_of(config: TrainConfig, delayed: bool) -> LossScale:
     return LossScale(first, enabled=config.precision == "fp16", delayed=delayed)
 
 
-def say_what_is_trained(run: Run, model: GPT, batches: Batches) -> None:
+def say_what_is_trained(run: Run, model: LanguageModel, batches: Batches) -> None:
     config, warmup = run.config, warmup_steps(run.config)
     run.say(console.model(config))
     run.say(console.precision(config.precision))
@@ -134,11 +138,33 @@ def say_what_is_trained(run: Run, model: GPT, batches: Batches) -> None:
         tokens, windows = batches.per_step * config.seq_len, len(batches.windows)
         parameters, fingerprint = model.parameter_count(), run.corpus.fingerprint
         run.say(console.size(parameters, batches.per_step, tokens, windows, fingerprint))
+        for line in batch_lines(run, batches):
+            run.say(line)
         if warmup >= config.steps:
             run.say(console.long_warmup(warmup, config.steps))
 
 
-def newest_state(run: Run, model: GPT, strategy: Strategy, resume_from: Path | None) -> store.State | None:
+def batch_lines(run: Run, batches: Batches) -> Iterator[str]:
+    """Guide 002's block: ranks, batch and steps. Where ranks are unlike, one number for each."""
+    division, sequences = batches.division, batches.per_step
+    if run.place.world_size > 1:
+        gpus = sum(device.is_gpu for device in run.devices)
+        yield console.text("launched", ranks=run.place.world_size, gpus=gpus, backend=dist.get_backend())
+    pairs = zip(division.first, division.sizes, strict=True)
+    counts = [math.ceil(share / size) for share, size in pairs]
+    shown = {"sizes": in_short(division.sizes), "counts": in_short(counts)}
+    yield console.text("batches", **shown, sequences=sequences)
+    yield console.text("length", steps=run.config.steps, epoch=len(batches.windows) / sequences)
+
+
+def in_short(numbers: Sequence[int]) -> str:
+    """'8', or '8, 8, 4'."""
+    return ", ".join(map(str, numbers if len(set(numbers)) > 1 else numbers[:1]))
+
+
+def newest_state(
+    run: Run, model: LanguageModel, strategy: Strategy, resume_from: Path | None
+) -> store.State | None:
     """Put all ranks on one checkpoint; its state, or None where the run begins."""
 
     def check(state: store.State) -> None:
@@ -171,7 +197,7 @@ def refuse_a_run_that_is_over(config: TrainConfig, progress: Progress) -> None:
         raise ConfigError("run_is_over", step=progress.step, steps=config.steps)
 
 
-def take_directory(run: Run, model: GPT, progress: Progress) -> None:
+def take_directory(run: Run, model: LanguageModel, progress: Progress) -> None:
     """The run directory says what this run is, and holds nothing that comes after its step."""
     (run.directory / directory.DONE).unlink(missing_ok=True)
     store.tidy(run.checkpoints, progress.step)

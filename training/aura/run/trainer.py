@@ -18,7 +18,7 @@ from torch import Tensor
 from aura.cluster.place import compiles
 from aura.errors import DataError
 from aura.model.forward import autocast
-from aura.model.gpt import GPT
+from aura.model.language_model import LanguageModel
 from aura.optim.gradient_sum import GradientSum
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import learning_rate
@@ -41,7 +41,7 @@ class Trainer:
     def __init__(
         self,
         run: Run,
-        model: GPT,
+        model: LanguageModel,
         batches: Batches,
         strategy: Strategy,
         loss_scale: LossScale,
@@ -60,7 +60,8 @@ class Trainer:
         if run.config.parameter_format == "bf16" and batches.accumulates:
             self.gradient_sum = GradientSum(model, run.config.seed)
         self.loss_sum_of: Callable[..., Tensor] = model.loss_sum
-        if compiles(run.config, run.device):
+        self.compiled = compiles(run.config, run.device)
+        if self.compiled:
             self.loss_sum_of = torch.compile(model.loss_sum, dynamic=False)
 
     def train(self) -> bool:
@@ -121,6 +122,9 @@ class Trainer:
         ahead = 1 if self.under_way else 0
         windows_seen = self.progress.windows_seen + ahead * self.batches.per_step
         self.batches.begin_step(self.progress.step + ahead + 1)
+        compiles_anew = self.model.begin_step(self.progress.step + ahead, self.config.steps) and self.compiled
+        if compiles_anew:
+            self.expect_delay()
         self.meter.begin_step()
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         # Filled in by the device; copied there, it would be waited for.
@@ -143,9 +147,15 @@ class Trainer:
             self.settle()
             if self.is_over:
                 return None
+        if compiles_anew:  # on other ranks it may take longer; the end of the step before has forgotten it
+            self.expect_delay()
         # While the device computes; the strategy will wait for it.
         self.batches.prepare(windows_seen + self.batches.per_step)
         return loss_sum
+
+    def expect_delay(self) -> None:
+        self.strategy.expect_delay()
+        self.run.activity.expect_delay()
 
     def refuse_what_is_not_finite(self, outcome: Outcome) -> None:
         """Raises DataError, on all ranks alike; not where a lower loss scale may help (fp16): the step is left out."""

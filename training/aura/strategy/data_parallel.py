@@ -24,7 +24,7 @@ class DataParallel:
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.parameters = list(model.parameters())
+        self.parameters, self.buffers = list(model.parameters()), list(model.buffers())
         self.buckets: list[Tensor] = []
         for group in _buckets(self.parameters):
             sizes = [parameter.numel() for parameter in group]
@@ -35,7 +35,7 @@ class DataParallel:
         self._places = [p.grad.data_ptr() for p in self.parameters if p.grad is not None]
 
     def start(self) -> None:
-        make_equal(self.ranks, [parameter.data for parameter in self.parameters])
+        make_equal(self.ranks, [*(parameter.data for parameter in self.parameters), *self.buffers])
 
     def zero_gradients(self) -> None:
         for bucket in self.buckets:

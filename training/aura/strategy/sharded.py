@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from aura.cluster.place import compiles
 from aura.cluster.ranks import Ranks, collective
 from aura.config import TrainConfig
-from aura.optim.muon import optimizer_of
+from aura.optim.muon import matrices_in, optimizer_of
 from aura.strategy.by_node import legs_of
 from aura.strategy.checksum import checksum, make_equal
 from aura.strategy.formats import Plain, WireFormat, format_of
@@ -86,7 +86,7 @@ class Sharded:
         self._hook_up(layer_by_layer=self.awaits_by_layer and not compiles(config, self.device))
 
     def start(self) -> None:
-        make_equal(self.ranks, list(self.flat.values()))
+        make_equal(self.ranks, [*self.flat.values(), *self.model.buffers()])
         if not self.has_loaded:
             self.shard.begin_anew()
 
@@ -309,13 +309,9 @@ class Sharded:
 
 
 def whole_matrices(model: nn.Module) -> dict[str, int]:
-    """What Muon needs whole: the matrices of the blocks, and of how many each consists (c_attn: queries, keys and
-    values)."""
-    return {
-        name: 3 if name.endswith("c_attn.weight") else 1
-        for name, parameter in model.named_parameters()
-        if name.startswith("h.") and parameter.dim() == 2
-    }
+    """What Muon needs whole, and of how many matrices each consists."""
+    parts = {name: matrices_in(name, parameter) for name, parameter in model.named_parameters()}
+    return {name: count for name, count in parts.items() if count}
 
 
 def _round_count(owned: list[list[Segment]]) -> int:

@@ -1,0 +1,268 @@
+"""HRM-Text against transformers' HrmTextForCausalLM, and trained by the same loop and strategies as GPT-2."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aura.cluster.activity import Activity
+from aura.commands import sample as sample_command
+from aura.config import TrainConfig, resolve
+from aura.corpus.corpus import TOKENIZER, Corpus
+from aura.errors import ConfigError
+from aura.model import export
+from aura.model.as_transformers import NAMES
+from aura.model.family import model_of
+from aura.model.hrm_text import HrmText
+from aura.optim.muon import optimizer_of
+from aura.plan.flops import flops_per_token, update_flops
+from aura.plan.shapes import CALLS, backward_depth, parameter_count
+from aura.run import trainer as train
+from aura.strategy.sharded import Sharded
+from safetensors.torch import load_file
+from sharded_ranks import Rank, Task
+from sharded_ranks import complete as complete_ranks
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+from trainers import complete, start, stop_at
+
+SMALL = {"family": "hrm-text", "layers": 4, "heads": 4, "d_model": 64, "seq_len": 16, "vocab_size": 50}
+RUN = "--family hrm-text --layers 2 --lr 5e-3"
+
+
+def made(**settings: object) -> TrainConfig:
+    return resolve("gpt2-nano", {**SMALL, **settings})
+
+
+def loss_of(model: HrmText) -> torch.Tensor:
+    tokens = torch.arange(32).view(2, 16) * 7 % 50
+    return model.loss_sum(tokens, tokens.roll(-1, 1))
+
+
+@pytest.fixture(scope="module")
+def exported(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[HrmText, Path]:
+    """Larger than a model begins, so that every path counts; with rows that no token of the tokenizer has."""
+    config = made(vocab_size=corpus.vocab_size + 20, vocab_multiple=64)
+    model = HrmText(config).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(1.5)
+    output = tmp_path_factory.mktemp("hrm") / "final"
+    export.export(config, model.state_dict(), corpus.path / TOKENIZER, output)
+    return model, output
+
+
+def test_transformers_computes_the_same_logits(corpus: Corpus, exported: tuple[HrmText, Path]) -> None:
+    from transformers import AutoModelForCausalLM, HrmTextForCausalLM
+
+    model, output = exported
+    theirs, report = HrmTextForCausalLM.from_pretrained(output, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    assert torch.equal(theirs.model.z_L_init, model.z_L_init) and model.z_L_init.std() > 0.5
+    tokens = torch.randint(corpus.vocab_size, (3, 16))
+    with torch.no_grad():
+        expected, logits = model(tokens)[..., : corpus.vocab_size], theirs.eval()(tokens).logits
+        assert expected.std() > 0.3
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-5)
+        assert torch.equal(export.load(output)(tokens), expected)
+    assert type(AutoModelForCausalLM.from_pretrained(output)) is HrmTextForCausalLM
+
+
+@pytest.mark.parametrize(("depth", "of_l"), [(3, [0, 1]), (4, [0, 2]), (5, [0, 3]), (8, [3, 3])])
+def test_gradients_are_those_of_transformers_where_it_can_route_them_so(depth: int, of_l: list[int]) -> None:
+    """With 2 they cannot be compared: there every call of H gets gradients, here only the last one does."""
+    from transformers import HrmTextConfig, HrmTextForCausalLM
+
+    model = HrmText(made())
+    shape = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 16}
+    config = HrmTextConfig(
+        vocab_size=50, num_hidden_layers=2, embedding_scale=8.0, prefix_lm=False, L_bp_cycles=of_l, **shape
+    )
+    theirs = HrmTextForCausalLM(config)
+    names = {name: NAMES["hrm-text"].of(name) for name in model.state_dict()}
+    theirs.load_state_dict({names[name]: tensor for name, tensor in model.state_dict().items()})
+    model.depth = depth
+    loss_of(model).backward()
+    tokens = torch.arange(32).view(2, 16) * 7 % 50
+    logits = theirs(tokens).logits
+    functional.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten(), reduction="sum").backward()
+    for name, parameter in model.named_parameters():
+        expected = theirs.get_parameter(names[name]).grad
+        assert expected is not None and parameter.grad is not None and expected.abs().max() > 1e-3, name
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_go_deeper_over_the_first_fifth_of_a_run() -> None:
+    assert [backward_depth(step, 30) for step in (0, 1, 2, 3, 4, 5, 6, 29)] == [2, 2, 3, 3, 4, 4, 5, 5]
+    model = HrmText(made())
+    model.begin_step(0, 30)
+    loss_of(model).backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == ["embed_tokens.weight"]
+    shallow = model.L_module.layers[0].mlp.up_proj.weight.grad
+    model = HrmText(made())
+    model.begin_step(6, 30)
+    loss_of(model).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert not torch.allclose(model.L_module.layers[0].mlp.up_proj.weight.grad, shallow)
+
+
+def test_a_token_changes_nothing_before_it() -> None:
+    model = HrmText(made())
+    tokens = torch.arange(16)[None]
+    changed = tokens.clone()
+    changed[0, 9] = 40
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert (before[:, 9:] != after[:, 9:]).any(dim=-1).all()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"gradient_checkpointing": True}, {"vocab_multiple": 64, "loss_chunk": 5}]
+)
+def test_what_saves_memory_or_time_changes_nothing(settings: dict[str, object]) -> None:
+    plain, other = HrmText(made()), HrmText(made(**settings))
+    losses = [loss_of(model) for model in (plain, other)]
+    for loss in losses:
+        loss.backward()
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-6)
+    for name, parameter in plain.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(
+            other.get_parameter(name).grad[: len(parameter)], parameter.grad, rtol=1e-4, atol=1e-5
+        )
+    assert other.parameter_count() == plain.parameter_count() == parameter_count(made(**settings))
+
+
+@pytest.mark.parametrize(("step", "depth"), [(0, 2), (29, 5)])
+def test_the_plan_counts_the_matrix_products(step: int, depth: int) -> None:
+    """Against those that torch counts. It does not count attention on a CPU, and the plan counts a gradient of the
+    inputs of the first call that gets gradients, which with a depth of 2 nobody needs."""
+    config = made(steps=30)
+    model, tokens = HrmText(config), torch.zeros(3, 16, dtype=torch.long)
+    model.begin_step(step, 30)
+    with FlopCounterMode(display=False) as counter:
+        model.loss_sum(tokens, tokens).backward()
+    attention = (CALLS + 2 * depth) * config.layers * 2 * config.d_model * config.seq_len
+    planned = 48 * (flops_per_token(config, range(step, step + 1)) - attention)
+    first = 48 * 2 * 4 * 64 * 64 if depth == 2 else 0  # of queries, keys, values and the gate
+    assert counter.get_total_flops() == planned - first
+    assert (
+        flops_per_token(config, range(0, 1))
+        < flops_per_token(config)
+        < flops_per_token(config, range(29, 30))
+    )
+
+
+def test_the_work_of_muon_is_that_of_its_iterations() -> None:
+    config = made(optimizer="muon")
+    model = model_of(config)
+    optimizer = optimizer_of(model, config)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    with FlopCounterMode(display=False) as counter:
+        optimizer.step(1e-2)
+    assert update_flops(config) == counter.get_total_flops()
+    assert sum(name.endswith(".momentum") for name in optimizer.tensors()) == 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": 3}, "layers=3 cannot be divided between the two stacks"),
+        ({"d_model": 60, "heads": 4}, "heads of 15 elements"),
+        ({"dropout": 0.1}, "has no dropout"),
+        ({"family": "hrm"}, "hrm-text"),
+    ],
+)
+def test_what_it_cannot_be_is_said(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        made(**settings)
+
+
+def test_it_learns_and_a_resume_changes_no_bit(corpus: Corpus, tmp_path: Path) -> None:
+    """Stopped while the embedding gets no gradient, and two ranks, whose processors do not draw the same numbers; the
+    one alone learns the same."""
+
+    def draw_others() -> None:
+        original = HrmText._initialise
+        HrmText._initialise = lambda self, config: (original(self, config), self.z_L_init.neg_())  # type: ignore
+
+    straight = complete(start(tmp_path / "a", corpus, 2, RUN, {1: draw_others}))
+    assert straight[0].files("checkpoint-step-20") == straight[1].files("checkpoint-step-20")
+    assert straight[0].done["validation_loss"] < straight[0].done["first_validation_loss"] - 0.5
+    for line in (
+        "World size: 2 | GPUs in all: 0 | Backend: gloo",
+        "Batch size per rank: 2 | Gradient accumulation steps: 1 | Effective batch size: 4",
+        "Total training steps: 20 | Steps per epoch: ",
+    ):
+        assert line in straight[0].text and line not in straight[1].text
+    (one,) = complete(start(tmp_path / "one", corpus, 1, f"{RUN} --batch-size 4"))
+    assert one.done["validation_loss"] == pytest.approx(straight[0].done["validation_loss"], abs=1e-4)
+
+    stop_at(2, tmp_path / "b", corpus, 2, RUN)
+    (refused, _) = start(tmp_path / "b", corpus, 2, RUN.replace("hrm-text", "gpt2"))
+    assert refused.end() == 64
+    assert "has family=hrm-text, this run asks for gpt2" in refused.text
+    resumed = complete(start(tmp_path / "b", corpus, 2, RUN))
+    assert resumed[0].files("checkpoint-step-20") == straight[0].files("checkpoint-step-20")
+
+
+def test_a_run_of_the_smallest_formats_is_exported_and_continues_a_text(
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    formats = "--precision bf16 --parameter-format bf16 --moment-format int8 --gradient-accumulation-steps 2"
+    (trainer,) = complete(start(tmp_path, corpus, 1, f"{RUN} {formats} --gradient-checkpointing --steps 4"))
+    checkpoint, final = trainer.run_dir / "checkpoints" / "checkpoint-step-4", trainer.run_dir / "final"
+    assert json.loads((final / export.CONFIG).read_text())["torch_dtype"] == "bfloat16"
+    drawn = load_file(checkpoint / "model.safetensors")["z_L_init"]
+    assert torch.equal(drawn, load_file(final / export.MODEL)["model.z_L_init"])
+    said = []
+    for place in (checkpoint, final):
+        words = ["--checkpoint", str(place), "--prompt", "la casa", "--tokens", "5", "--temperature", "0"]
+        assert sample_command.main(words) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and said[0].startswith("la casa")
+
+
+def test_ranks_wait_longer_where_another_depth_is_compiled(corpus: Corpus, tmp_path: Path) -> None:
+    def note() -> None:
+        train.compiles = lambda *_: True  # type: ignore[assignment]
+        torch.compile = lambda function, **_: function  # type: ignore[assignment]
+        Activity.expect_delay = lambda _: print("later")  # type: ignore[method-assign]
+
+    (trainer,) = complete(start(tmp_path, corpus, 1, f"{RUN} --steps 10", {0: note}))
+    # From 5 to 2, and up again: at the beginning of the step, and at its end.
+    assert trainer.text.count("later") == 2 * (1 + len({3, 5}))
+
+
+def dawdle(number: int, rank: Rank) -> None:
+    """Weights come late, those of the output matrix last."""
+    if number:
+        return
+    original = Sharded._take_in
+
+    def take_in(*arguments: Any) -> None:
+        time.sleep(0.02)
+        original(*arguments)
+
+    Sharded._take_in = take_in  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"optimizer": "muon"}, {"optimizer": "muon", "delay": 0.5, "wire": "int4"}], ids=str
+)
+def test_owners_update_it_bit_equal(settings: dict[str, object], tmp_path: Path) -> None:
+    """Without the loop, so that who does not wait for the weights of a module computes with others."""
+    shape = {"family": "hrm-text", "layers": 2, "lr": 5e-3, "vocab_size": 1500}
+    delayed = "delay" in settings
+    two = Task(tmp_path / "two", 2, {**shape, **settings}, micro_batches=2 if delayed else 1, sequences=8)
+    two.overlap, two.faults = True, {} if delayed else {0: dawdle, 1: dawdle}
+    results = complete_ranks(two)
+    assert results[0]["outcomes"] == results[1]["outcomes"] and results[0]["odd"] == []
+    (one,) = complete_ranks(Task(tmp_path / "one", 1, {**shape, "optimizer": "muon"}, sequences=8))
+    losses = [[o["loss_sum"] / o["tokens"] for o in result["outcomes"]] for result in (results[0], one)]
+    assert losses[0] == pytest.approx(losses[1], abs=0.1 if delayed else 1e-4)
+    assert losses[0][-1] < losses[0][0]

@@ -1,0 +1,171 @@
+"""HRM-Text: two stacks of blocks that call each other, one often (L), one seldom (H).
+
+As published in sapientinc/HRM-Text (models/baselines/hrm_nocarry_bp_warmup.py, 2026; Wang et al., "Hierarchical
+Reasoning Model", 2025, is its origin) and as HrmTextForCausalLM of transformers computes it, but for one thing: all
+attention is causal, since there are no instructions here that would be read in both directions. The modules are named
+as in transformers, so an export renames and never splits or merges.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from aura.config import TrainConfig
+from aura.model.language_model import (
+    DTYPES,
+    Embedding,
+    LanguageModel,
+    Linear,
+    as_matrix_products_read,
+)
+from aura.plan.shapes import DEEPEST, HIGH_CYCLES, LOW_CYCLES, backward_depth, mlp_width, rows
+
+EPSILON = 1e-6
+THETA = 10000.0  # of the rotations, Su et al. 2021
+TRUNCATED = (
+    0.87962566103423978  # standard deviation of a normal distribution that is cut off at two of its own
+)
+
+
+def norm(x: Tensor) -> Tensor:
+    """Root mean square 1, without parameters (Zhang and Sennrich, 2019)."""
+    return functional.rms_norm(x, x.shape[-1:], eps=EPSILON)
+
+
+def truncated_normal(tensor: Tensor, std: float, generator: torch.Generator) -> Tensor:
+    """Overwrites the tensor. Cut off where the normal distribution has two of its own standard deviations."""
+    wide = std / TRUNCATED
+    return nn.init.trunc_normal_(tensor, std=wide, a=-2 * wide, b=2 * wide, generator=generator)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__()
+        d, self.heads = config.d_model, config.heads
+        self.q_proj, self.k_proj, self.v_proj = (Linear(d, d, bias=False) for _ in range(3))
+        self.o_proj, self.gate_proj = Linear(d, d, bias=False), Linear(d, d, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # (batch, time, d_model)
+        shape = (*x.shape[:2], self.heads, -1)
+        q, k, v = (made(x).view(shape).transpose(1, 2) for made in (self.q_proj, self.k_proj, self.v_proj))
+        y = functional.scaled_dot_product_attention(
+            rotated(q, cos, sin), rotated(k, cos, sin), v, is_causal=True
+        )
+        gate = torch.sigmoid(self.gate_proj(x))
+        return self.o_proj(gate * y.transpose(1, 2).flatten(2))
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (batch, heads, time, width of a head); cos and sin (time, width), in fp32 as their products are."""
+    one, other = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-other, one), dim=-1) * sin).to(x.dtype)
+
+
+class MLP(nn.Module):
+    """SwiGLU (Shazeer, 2020)"""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__()
+        d, width = config.d_model, mlp_width(config)
+        self.gate_proj, self.up_proj = Linear(d, width, bias=False), Linear(d, width, bias=False)
+        self.down_proj = Linear(width, d, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(as_matrix_products_read(norm(x)), cos, sin)
+        return x + self.mlp(as_matrix_products_read(norm(x)))
+
+
+class Stack(nn.Module):
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers // 2))
+
+
+class OutputMatrix(nn.Module):
+    """Asked for by a call: that is where `sharded` waits until a module's weights have come."""
+
+    def __init__(self, count: int, d_model: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count, d_model))
+
+    def forward(self) -> Tensor:
+        return self.weight
+
+
+class HrmText(LanguageModel):
+    """Half of the layers are in each stack. `z_L_init`, where L begins, is drawn and never trained."""
+
+    vocabulary = frozenset({"embed_tokens.weight", "lm_head.weight"})
+    z_L_init: Tensor
+
+    def __init__(self, config: TrainConfig, device: torch.device | str = "cpu") -> None:
+        super().__init__(config)
+        self.head_width, self.depth = config.d_model // config.heads, DEEPEST
+        with torch.device(device):
+            self.embed_tokens = Embedding(rows(config), config.d_model)
+            self.L_module, self.H_module = Stack(config), Stack(config)
+            self.lm_head = OutputMatrix(rows(config), config.d_model)
+            self.register_buffer("z_L_init", torch.empty(config.d_model))
+        self.to(DTYPES[config.parameter_format])
+        if torch.device(device).type != "meta":
+            self._initialise(config)
+
+    @torch.no_grad()
+    def _initialise(self, config: TrainConfig) -> None:
+        """LeCun's, as published: normal, cut off at two standard deviations, variance 1 / inputs; the embedding is
+        scaled to variance 1 where it is read."""
+        generator = torch.Generator(self.z_L_init.device).manual_seed(config.seed)
+        for name, parameter in self.named_parameters():
+            drawn = torch.empty(self._words(name, parameter).shape, device=parameter.device)
+            parameter.zero_()[: len(drawn)].copy_(
+                truncated_normal(drawn, 1 / math.sqrt(drawn.shape[1]), generator)
+            )
+        start = torch.empty(config.d_model, device=self.z_L_init.device)
+        self.z_L_init.copy_(truncated_normal(start, 1.0, generator))
+
+    def begin_step(self, step: int, steps: int) -> bool:
+        """Gradients go back through few calls of the stacks at first, through more later."""
+        before, self.depth = self.depth, backward_depth(step, steps)
+        return self.depth != before
+
+    def before_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self._rotation(tokens.shape[1], tokens.device)
+        z_h = self.embed_tokens(tokens) * math.sqrt(self.d_model)
+        z_l = self.z_L_init.expand_as(z_h)
+        # Of the calls that get gradients, the last ones, as many as possible are H's; the last one of L is too.
+        of_h = min(HIGH_CYCLES, self.depth - 1)
+        of_l = self.depth - of_h
+        grad = torch.is_grad_enabled()
+        for high in range(HIGH_CYCLES):
+            for low in range(LOW_CYCLES):
+                left = HIGH_CYCLES * LOW_CYCLES - (high * LOW_CYCLES + low)
+                with torch.set_grad_enabled(grad and left <= of_l):
+                    z_l = self._call(self.L_module, z_l + z_h, cos, sin)
+            with torch.set_grad_enabled(grad and HIGH_CYCLES - high <= of_h):
+                z_h = self._call(self.H_module, z_h + z_l, cos, sin)
+        return z_h, self.lm_head()
+
+    def _call(self, stack: Stack, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        for block in stack.layers:
+            x = self.through(block, x, cos, sin)
+        return norm(x)
+
+    def _rotation(self, time: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos and sin (time, width of a head) of every position, in fp32."""
+        speeds = 1 / THETA ** (torch.arange(0, self.head_width, 2, device=device) / self.head_width)
+        angles = (torch.arange(time, device=device)[:, None] * speeds).repeat(1, 2)
+        return angles.cos(), angles.sin()
