@@ -26,7 +26,7 @@ from aura.watch.nodes import MISSES, Nodes, answers
 from aura.watch.queue import Queue
 from aura.watch.runs import Seen, news
 from aura.watch.sender import Memory, Sender
-from aura.watch.services import Services, read_services
+from aura.watch.services import Services, read_services, without_secrets
 from services import mail_server, wait_until, web_server
 from trainers import TINY
 
@@ -245,6 +245,12 @@ def test_a_file_that_is_no_json_or_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no JSON") as caught:
         read_services(path)
     assert SECRET not in str(caught.value) and caught.value.__context__ is not None
+
+
+def test_a_reason_that_holds_the_address_loses_it() -> None:
+    address = f"https://me:pass-word@example.org/hook/{SECRET}?key=another-secret"
+    said = without_secrets(f"{address} refused /hook/{SECRET}: key another-secret of me, pass-word", address)
+    assert "example.org" in said and not any(part in said for part in (SECRET, "another-secret", "pass-word"))
 
 
 def test_the_first_node_that_lives_tells_of_the_others() -> None:
