@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import aura
 import pytest
-from aura.commands import cli, prepare
+from aura.commands import cli, notify, prepare
 from aura.corpus import sources
 from aura.corpus.work import Settings
 from aura.errors import EXIT_USAGE, ConfigError, Parser
@@ -77,6 +77,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "build", build)
     monkeypatch.setattr(sources, "find_files", no_files)
     monkeypatch.setattr(attempt, "run", run)
+    monkeypatch.setattr(notify, "beside", lambda *_: None)
     monkeypatch.setattr(cli, "_check_paths", lambda *_: None)
 
 

@@ -52,6 +52,9 @@ def test_one_reading_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     }
     assert reading["ram_total_bytes"] == psutil.virtual_memory().total
     assert reading["gpus"] == []
+    assert set(reading["links"]) == {
+        name for name, card in psutil.net_if_stats().items() if card.isup and name != "lo"
+    }
 
 
 def test_gpus_in_the_guides_form(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,6 +64,9 @@ def test_gpus_in_the_guides_form(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         if index == 2:
             raise pynvml.NVMLError_GpuIsLost
         return index
+
+    def not_told(*_: object) -> None:
+        raise pynvml.NVMLError_NotSupported
 
     def load(index: int) -> SimpleNamespace:
         if index == 1:
@@ -73,6 +79,8 @@ def test_gpus_in_the_guides_form(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA RTX 4090")
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", load)
+    for name in ("nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage"):
+        monkeypatch.setattr(pynvml, name, not_told)
     memory = SimpleNamespace(used=int(12.1 * 2**30), total=24 * 2**30)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda _: memory)
     monkeypatch.setattr(psutil, "process_iter", lambda _: [])

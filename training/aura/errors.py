@@ -15,6 +15,8 @@ from typing import NoReturn
 EXIT_OK = 0
 EXIT_USAGE = 64  # wrong command line or configuration: starting again does not help
 EXIT_DATA = 65  # what was read or computed cannot be trusted: starting again does not help
+EXIT_GPU = 69  # a GPU of this node is sick: starting again does not help, without this node it may
+FOR_GOOD = (EXIT_USAGE, EXIT_DATA, EXIT_GPU)  # nobody starts it again, and all ranks end with it
 EXIT_TEMPORARY = 75  # start me again: the gang broke, or this rank was turned away
 
 
@@ -56,6 +58,10 @@ class ConfigError(AuraError):
 
 class DataError(AuraError):
     exit_code = EXIT_DATA
+
+
+class GpuFault(AuraError):
+    exit_code = EXIT_GPU
 
 
 class Parser(argparse.ArgumentParser):

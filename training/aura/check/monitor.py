@@ -5,6 +5,7 @@ The memory of processes is that of the `aura train` processes of this machine, o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +30,17 @@ class Gpu:
     used_bytes: int | None
     total_bytes: int | None
     error: str = ""
+    temperature: int | None = None  # °C
+    power_watts: float | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a network card carries, both ways, since the reading before [Mbit/s]."""
+
+    speed: int  # 0 where it does not say
+    sent: float
+    received: float
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,27 @@ class Reading:
     ram_total_bytes: int
     processes: dict[int, int]  # process id: resident bytes
     gpus: list[Gpu]
+    links: dict[str, Link]  # by name, those that are up
+
+
+class Links:
+    """The network cards that are up, but for the loopback."""
+
+    def __init__(self) -> None:
+        self.at, self.counted = time.monotonic(), psutil.net_io_counters(pernic=True)
+
+    def read(self) -> dict[str, Link]:
+        now, counted = time.monotonic(), psutil.net_io_counters(pernic=True)
+        cards, links, seconds = psutil.net_if_stats(), {}, max(now - self.at, 1e-3)
+        for name, total in counted.items():
+            before = self.counted.get(name)
+            if name != "lo" and before and name in cards and cards[name].isup:
+                sent, received = total.bytes_sent - before.bytes_sent, total.bytes_recv - before.bytes_recv
+                links[name] = Link(
+                    cards[name].speed, *(round(8e-6 * n / seconds, 3) for n in (sent, received))
+                )
+        self.at, self.counted = now, counted
+        return links
 
 
 class Gpus:
@@ -64,15 +97,19 @@ def _read_gpu(index: int) -> Gpu:
         name = pynvml.nvmlDeviceGetName(handle)
         load = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
         memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        temperature = _ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+        milliwatts = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
     except pynvml.NVMLError as error:
         return Gpu(index, "", None, None, None, str(error))
-    return Gpu(index, name, load and load.gpu, memory and memory.used, memory and memory.total)
+    watts = None if milliwatts is None else milliwatts / 1000
+    used, total = (memory.used, memory.total) if memory else (None, None)
+    return Gpu(index, name, load and load.gpu, used, total, "", temperature, watts)
 
 
-def _ask(question: Callable[[Any], Any], handle: Any) -> Any:
+def _ask(question: Callable[..., Any], *about: Any) -> Any:
     """None where this GPU does not say: laptops and chips that share the memory of the processor."""
     try:
-        return question(handle)
+        return question(*about)
     except pynvml.NVMLError_NotSupported:
         return None
 
@@ -96,7 +133,7 @@ def resident(pids: list[int]) -> dict[int, int]:
     return found
 
 
-def read(gpus: Gpus, pids: list[int]) -> Reading:
+def read(gpus: Gpus, links: Links, pids: list[int]) -> Reading:
     memory = psutil.virtual_memory()
     return Reading(
         time=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -106,4 +143,5 @@ def read(gpus: Gpus, pids: list[int]) -> Reading:
         ram_total_bytes=memory.total,
         processes=resident(pids),
         gpus=gpus.read(),
+        links=links.read(),
     )

@@ -1,6 +1,7 @@
 """Checkpoints: complete or absent, checked when read, safetensors and JSON only.
 
-    checkpoints/checkpoint-step-200/    (interrupt-step-N when the run was asked to stop)
+    checkpoints/checkpoint-step-200/    (interrupt-step-N when the run was asked to stop; suspect-step-N when a GPU
+                                        has turned out to be sick: never gone on from, never rotated, never copied)
         model.safetensors       parameters under their names in aura/model
         optimizer.safetensors   <parameter>.exp_avg, .exp_avg_sq and .step of AdamW, .momentum of Muon
         state.json              step, position in the data, configuration, fingerprint of the corpus, and the
@@ -86,7 +87,8 @@ class Saver:
 
         def write_all(optimizer: dict[str, Tensor]) -> None:
             path = write(self.directory, name, parameters, optimizer, state)
-            rotate(self.directory, self.keep, self.keep_every, path)
+            if NAME.fullmatch(name):  # what is suspect takes no place of what is good
+                rotate(self.directory, self.keep, self.keep_every, path)
 
         self._start(name, collect, write_all)
         if not copied:

@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, Store
 
 from aura.cluster.activity import Activity, Report, stalled
 from aura.cluster.rendezvous import GangBroken, Member, first_line, now, read, read_header
-from aura.errors import EXIT_DATA, EXIT_TEMPORARY, EXIT_USAGE
+from aura.errors import EXIT_TEMPORARY, FOR_GOOD
 from aura.texts.console import text
 
 BEAT = 1.0  # seconds between two heartbeats of a member
@@ -38,7 +38,7 @@ class Verdict(NamedTuple):
 
     @property
     def is_final(self) -> bool:
-        return self.exit_code in (EXIT_USAGE, EXIT_DATA)
+        return self.exit_code in FOR_GOOD
 
 
 class Gang:
@@ -94,8 +94,8 @@ class Gang:
             time.sleep(1)  # the other thread still saves what is on its way to the disk
 
     def give_up(self, sentence: str, exit_code: int) -> None:
-        """Tell all that this rank ends, and why, before it leaves. With 64 or 65 they end with the same code: starting
-        again would not help them either. With any other they are started again."""
+        """Tell all that this rank ends, and why, before it leaves. With 64, 65 or 69 they end with the same code:
+        starting again would not help them either. With any other they are started again."""
         self._leaving.set()
         final = Verdict(sentence, exit_code).is_final
         verdict = Verdict(f"{self._me}: {sentence}", exit_code if final else EXIT_TEMPORARY)

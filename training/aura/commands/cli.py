@@ -31,6 +31,8 @@ COMMANDS = {
     "copy-runs": "copy what runs have finished to another disk",
     "launch-local": "start all ranks on this machine: one per GPU, or N on the CPU",
     "monitor": "show the load of processor, memory and GPUs every few seconds",
+    "notify": "tell a person what runs, nodes and GPUs do: Discord, Slack, Telegram, e-mail, ntfy, a webhook",
+    "watch": "look after the GPUs of this machine, and end the rank on one that is sick",
     "check-allreduce": "let all ranks add numbers and check the sum",
     "probe": "answer or measure connections between nodes",
     "fingerprint": "verify a corpus and print its fingerprint",
@@ -103,6 +105,10 @@ def train(argv: list[str]) -> int:
         if arguments.shares_from and config.balance != "speed":
             raise ConfigError("shares_from_needs_speed", path=arguments.shares_from, balance=config.balance)
         take_best_gpu(put)
+        if arguments.webhook_config and os.environ.get("RANK", "0") == "0":
+            from aura.commands.notify import beside
+
+            beside(arguments.webhook_config, run_dir)
     except AuraError as error:
         if os.environ.get("WORLD_SIZE", "1") == "1":
             raise
@@ -177,6 +183,12 @@ def _train_parser() -> Parser:
         default=600,
         metavar="SECONDS",
         help="longest wait for the other ranks (600)",
+    )
+    parser.add_argument(
+        "--webhook-config",
+        type=Path,
+        metavar="FILE",
+        help="tell a person how the run goes, as aura notify does; for a run that is started by hand",
     )
     parser.add_argument(
         "--use-custom-model", action="store_true", help="accepted, as the guides have it; no effect"

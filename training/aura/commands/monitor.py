@@ -8,17 +8,23 @@ GB are 2^30 bytes.
 
 from __future__ import annotations
 
+import argparse
 import json
+import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 
 import psutil
 
 from aura.check import monitor
 from aura.errors import ConfigError, Parser
 from aura.texts import console
+
+PLAYBOOK = Path("playbooks/monitor.yml")
 
 
 def main(argv: list[str]) -> int:
@@ -31,23 +37,64 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--pid", type=int, nargs="+", default=[], metavar="N", help="these processes, not those that train"
     )
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="on the controller: all nodes, their GPUs and ranks (playbooks/monitor.yml)",
+    )
+    parser.add_argument(
+        "--inventory",
+        "-i",
+        type=Path,
+        metavar="DIR",
+        help="--cluster: another inventory than ansible.cfg names",
+    )
     arguments = parser.parse_args(argv)
     if not arguments.interval >= 0.1:
         raise ConfigError("interval_wrong")
+    if arguments.cluster:
+        return of_the_cluster(arguments)
     gpus = monitor.Gpus()
     if gpus.reason:
         print(console.text("no_gpus", reason=gpus.reason), file=sys.stderr, flush=True)
     try:
+        links = monitor.Links()
         psutil.cpu_percent()  # from here on the load is measured
         time.sleep(min(monitor.FIRST_INTERVAL, arguments.interval))
         while True:
-            reading = monitor.read(gpus, arguments.pid)
+            reading = monitor.read(gpus, links, arguments.pid)
             print(json.dumps(asdict(reading)) if arguments.json else "\n".join(lines(reading)), flush=True)
             if arguments.once:
                 return 0
             time.sleep(arguments.interval)
     except KeyboardInterrupt:
         return 0
+
+
+def of_the_cluster(arguments: argparse.Namespace) -> int:
+    """What the playbook writes, again and again; a terminal shows the last one only. A node that does not answer is a
+    line of the table, and no failure."""
+    if not PLAYBOOK.is_file():
+        raise ConfigError("no_playbook", path=PLAYBOOK)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "monitor.json" if arguments.json else "monitor.txt")
+        words = ["ansible-playbook", str(PLAYBOOK), "-e", f"monitor_file={file}"]
+        words += ["-i", str(arguments.inventory)] if arguments.inventory else []
+        while True:
+            began = time.monotonic()
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            )
+            if not file.is_file():
+                raise ConfigError(
+                    "playbook_failed", path=PLAYBOOK, said=(done.stdout + done.stderr).strip()[-2000:]
+                )
+            clear = "\033[H\033[2J" if sys.stdout.isatty() and not arguments.once else ""
+            print(clear + file.read_text(encoding="utf-8").rstrip(), flush=True)
+            if arguments.once:
+                return 0
+            file.unlink()
+            time.sleep(max(0.0, arguments.interval - (time.monotonic() - began)))
 
 
 def lines(reading: monitor.Reading) -> list[str]:

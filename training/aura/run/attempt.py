@@ -29,11 +29,12 @@ from aura.cluster.rendezvous import GangBroken, GangMismatch, GangRefused, card_
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows, check_corpus
-from aura.errors import EXIT_DATA, EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE, AuraError, ConfigError, DataError
+from aura.errors import EXIT_OK, EXIT_TEMPORARY, FOR_GOOD, AuraError, ConfigError, DataError, GpuFault
 from aura.model.export import export_checkpoint
 from aura.plan import gpus
 from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit
 from aura.plan.shapes import with_vocabulary
+from aura.run import sick_gpu
 from aura.run.directory import DONE, FINAL, steps_done
 from aura.run.progress import Progress
 from aura.run.run import Run
@@ -78,7 +79,7 @@ def refuse(error: AuraError, run_dir: Path, join_timeout: float) -> int:
 
 
 def tell_the_others(error: AuraError, run_dir: Path, join_timeout: float) -> None:
-    if error.exit_code not in (EXIT_USAGE, EXIT_DATA):
+    if error.exit_code not in FOR_GOOD:
         return
     # What goes wrong from here on hides nothing: the sentence has been said.
     with suppress(AuraError, GangBroken, GangMismatch, GangRefused, StoppedWhileWaiting):
@@ -108,6 +109,8 @@ class Attempt:
         self.config, self.run_dir, self.activity, self.shares_from = config, run_dir, activity, shares_from
         self.place = place_from_environment()
         self.device, self.backend = choose_device(self.place, backend)
+        if fault := sick_gpu.known_fault(self.device):
+            raise fault
         if config.compile == "true":
             check_compiler(self.device)
         rank, world_size, node = self.place.rank, self.place.world_size, self.place.node
@@ -118,6 +121,7 @@ class Attempt:
             world_size=world_size,
             node=node,
             device=str(self.device),
+            gpu=sick_gpu.uuid_of(self.device),
             max_steps=config.steps,
         )
         self.saver = store.Saver(run_dir / "checkpoints", config.keep_checkpoints, config.keep_every)
@@ -244,6 +248,7 @@ class Attempt:
             writer=next_writer(self.run_dir / "checkpoints", attempt, ranks),
             activity=self.activity,
         )
+        sick_gpu.watch(self.device, self.stop, self._end_sick)
         return trainer_of(this_run, resume_from).train()
 
     def _already_done(self, steps: int) -> int:
@@ -265,7 +270,7 @@ class Attempt:
 
     def _end(self, state: str, sentence: str, code: int) -> int:
         self.speaker.say(sentence)
-        self.status.set(state=state, message=sentence)
+        self.status.set(state=state, message=sentence, exit_code=code)
         return code
 
     def _end_now(self, sentence: str, code: int = EXIT_TEMPORARY) -> NoReturn:
@@ -274,8 +279,18 @@ class Attempt:
         self.saver.wait_without_others(SAVE_PATIENCE)
         exit_now(code)
 
+    def _end_sick(self, fault: GpuFault) -> NoReturn:
+        """Without a checkpoint: the GPU does not compute any more."""
+        code = self._end("failed", str(fault), fault.exit_code)
+        if self.members:
+            self.members.give_up(str(fault), code)
+            self.members.leave()
+        exit_now(code)
+
     def _end_alone(self, error: Exception) -> NoReturn:
         """What only this rank has met: the others hear of it, and where it is final they end with it."""
+        if fault := sick_gpu.fault_in(error):
+            self._end_sick(fault)
         if is_out_of_memory(error):
             sentence = out_of_memory(self.config, self.place, self.device)
             code = self._end("failed", sentence, ConfigError.exit_code)

@@ -14,9 +14,9 @@ from typing import Any
 from aura.checkpoint import manifest, store
 from aura.config import TrainConfig
 from aura.corpus.corpus import TOKENIZER, Corpus
+from aura.durable import write_atomically
 from aura.plan.candidates import CHOSEN
 from aura.run.runlog import write_model_config
-from aura.run.status import write_atomically
 from aura.texts.console import text
 
 DONE = "done.json"

@@ -68,7 +68,10 @@ class Lines:
         if step.is_logged:
             step.tokens_per_second = round(self.tokens / self.seconds, 1)
             run.status.set(
-                sync=step.sync, tokens_per_second=step.tokens_per_second, waited=round(self.waited, 3)
+                sync=step.sync,
+                tokens_per_second=step.tokens_per_second,
+                eta=round(self.pace.left(step.number), 1),
+                waited=round(self.waited, 3),
             )
             self.seconds = self.tokens = self.waited = 0.0
             run.say(console.step(step.epoch, step.number, step.loss, step.sync))

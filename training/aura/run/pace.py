@@ -35,8 +35,11 @@ class Pace:
         peak = self.plan.peak_flops_of_all if self.device.type == "cuda" else None
         work = flops_per_token(self.config, range(step - self._counted, step))
         mfu = rate * work / peak if peak else None
-        left = (self.config.steps - step) * self._seconds_per_step
-        return console.live(step, self.config.steps, rate, mfu, left)
+        return console.live(step, self.config.steps, rate, mfu, self.left(step))
+
+    def left(self, step: int) -> float:
+        """Seconds until the last step, at the mean since the start."""
+        return (self.config.steps - step) * self._seconds_per_step
 
     def compared(self) -> str:
         """What was predicted, and what was measured."""

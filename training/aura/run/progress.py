@@ -36,6 +36,7 @@ class Step:
     is_first: bool  # of this attempt
     is_last: bool  # of the run
     stopping: bool  # a rank was asked to stop: no step follows in this attempt
+    suspect: bool  # because its GPU is sick: what it has computed may be wrong
     ends_epoch: bool
     is_logged: bool
     is_saved: bool  # a checkpoint follows

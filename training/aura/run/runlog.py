@@ -19,7 +19,7 @@ from pathlib import Path
 from aura import __version__
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
-from aura.run.status import write_atomically
+from aura.durable import write_atomically
 from aura.texts.console import text
 
 LOG = "training_log.csv"

@@ -60,6 +60,10 @@ class Saving:
             self.trainer.strategy.expect_delay()
         if not step.is_saved:
             return
+        if step.suspect:
+            self._save("suspect", wait=True)
+            # The others hear from that rank which one it is, and why.
+            raise self.run.stop.sick or CollectiveFailed(console.text("another_is_suspect"))
         if step.stopping and not step.is_last:
             self._save("interrupt", wait=True)
         else:

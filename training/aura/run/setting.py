@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 
 from aura.config import TrainConfig
 from aura.corpus.windows import Windows
+from aura.durable import write_atomically
 from aura.model.language_model import LanguageModel
 from aura.plan.candidates import Cluster, Decision, decide, exchanging
 from aura.plan.memory import CODE_BITS
@@ -22,7 +23,6 @@ from aura.run.batches import Batches
 from aura.run.directory import reason_of
 from aura.run.division import Division
 from aura.run.run import Run
-from aura.run.status import write_atomically
 from aura.texts.console import text
 
 

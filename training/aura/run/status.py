@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from aura.durable import write_atomically
 from aura.texts.console import put, text
 
 STATES = ("joining", "training", "saving", "stopped", "done", "failed")
 PAUSE = 1.0  # seconds between two writes while nothing but numbers changes
-
-
-def write_atomically(path: Path, content: dict[str, Any]) -> None:
-    """Whoever reads sees the old file or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class Status:
@@ -36,6 +25,7 @@ class Status:
             "world_size": None,
             "node": None,
             "device": None,
+            "gpu": None,  # its UUID
             "attempt": None,
             "state": None,
             "step": 0,
@@ -44,11 +34,14 @@ class Status:
             "loss": None,
             "validation_loss": None,
             "tokens_per_second": None,
+            "eta": None,  # seconds until the last step, at the mean since the start
             "sync": None,
             "waited": None,  # seconds for other ranks and the wire, since the logged step before
             "setting": None,  # strategy, wire and delay of several ranks
             "shares": None,  # sequences of each rank in a step, where they follow measured speeds
             "message": "",
+            "pid": os.getpid(),  # a process that is gone can say nothing any more
+            "exit_code": None,  # once it has come to an end of its own
             "plan": None,  # of rank 0: what was predicted, line by line
             "outcome": None,  # of rank 0: that against what was measured
             **fields,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
+from aura.errors import GpuFault
+from aura.strategy.interface import STOP, SUSPECT
+
 
 class StoppedWhileWaiting(BaseException):
     """A signal came while nothing was under way that would have to be saved."""
@@ -18,10 +21,16 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested = False
+        self.sick: GpuFault | None = None  # what the watcher has found meanwhile
         self.waiting = True
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self._handle)
+
+    @property
+    def weight(self) -> int:
+        """What all ranks are told at the end of a step; 0: go on."""
+        return SUSPECT if self.sick else STOP if self.requested else 0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = True

@@ -75,7 +75,7 @@ class Trainer:
             loss_sum = self.forward_and_backward()
             if loss_sum is None:  # the step before has turned out to be the last one
                 break
-            told = Told(loss_sum, self.batches.tokens, self.run.stop.requested, self.loss_scale.value)
+            told = Told(loss_sum, self.batches.tokens, self.run.stop.weight, self.loss_scale.value)
             lr = learning_rate(self.config, self.progress.step)
             self.under_way = UnderWay(self.strategy.apply(told, lr), lr)
             self.loss_scale.begin_next()
@@ -190,6 +190,7 @@ class Trainer:
             is_first=is_first,
             is_last=is_last,
             stopping=outcome.stopping,
+            suspect=outcome.suspect,
             ends_epoch=progress.windows_seen // epoch_windows > epoch,
             is_logged=progress.step % config.log_every == 0 or is_first or is_last or outcome.stopping,
             is_saved=progress.step % config.save_every == 0 or is_last or outcome.stopping,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aura.config import TrainConfig
 from aura.optim.muon import optimizer_of
-from aura.strategy.interface import Outcome, Told, clip_factor
+from aura.strategy.interface import SUSPECT, Outcome, Told, clip_factor
 from aura.strategy.pieces import Segment
 from aura.strategy.state import copies, put_together
 
@@ -59,7 +59,8 @@ class Alone:
             loss_sum=loss,
             tokens=told.tokens,
             gradient_norm=norm,
-            stopping=told.stop,
+            stopping=told.stop > 0,
+            suspect=told.stop >= SUSPECT,
             bad_loss=[] if good_loss else [0],
             bad_gradient=[] if good_norm else [0],
             left_out=not (good_loss and good_norm),

@@ -16,7 +16,7 @@ from aura.cluster.ranks import Ranks
 from aura.optim.adamw import Optimizer
 from aura.strategy.checksum import checksum
 from aura.strategy.data_parallel import DataParallel
-from aura.strategy.interface import Outcome, Told, clip_factor
+from aura.strategy.interface import SUSPECT, Outcome, Told, clip_factor
 from aura.strategy.state import copies
 
 
@@ -56,6 +56,7 @@ class Ddp:
             tokens=tokens,
             gradient_norm=norm,
             stopping=stops > 0,
+            suspect=stops >= SUSPECT,
             bad_loss=bad_loss,
             bad_gradient=bad_gradient,
             left_out=left_out,

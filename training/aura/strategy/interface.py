@@ -10,6 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+STOP, SUSPECT = 1, 1 << 20  # added up over the ranks, of which there are fewer
+
 
 @dataclass(frozen=True)
 class Told:
@@ -17,7 +19,7 @@ class Told:
 
     loss_sum: Tensor | float  # nats, summed over the tokens
     tokens: int
-    stop: bool = False  # this rank was asked to stop
+    stop: int = 0  # STOP: this rank was asked to stop; SUSPECT: because it cannot trust its numbers
     loss_scale: float = 1.0  # fp16: what the losses were multiplied with before the backward passes
 
 
@@ -29,6 +31,7 @@ class Outcome:
     tokens: int
     gradient_norm: float  # L2, of the mean over all tokens, before clipping
     stopping: bool  # a rank was asked to stop
+    suspect: bool  # a rank cannot trust its numbers
     bad_loss: list[int]  # the ranks whose loss is not finite
     # The ranks whose gradient is not finite; empty too when only the sum over all is not.
     bad_gradient: list[int]
@@ -109,6 +112,7 @@ def outcome_of(rows: list[list[float]]) -> Outcome:
         tokens=int(tokens),
         gradient_norm=norm,
         stopping=stops > 0,
+        suspect=stops >= SUSPECT,
         bad_loss=bad_loss,
         bad_gradient=bad_gradient,
         left_out=bool(bad_loss or bad_gradient) or not math.isfinite(norm),

@@ -1,0 +1,362 @@
+"""aura notify against real servers on loopback: what they get, what is kept meanwhile, what is never shown."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apprise.plugins.discord import NotifyDiscord
+from apprise.plugins.slack import NotifySlack
+from apprise.plugins.telegram import NotifyTelegram
+from aura.commands import notify
+from aura.corpus.corpus import Corpus
+from aura.errors import ConfigError
+from aura.watch import nodes
+from aura.watch.events import WARNING, Event
+from aura.watch.nodes import MISSES, Nodes, answers
+from aura.watch.queue import Queue
+from aura.watch.runs import Seen, news
+from aura.watch.sender import Memory, Sender
+from aura.watch.services import Services, read_services, without_secrets
+from services import mail_server, wait_until, web_server
+from trainers import TINY
+
+SECRET = "abcdefghijklmnop0123"  # noqa: S105 - made up
+EVENT = Event(
+    "node.lost", WARNING, "node3 no longer answers.", "Is it on?", host="node3", run="r", ts=time.time()
+)
+
+
+def config(folder: Path, content: Any) -> Path:
+    path = folder / "webhooks.json"
+    path.write_text(json.dumps(content))
+    path.chmod(0o600)
+    return path
+
+
+def own(port: int) -> dict[str, str]:
+    return {"webhook_url": f"http://127.0.0.1:{port}/hook/{SECRET}?token={SECRET}", "webhook_type": "json"}
+
+
+def sender(folder: Path, services: Services, said: list[str], **options: float) -> Sender:
+    return Sender(Queue(folder), services, Memory(folder), said.append, **options)
+
+
+def follow(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """aura notify as a process, on folder/runs."""
+    (folder / "runs").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "aura", "notify", "--webhook-config", str(folder / "webhooks.json"),
+         "--runs", str(folder / "runs"), "--state", str(folder), "--node", "node1", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def test_every_service_gets_it_in_its_own_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The services' names lead to a server here; of what they would say nothing is known."""
+    with web_server() as web, mail_server() as mail:
+        here = f"http://127.0.0.1:{web.port}"
+        monkeypatch.setattr(NotifyDiscord, "notify_url", f"{here}/discord")
+        monkeypatch.setattr(NotifySlack, "webhook_url", f"{here}/slack")
+        monkeypatch.setattr(NotifyTelegram, "notify_url", f"{here}/telegram/")
+        listed = [
+            {"webhook_url": f"https://discord.com/api/webhooks/123456/{SECRET}", "webhook_type": "discord"},
+            {"webhook_url": "https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"},
+            f"tgram://123456789:{SECRET}/12315544/",
+            {"webhook_url": f"{here}/topic", "webhook_type": "ntfy"},
+            own(web.port),
+            f"mailto://127.0.0.1:{mail.port}?from=aura@example.org&to=you@example.org",
+        ]
+        services = read_services(config(tmp_path, {"services": listed, "cluster": "home"}))
+        assert [service.send(EVENT, services.cluster) for service in services.services] == [""] * 6
+        discord, slack, telegram, ntfy, json_ = web.bodies
+    assert (
+        "node3 no longer answers." in discord["content"] and "home · node3 · node.lost" in discord["content"]
+    )
+    assert "node3 no longer answers." in json.dumps(slack["attachments"])
+    assert "node3 no longer answers." in telegram["text"] and telegram["chat_id"] == 12315544
+    assert (ntfy["topic"], ntfy["message"]) == ("topic", "node3 no longer answers.\nIs it on?")
+    assert json_ == {
+        "schema": 1, "event": "node.lost", "severity": "warning", "cluster": "home", "host": "node3", "rank": None,
+        "run": "r", "attempt": "", "step": None, "message": "node3 no longer answers.\nIs it on?",
+        "remedy": "Is it on?", "facts": {}, "ts": EVENT.ts, "dedup_key": "node.lost:node3:r",
+    }  # fmt: skip
+    assert web.paths[-1] == f"/hook/{SECRET}?token={SECRET}"
+    assert "To: you@example.org" in mail.bodies[0] and "node3 no longer answers." in mail.bodies[0]
+
+
+@pytest.mark.parametrize("trouble", [500, 429, None], ids=["refused", "too-many", "cut"])
+def test_what_is_refused_is_tried_again_and_holds_nobody_up(tmp_path: Path, trouble: int | None) -> None:
+    said: list[str] = []
+    with web_server() as sick, web_server() as well:
+        sick.answer = trouble
+        services = read_services(config(tmp_path, [own(sick.port), own(well.port)]))
+        post = sender(tmp_path, services, said, first_wait=0.2)
+        for number in range(3):
+            post.queue.add(replace(EVENT, run=f"r{number}"))
+        began = time.monotonic()
+        while time.monotonic() - began < 30 and sick.asked < 3:
+            post.round()
+            time.sleep(0.02)
+        assert len(well.bodies) == 3 and sick.bodies == []
+        # After 0, 0.2, 0.6 s.
+        assert sick.asked == 3 and time.monotonic() - began >= 0.6
+        sick.answer = 200
+        wait_until(lambda: (post.round() or len(sick.bodies)) == 3, 10, lambda: str(said))
+        assert [body["run"] for body in sick.bodies] == ["r0", "r1", "r2"]
+        assert len(well.bodies) == 3 and post.is_idle()
+    waits = [line for line in said if "tried again" in line]
+    assert len(waits) == 3 and SECRET not in "".join(said), said
+
+
+def test_the_same_is_said_once_and_then_counted(tmp_path: Path) -> None:
+    said: list[str] = []
+    with web_server() as web:
+        post = sender(tmp_path, read_services(config(tmp_path, own(web.port))), said, quiet=0.5)
+        for _ in range(50):
+            post.queue.add(EVENT)
+        post.queue.add(replace(EVENT, host="node4"))
+        post.round()
+        assert [body["host"] for body in web.bodies] == ["node3", "node4"]
+        # Who is started again meanwhile still knows.
+        post = sender(tmp_path, post.services, said, quiet=0.5)
+        post.queue.add(EVENT)
+        wait_until(lambda: (post.round() or len(web.bodies)) == 3, 10, lambda: str(web.bodies))
+        assert web.bodies[2]["message"].startswith("50 times more") and post.is_idle()
+        time.sleep(0.6)
+        post.round()
+        assert len(web.bodies) == 3
+
+
+def test_the_queue_survives_a_kill_and_nothing_shows_the_address(tmp_path: Path) -> None:
+    with web_server() as web:
+        web.answer = 500
+        config(tmp_path, own(web.port))
+        for number in range(3):
+            Queue(tmp_path).add(replace(EVENT, run=f"r{number}"))
+        process = follow(tmp_path)
+        assert process.stdout
+        wait_until(lambda: web.asked > 0, 120, lambda: "nothing was sent")
+        assert SECRET not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        assert SECRET not in Path(f"/proc/{process.pid}/environ").read_text()
+        said = ""
+        while "not delivered" not in said:
+            said += process.stdout.readline()
+        process.kill()
+        said += process.communicate()[0]
+        assert "not delivered" in said and "500" in said and SECRET not in said
+        kept = "".join(path.read_text() for path in tmp_path.rglob("*.json") if path.name != "webhooks.json")
+        assert SECRET not in kept
+        web.answer = 200
+        again = follow(tmp_path)
+        web.wait_for(3, 120)
+        again.send_signal(signal.SIGTERM)
+        assert again.wait(120) == 0
+        assert [body["run"] for body in web.bodies] == ["r0", "r1", "r2"]
+        assert list((tmp_path / "queue").iterdir()) == []
+
+
+def test_a_run_by_hand_tells_how_it_goes(corpus: Corpus, tmp_path: Path) -> None:
+    """The flag and the file of guide 003."""
+    with web_server() as web:
+        path = config(tmp_path, own(web.port))
+        words = ["--preset", "gpt2-nano", "--corpus", str(corpus.path), "--run-dir", str(tmp_path / "mine")]
+        run = subprocess.run(
+            [sys.executable, "-m", "aura", "train", *words, *TINY.split(), "--webhook_config", str(path)],
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        wait_until(lambda: "run.finished" in web.events, 120, lambda: str(web.events))
+        (last,) = (body for body in web.bodies if body["event"] == "run.finished")
+    assert (last["run"], last["rank"], last["step"], last["severity"]) == ("mine", 0, 20, "info")
+    assert last["facts"]["loss"] == json.loads((tmp_path / "mine/done.json").read_text())["validation_loss"]
+
+
+def test_a_test_says_who_took_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with web_server() as web, web_server() as heart:
+        path = config(
+            tmp_path,
+            {"services": [own(web.port)], "heartbeat_url": f"http://127.0.0.1:{heart.port}/{SECRET}"},
+        )
+        words = ["--test", "--webhook-config", str(path), "--node", "node1"]
+        assert notify.main(words) == 0
+        assert capsys.readouterr().out == "JSON 1: delivered.\nThe heartbeat arrives.\n"
+        assert web.events == ["test"] and heart.paths == [f"/{SECRET}"]
+        web.answer = heart.answer = 500
+        path.chmod(0o644)
+        assert notify.main(words) == 75
+    said = capsys.readouterr().out
+    assert "chmod 600" in said and "JSON 1: not delivered" in said and "HTTP 500" in said
+    assert SECRET not in said
+
+
+def test_the_heart_beats_while_nobody_else_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    with web_server() as heart:
+        url = f"http://127.0.0.1:{heart.port}/{SECRET}"
+        services = read_services(config(tmp_path, {"heartbeat_url": url, "heartbeat_seconds": 1}))
+        services.heartbeat_seconds = 0.1
+        post = sender(tmp_path, services, said)
+        for answer in (200, None, None, 200):
+            heart.answer = answer
+            post.round()
+            time.sleep(0.12)
+    assert heart.asked == 4
+    assert len(said) == 2 and "does not arrive" in said[0] and "again" in said[1]
+    assert SECRET not in "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"webhook_url": f"https://example.org/{SECRET}", "webhook_type": "discord"}, r"entry 1 .*discord"),
+        ({"webhook_url": f"https://example.org/{SECRET}"}, "webhook_type json"),
+        ({"webhook_url": SECRET, "webhook_type": "discrod"}, "Did you mean 'discord'"),
+        ({"webhook_type": "discord"}, "no address"),
+        ({"webhook_ulr": SECRET}, "Did you mean 'webhook_url'"),
+        ({"services": {}}, "no JSON of the form"),
+        ([], "names nobody"),
+        ({"heartbeat_url": f"ftp://{SECRET}"}, "heartbeat_url must begin"),
+        ({"heartbeat_url": "http://x/", "heartbeat_seconds": 0}, "at least 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_without_the_address(
+    tmp_path: Path, content: Any, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_services(config(tmp_path, content))
+    assert SECRET not in str(caught.value)
+
+
+def test_a_file_that_is_no_json_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "webhooks.json"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_services(path)
+    path.write_text(f'{{"webhook_url": "https://x/{SECRET}"')
+    with pytest.raises(ConfigError, match="no JSON") as caught:
+        read_services(path)
+    assert SECRET not in str(caught.value) and caught.value.__context__ is not None
+
+
+def test_a_reason_that_holds_the_address_loses_it() -> None:
+    address = f"https://me:pass-word@example.org/hook/{SECRET}?key=another-secret"
+    said = without_secrets(f"{address} refused /hook/{SECRET}: key another-secret of me, pass-word", address)
+    assert "example.org" in said and not any(part in said for part in (SECRET, "another-secret", "pass-word"))
+
+
+def test_the_first_node_that_lives_tells_of_the_others() -> None:
+    there = {"a": True, "b": True, "c": True}
+    names = {name: name for name in there}
+    by_node = {me: Nodes(me, names, {}, is_there=there.__getitem__) for me in names}
+
+    def told(looks: int) -> list[str]:
+        return [
+            f"{me}: {event.kind} {event.host}"
+            for _ in range(looks)
+            for me in names
+            if there[me]
+            for event in by_node[me].look()
+        ]
+
+    assert told(3) == []
+    there["c"] = False
+    assert told(MISSES - 1) == []
+    assert told(5) == ["a: node.lost c"]
+    there["a"] = False
+    assert told(5) == ["b: node.lost a"]
+    there["c"] = True
+    assert told(1) == ["b: node.back c"]
+
+
+def test_who_refuses_a_connection_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that lets it wait does not: here a listener that takes nobody, with its queue full."""
+    monkeypatch.setattr(nodes, "TIMEOUT", 0.2)
+    with web_server() as web:
+        assert answers("127.0.0.1", web.port)
+    assert answers("127.0.0.1", web.port)
+    with socket.socket() as frozen, contextlib.ExitStack() as stack:
+        frozen.bind(("127.0.0.1", 0))
+        frozen.listen(0)
+        port = frozen.getsockname()[1]
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", port))
+        assert not answers("127.0.0.1", port)
+
+
+def test_a_full_disk_of_the_queue_is_a_sentence(small_disk: Path, tmp_path: Path) -> None:
+    with web_server() as web:
+        config(tmp_path, own(web.port))
+        (small_disk / "filler").write_bytes(b"0" * 60000)
+        process = follow(tmp_path, "--state", str(small_disk), "--runs", str(small_disk))
+        said = process.communicate(timeout=120)[0]
+    assert process.returncode == 75 and "No space left" in said, said
+
+
+def says(state: str, pid: int = 1, **values: Any) -> dict[str, Any]:
+    """status.json of a rank 0."""
+    known = {"rank": 0, "world_size": 5, "node": "node1", "step": 7, "max_steps": 9, "updated": 100.0}
+    return {**known, "loss": None, "state": state, "pid": pid, **values}
+
+
+LEARNS = says("training", loss=2.5)
+BROKE = says("failed", exit_code=75, message="rank 2 on node2 has not answered for 8 s.")
+STORIES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+    "good": (
+        [says("joining"), says("training"), LEARNS, says("saving", loss=2.5), LEARNS, says("done", loss=2.5)],
+        ["started", "first_step", "finished"],
+    ),
+    "a rank was lost": (
+        [LEARNS, BROKE, BROKE, says("joining", 2), says("training", 2, loss=2.0)],
+        ["started", "first_step", "interrupted", "resumed"],
+    ),
+    "rank 0 was killed, and is there again before anybody looked": (
+        [LEARNS, says("joining", 2), says("training", 2, loss=2.0)],
+        ["started", "first_step", "interrupted", "resumed"],
+    ),
+    "rank 0 was killed, and nobody starts it": (
+        [LEARNS, *[{**LEARNS, "gone": True}] * 60],
+        ["started", "first_step", "interrupted", "failed"],
+    ),
+    "it broke off, and nobody starts it": (
+        [LEARNS, *[BROKE] * 60],
+        ["started", "first_step", "interrupted", "failed"],
+    ),
+    "a wrong setting": ([says("joining"), says("failed", exit_code=64, message="x")], ["started", "failed"]),
+    "a sick GPU": ([LEARNS, says("failed", exit_code=69, message="x")], ["started", "first_step", "failed"]),
+    "stopped, and launched again": (
+        [LEARNS, says("stopped"), says("stopped"), says("joining", 2)],
+        ["started", "first_step", "stopped", "started"],
+    ),
+    "failed between two looks": ([says("failed", exit_code=64, message="x")], ["failed"]),
+    "over before anybody looked": (
+        [says("failed", exit_code=64, updated=1.0), says("done", updated=1.0)],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_what_has_become_of_a_run(story: str) -> None:
+    """Looked at every five seconds."""
+    statuses, expected = STORIES[story]
+    seen, told = Seen(), []
+    for number, status in enumerate(statuses):
+        status = dict(status)
+        seen, events = news(
+            "r", seen, status, not status.pop("gone", False), began=50.0, now=100.0 + 5 * number
+        )
+        told += events
+    assert [event.kind for event in told] == [f"run.{kind}" for kind in expected]
+    if "interrupted" in expected and BROKE in statuses:
+        assert "rank 2 on node2 has not answered" in told[2].message

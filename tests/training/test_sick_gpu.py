@@ -1,0 +1,101 @@
+"""A rank whose GPU is called sick: real trainers on the processor, which answers to "cpu" in place of a UUID."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from aura.corpus.corpus import Corpus
+from aura.run import sick_gpu
+from aura.watch.faults import write_fault
+from trainers import Fault, Trainer, at_step, complete, start
+
+SAID = {"sentence": "GPU 0 of node1 has fallen off the bus (XID 79).", "remedy": "Restart node1."}
+
+
+def found_at(step: int, folder: Path) -> Fault:
+    """In this step the watcher writes down a fault of this rank's GPU, and the rank has time to read it: what all are
+    told at the end of the step is decided by then, so the next one is the last."""
+
+    def put_in() -> None:
+        os.environ["AURA_FAULTS"] = str(folder)
+        sick_gpu.PAUSE = 0.05
+
+        def find() -> None:
+            write_fault(folder, "cpu", SAID)
+            time.sleep(0.5)
+
+        at_step(step, find)()
+
+    return put_in
+
+
+def hung_at(step: int, folder: Path) -> Fault:
+    """As a GPU that is lost: the rank does not come back from it."""
+
+    def put_in() -> None:
+        os.environ["AURA_FAULTS"] = str(folder)
+        sick_gpu.PAUSE, sick_gpu.PATIENCE = 0.05, 1.0
+
+        def hang() -> None:
+            write_fault(folder, "cpu", SAID)
+            time.sleep(1000)
+
+        at_step(step, hang)()
+
+    return put_in
+
+
+def ends(ranks: list[Trainer]) -> None:
+    """All with 69; node1's own word for it, with the remedy, is what the other one says, too."""
+    assert [rank.end() for rank in ranks] == [69, 69], ranks[0].text + ranks[1].text
+    for rank in ranks:
+        assert rank.status["state"] == "failed" and rank.status["exit_code"] == 69
+        assert "has fallen off the bus (XID 79). Restart node1." in rank.status["message"]
+    assert "rank 1 on node1" in ranks[0].status["message"]
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "ddp"])
+def test_it_saves_as_suspect_and_all_end_for_good(corpus: Corpus, tmp_path: Path, strategy: str) -> None:
+    settings = f"--strategy {strategy} --steps 12 --keep-checkpoints 1"
+    faults = tmp_path / "faults"
+    ranks = start(tmp_path, corpus, 2, settings, {1: found_at(8, faults)})
+    ends(ranks)
+    for rank in ranks:
+        assert rank.checkpoints() == ["checkpoint-step-5", "suspect-step-9"], rank.text
+        assert not (rank.run_dir / "done.json").exists()
+    good = ranks[0].files("checkpoint-step-5")
+
+    # Launched again before anything was repaired it does not begin; without that node it goes on from the good one.
+    def still_there() -> None:
+        os.environ["AURA_FAULTS"] = str(faults)
+
+    if strategy == "sharded":
+        again = start(tmp_path, corpus, 2, settings, {1: still_there})
+        assert [rank.end() for rank in again] == [69, 69]
+        assert "Restart node1." in again[0].text
+        assert ranks[0].files("checkpoint-step-5") == good
+        (alone,) = complete(start(tmp_path, corpus, 1, settings))
+        assert "after step 5" in alone.text
+
+
+def test_one_that_hangs_is_ended_without_a_checkpoint(corpus: Corpus, tmp_path: Path) -> None:
+    ranks = start(tmp_path, corpus, 2, "--steps 12", {1: hung_at(8, tmp_path / "faults")})
+    ends(ranks)
+    assert all(rank.checkpoints() == ["checkpoint-step-5"] for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_hardware"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be …", True),
+        ("CUDA error: hardware stack error", True),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", False),
+        ("CUDA error: device-side assert triggered", False),
+        ("NCCL error in: ProcessGroupNCCL.cpp, remote process exited or there was a network error", False),
+    ],
+)
+def test_only_hardware_is_a_sick_gpu(said: str, is_hardware: bool) -> None:
+    assert (sick_gpu.fault_in(RuntimeError(said)) is not None) is is_hardware

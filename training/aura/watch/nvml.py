@@ -1,0 +1,101 @@
+"""The GPUs of this machine, by NVIDIA's library (the nvidia-ml-py bindings of NVML)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+
+from aura.watch.readings import GpuReading
+
+# A card that is asked for what it or its driver does not know.
+NOT_TOLD = (
+    pynvml.NVMLError_NotSupported,
+    pynvml.NVMLError_FunctionNotFound,
+    pynvml.NVMLError_InvalidArgument,
+    pynvml.NVMLError_NoPermission,
+)
+
+
+class Gpus:
+    """`reason`: why there are none. A card keeps its UUID here when it does not say it any more."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.known: dict[int, GpuReading] = {}
+        self.ready = False
+
+    def read(self) -> list[GpuReading]:
+        try:
+            if not self.ready:
+                pynvml.nvmlInit()
+                self.ready = True
+            count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as error:
+            self.reason = str(error)
+            return [_lost(gpu, error) for gpu in self.known.values()]
+        self.reason = ""
+        return [reading for index in range(count) if (reading := self._read(index))]
+
+    def _read(self, index: int) -> GpuReading | None:
+        try:
+            reading = _read(index)
+        except pynvml.NVMLError as error:
+            return _lost(self.known[index], error) if index in self.known else None
+        self.known[index] = reading
+        return reading
+
+
+def _lost(gpu: GpuReading, error: pynvml.NVMLError) -> GpuReading:
+    return GpuReading(gpu.uuid, gpu.index, gpu.name, gpu.pci, lost=str(error))
+
+
+def _read(index: int) -> GpuReading:
+    """Raises NVMLError where the card does not answer."""
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+    pci = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    load = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    remapped = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)  # corrected, uncorrected, pending, failed
+    return GpuReading(
+        uuid,
+        index,
+        name,
+        pci="" if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}",
+        recovery_action=_recovery_action(handle),
+        ecc=_ask(
+            pynvml.nvmlDeviceGetTotalEccErrors,
+            handle,
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            pynvml.NVML_VOLATILE_ECC,
+        ),
+        remap_pending=None if remapped is None else bool(remapped[2]),
+        remap_failed=None if remapped is None else bool(remapped[3]),
+        temperature=_ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        slowdown_at=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        shutdown_at=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
+        # Drivers before 535 know it by this name, and later ones still do.
+        throttle=_ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+        pcie_width=_ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        load=None if load is None else load.gpu,
+    )
+
+
+def _threshold(handle: Any, which: int) -> int | None:
+    return _ask(pynvml.nvmlDeviceGetTemperatureThreshold, handle, which) or None  # some say 0 for none
+
+
+def _recovery_action(handle: Any) -> int | None:
+    """From driver 570 on."""
+    values = _ask(pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    return int(values[0].value.uiVal)
+
+
+def _ask(question: Callable[..., Any], *about: Any) -> Any:
+    try:
+        return question(*about)
+    except NOT_TOLD:
+        return None

@@ -1,0 +1,173 @@
+"""What has become of a run, from the status.json of its rank 0: what of that is worth a message.
+
+`news` is a function of what was seen before and what the file says now; it neither waits nor asks anybody.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from aura.errors import FOR_GOOD
+from aura.texts.console import text
+from aura.watch.events import CRITICAL, INFO, WARNING, Event
+
+ACTIVE = ("joining", "training", "saving")
+PATIENCE = 180.0  # seconds in which a run that has broken off is started again, by systemd or by a person
+
+Status = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of one run. `phase`: unknown, running, broken (it may begin again) or over."""
+
+    phase: str = "unknown"
+    state: str = ""  # the last one in the file
+    pid: int = 0
+    learned: bool = False  # a step has been reported
+    since: float = 0.0  # when it was found broken; 0: it is not, or it has begun again
+
+
+def statuses(runs: Path) -> Iterator[tuple[str, Status]]:
+    """Of every run of which rank 0 is here: its name and what rank 0 says. A run directory is one, too."""
+    for file in sorted([*runs.glob("*/rank-0/status.json"), *runs.glob("rank-0/status.json")]):
+        for content in _read(file):
+            yield file.parents[1].absolute().name, content
+
+
+def all_statuses(runs: Path) -> Iterator[Status]:
+    """Of every rank of every run."""
+    for file in sorted(runs.glob("*/rank-*/status.json")):
+        yield from _read(file)
+
+
+def _read(file: Path) -> Iterator[Status]:
+    with suppress(OSError, ValueError):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            yield content
+
+
+def is_alive(status: Status) -> bool:
+    """Is the process that wrote it still there? It may have been killed, and its number may be another's."""
+    try:
+        return runs_on(status["pid"]) and psutil.Process(status["pid"]).create_time() <= status["updated"]
+    except psutil.NoSuchProcess:
+        return False
+    except (KeyError, TypeError, psutil.Error):
+        return True  # nobody knows
+
+
+def runs_on(pid: int) -> bool:
+    """One that has ended, and that nobody has asked for its exit code yet, does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def news(
+    run: str, seen: Seen, status: Status, alive: bool, began: float, now: float
+) -> tuple[Seen, list[Event]]:
+    """began: since when somebody looks, now: both in seconds since the epoch. What ended before that is no news."""
+    state, pid = str(status.get("state")), int(status.get("pid") or 0)
+    another, before = pid != seen.pid, seen.state
+    seen = replace(seen, state=state, pid=pid)
+    if state in ACTIVE and alive:
+        return _of_active(run, seen, status, broke=another and before in ACTIVE and seen.phase == "running")
+    if seen.phase in ("unknown", "over") and not (another and float(status.get("updated") or 0) >= began):
+        return replace(seen, phase="over"), []
+    if state == "done":
+        return replace(seen, phase="over"), [_finished(run, status)]
+    if state == "stopped":
+        message = text("run_stopped", run=run, step=status.get("step"))
+        return replace(seen, phase="over"), [_event("run.stopped", INFO, message, run, status)]
+    if state == "failed" and status.get("exit_code") in FOR_GOOD:
+        return replace(seen, phase="over"), [_failed(run, status, str(status.get("message")))]
+    is_new = another or before != "failed" if state == "failed" else seen.phase != "broken"
+    return _of_broken(run, seen, status, now, is_new)
+
+
+def _of_active(run: str, seen: Seen, status: Status, broke: bool) -> tuple[Seen, list[Event]]:
+    events = []
+    if broke:  # a process without a last word, and there is a new one already
+        seen = replace(seen, phase="broken", since=0.0)
+        events.append(_interrupted(run, status, text("run_killed")))
+    if seen.phase in ("unknown", "over"):
+        seen = replace(seen, phase="running", learned=False)
+        message = text("run_started", run=run, ranks=status.get("world_size"))
+        events.append(_event("run.started", INFO, message, run, status))
+    seen = replace(seen, since=0.0)
+    if status.get("loss") is None:
+        return seen, events
+    if not seen.learned:
+        values = {key: status.get(key) for key in ("step", "max_steps", "loss")}
+        message = text("run_learns", run=run, **values)
+        events.append(_event("run.first_step", INFO, message, run, status, facts=values))
+    elif seen.phase == "broken":
+        message = text("run_resumed", run=run, step=status.get("step"))
+        events.append(_event("run.resumed", INFO, message, run, status))
+    return replace(seen, phase="running", learned=True), events
+
+
+def _of_broken(run: str, seen: Seen, status: Status, now: float, is_new: bool) -> tuple[Seen, list[Event]]:
+    """It has ended as one that is started again, or was killed. Where nobody does that, it has failed."""
+    events = []
+    reason = str(status.get("message")) if seen.state == "failed" else text("run_killed")
+    if is_new:
+        events.append(_interrupted(run, status, reason))
+    if not seen.since:
+        return replace(seen, phase="broken", since=now), events
+    if now - seen.since > PATIENCE:
+        message = text("run_not_started_again", reason=reason, minutes=PATIENCE / 60)
+        return replace(seen, phase="over"), [*events, _failed(run, status, message)]
+    return seen, events
+
+
+def _finished(run: str, status: Status) -> Event:
+    loss = status.get("validation_loss")
+    shown = text("unknown") if loss is None else f"{loss:.4f}"
+    message = text("run_finished", run=run, steps=status.get("step"), loss=shown)
+    return _event(
+        "run.finished", INFO, message, run, status, str(status.get("outcome") or ""), {"loss": loss}
+    )
+
+
+def _interrupted(run: str, status: Status, reason: str) -> Event:
+    message = text("run_interrupted", run=run, step=status.get("step"), reason=reason)
+    return _event("run.interrupted", WARNING, message, run, status)
+
+
+def _failed(run: str, status: Status, reason: str) -> Event:
+    message = text("run_failed", run=run, step=status.get("step"), reason=reason)
+    return _event("run.failed", CRITICAL, message, run, status, text("run_failed_remedy"))
+
+
+def _event(
+    kind: str,
+    severity: str,
+    message: str,
+    run: str,
+    status: Status,
+    remedy: str = "",
+    facts: Status | None = None,
+) -> Event:
+    return Event(
+        kind,
+        severity,
+        message,
+        remedy,
+        host=str(status.get("node") or ""),
+        run=run,
+        rank=status.get("rank"),
+        attempt=str(status.get("attempt") or ""),
+        step=status.get("step"),
+        facts=facts or {},
+    )
