@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAB = ROOT / "tests/lab/lab"
 NODES = ["node0", "node1", "node2", "node3", "node4"]
 RUNS = "/var/lib/aura/runs"
+LONGEST = 560  # seconds of a playbook; a test has 600, and shall be able to say what hung
 
 
 @dataclass
@@ -29,15 +30,33 @@ class Cluster:
     ) -> str:
         """Run a playbook as the README does; its output. `expect`: exit code, or None for «it must fail»."""
         self._count.append(1)
-        done = subprocess.run(
-            ["ansible-playbook", "-i", inventory, playbook, *options],
-            cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL, timeout=600, check=False,
-        )  # fmt: skip
-        (self.logs / f"{len(self._count):02d}-{Path(playbook).stem}.log").write_text(done.stdout)
-        good = done.returncode != 0 if expect is None else done.returncode == expect
-        assert good, f"{playbook} {' '.join(options)} ended with {done.returncode}:\n{done.stdout[-6000:]}"
-        return done.stdout
+        log = self.logs / f"{len(self._count):02d}-{Path(playbook).stem}.log"
+        with log.open("w") as output:
+            try:
+                code = subprocess.run(
+                    ["ansible-playbook", "-i", inventory, playbook, *options],
+                    cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL, timeout=LONGEST, check=False,
+                ).returncode  # fmt: skip
+            except subprocess.TimeoutExpired:
+                hangs = f"{playbook} hangs:\n{log.read_text()[-3000:]}\n{self.jobs()}"
+                raise AssertionError(hangs) from None
+        said = log.read_text()
+        good = code != 0 if expect is None else code == expect
+        assert good, f"{playbook} {' '.join(options)} ended with {code}:\n{said[-6000:]}"
+        return said
+
+    def jobs(self) -> str:
+        """What every node's systemd is waiting for, and what its ranks have said last."""
+        script = "uptime; systemctl list-jobs; journalctl --boot --no-pager --lines=15 --unit='aura-train@*'"
+        answers = []
+        for node in NODES:
+            done = subprocess.run(
+                [LAB, "exec", node, "sh", "-c", script],
+                text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False,
+            )  # fmt: skip
+            answers.append(f"── {node}\n{done.stdout}")
+        return "\n".join(answers)
 
     def refused(self, playbook: str, *options: str, inventory: str = "inventory/lab") -> str:
         """The output of a playbook that must fail and must have changed nothing."""
