@@ -45,6 +45,8 @@ ARMS = {
     ),
     "1 late after 30 steps, predicted": Setting(late=1.0, predicted=1.0, from_step=30),
     "1 late after 75 steps, predicted": Setting(late=1.0, predicted=1.0, from_step=75),
+    "1 late after 150 steps, predicted": Setting(late=1.0, predicted=1.0, from_step=150),
+    "int4 + 1 late after 75 steps, predicted": Setting("int4", "int4", late=1.0, predicted=1.0, from_step=75),
     "3/4 late, predicted": Setting(late=0.75, predicted=1.0),
     "7/8 late, predicted": Setting(late=0.875, predicted=1.0),
 }
@@ -61,6 +63,7 @@ GROUPS = {
             "1 late, predicted weights",
             "1 late, corrected",
             "int4 + 1 late, predicted",
+            "int4 + 1 late after 75 steps, predicted",
         ],
         "adamw": ["int4", "1 late, corrected"],
     },
@@ -77,10 +80,12 @@ GROUPS = {
             "1 late after 30 steps, predicted",
             "1 late after 30 steps, predicted 1.5",
             "1 late after 75 steps, predicted",
+            "1 late after 150 steps, predicted",
             "3/4 late, predicted",
             "7/8 late, predicted",
             "7/8 late, the others 1/4, predicted, after 75 steps",
-        ]
+        ],
+        "adamw": ["1 late after 150 steps, predicted"],
     },
     "formats": {
         "muon": ["int4 gradients", "int4 gradients, error feedback", "int4 differences"],
@@ -103,8 +108,8 @@ ALONE, FIVE = "alone", "int4 + 1 late, predicted"
 ARMS |= {f"one PC, {windows} windows": Setting(ranks=1, micro_batches=windows) for windows in (20, 10)}
 RATES_ALONE = {
     SYNCHRONOUS: (2e-2,),
-    "one PC, 20 windows": (1.4e-2, 2e-2),
-    "one PC, 10 windows": (1e-2, 1.4e-2, 2e-2),
+    "one PC, 20 windows": (1e-2, 1.4e-2, 2e-2),
+    "one PC, 10 windows": (7e-3, 1e-2, 1.4e-2),
 }
 PARTS = (0.25, 0.5, 0.75, 1.0)  # of the tokens
 # Of five PCs with int4 and 0.9 of a step late, by `make bench-wire`, encoded beforehand on the 4090.
