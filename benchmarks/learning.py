@@ -301,7 +301,8 @@ def main() -> int:
         rows = measure(
             runs, [group for group in asked if group != ALONE], seeds, arguments.part, arguments.long
         )
-        console.print(table(rows, seeds))
+        if rows:
+            console.print(table(rows, seeds))
         ones = alone(runs, seeds) if ALONE in asked else []
         if ones:
             five = statistics.mean(runs.of("muon", FIVE, CHOSEN["muon"], seeds))
