@@ -307,6 +307,7 @@ def main() -> int:
         if ones:
             five = statistics.mean(runs.of("muon", FIVE, CHOSEN["muon"], seeds))
             console.print(table_alone(ones, five, seeds))
+        runs.pool.shutdown()
     seconds = round(time.perf_counter() - started)
     console.print(f"{seconds} s; every run: {arguments.results}", highlight=False)
     about = {"bench": "learning", "form": form, "seeds": seeds, "evidence": "cpu", "parameters": parameters()}
