@@ -26,9 +26,12 @@ NODE ?=
 PACKAGES ?=
 # make roles ROLE=firewall tests one role only.
 ROLE ?=
-# make bench-learning LONG=1: more seeds, and every arm at more than one learning rate.
+# make bench-learning LONG=1: all arms, five seeds, and each at more than one learning rate.
 LONG ?=
-# make bench-wire ARMS='formats links' measures these groups of arms (all of them: ARMS=all).
+# make bench-learning SEEDS=5
+SEEDS ?=
+# make bench-wire ARMS='formats links' and make bench-learning ARMS='main causes' measure these groups of arms (all of
+# them: ARMS=all).
 ARMS ?=
 # make lock-torch BUILD=cu126 locks this build of torch; make bundle BUILD='cpu cu130' takes these along.
 BUILD ?=
@@ -152,8 +155,8 @@ bench-gpu: $(DEV) $(TRAINER) ## measure speed and memory of the presets on one G
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/gpu.py
 
 .PHONY: bench-learning
-bench-learning: $(DEV) $(TRAINER) ## measure what few bits and a delay cost in loss, on the CPU (10 minutes; all of it: LONG=1)
-	@PYTHONPATH=$(CURDIR)/training python benchmarks/learning.py $(if $(LONG),--long)
+bench-learning: $(DEV) $(TRAINER) ## measure what few bits and a delay cost in loss, on the CPU (10 minutes; others: ARMS=, SEEDS=, LONG=1)
+	@PYTHONPATH=$(CURDIR)/training python benchmarks/learning.py $(if $(LONG),--long) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(ARMS),--arms $(ARMS))
 
 .PHONY: bench-wire
 bench-wire: $(DEV) $(TRAINER) lab-up ## measure five ranks on the lab's shaped links, their GPUs emulated, against one (10 minutes; others: ARMS=)

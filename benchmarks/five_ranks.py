@@ -3,7 +3,7 @@
 Replicas are bit-equal (every rank adds the same bytes), so one model computes for all of them, and one more holds the
 owners' masters. A step, as the engine will do it:
 
-- every rank computes `MICRO_BATCHES` micro-batches, the first ceil(late · MICRO_BATCHES) of them on the weights before
+- every rank computes the same number of micro-batches, the first ceil(late · number) of them on the weights before
   the update that is still on its way, or on a prediction of it: as if it were equal to the update before it;
 - leg 1: the ranks' summed gradients, encoded, go to the owners, who add them up in fp32;
 - the optimizer updates the owners' masters;
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from aura.config import TrainConfig
@@ -30,9 +30,6 @@ from aura.strategy.codec import decode, encode, is_finite
 from aura.strategy.interface import clip_factor
 from torch import Tensor, nn
 
-RANKS = 5
-MICRO_BATCHES = 8  # of one window each, per step and rank
-WINDOWS = RANKS * MICRO_BATCHES  # per step
 VALIDATED_TOGETHER = 64  # windows
 
 
@@ -44,7 +41,21 @@ class Setting:
     differences: str = "fp32"  # format of leg 2
     error_feedback: bool = False  # a rank adds what leg 1 lost to its next gradient
     late: float = 0.0  # fraction of a step that computes before the last update has come
-    predicted: bool = False  # … on w + (w - w before) in place of w
+    predicted: float = 0.0  # c: … on w + c · (w - w before) in place of w
+    others_late: float = 1.0  # at most this fraction, for everything but the matrices of the blocks
+    from_step: int = 0  # no micro-batch is late before this one
+    corrected: float = 0.0  # c: the owner applies u + c · (u - u before), u being the optimizer's update
+    ranks: int = 5
+    micro_batches: int = 8  # of one window each, per step and rank
+
+    @property
+    def windows(self) -> int:
+        """Per step."""
+        return self.ranks * self.micro_batches
+
+    def own(self) -> dict[str, object]:
+        """What differs from the synchronous fp32 arm."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(Setting, name)}
 
 
 @dataclass(frozen=True)
@@ -54,14 +65,15 @@ class Result:
 
 
 def train(config: TrainConfig, setting: Setting, train_on: Windows, validate_on: Windows) -> Result:
-    """One pass over the first config.steps · WINDOWS windows of the order that config.seed gives."""
-    if config.steps * WINDOWS > len(train_on):
-        raise ValueError(f"{config.steps} steps need {config.steps * WINDOWS} windows of {len(train_on)}")
+    """One pass over the first config.steps · setting.windows windows of the order that config.seed gives."""
+    needed = config.steps * setting.windows
+    if needed > len(train_on):
+        raise ValueError(f"{config.steps} steps need {needed} windows of {len(train_on)}")
     started = time.perf_counter()
     ranks, order = FiveRanks(config, setting), Order(len(train_on), config.seed)
     for step in range(config.steps):
-        batch = train_on.batch(order.at(step * WINDOWS, WINDOWS))
-        ranks.step(batch.view(RANKS, MICRO_BATCHES, -1), learning_rate(config, step))
+        batch = train_on.batch(order.at(step * setting.windows, setting.windows))
+        ranks.step(batch.view(setting.ranks, setting.micro_batches, -1), learning_rate(config, step))
     return Result(ranks.validate(validate_on), time.perf_counter() - started)
 
 
@@ -74,11 +86,21 @@ class FiveRanks:
         self.optimizer = optimizer_of(self.masters, config)
         # What replicas hold after the last update, the one before and the one before that
         self.versions = [self.master.clone() for _ in range(3)]
-        self.late = math.ceil(setting.late * MICRO_BATCHES)
-        self.lost = [torch.zeros_like(self.master) for _ in range(RANKS if setting.error_feedback else 0)]
+        # Micro-batches that do not know the last update, and those of them that do not even know that of the others
+        self.late = math.ceil(setting.late * setting.micro_batches)
+        self.late_others = math.ceil(min(setting.late, setting.others_late) * setting.micro_batches)
+        self.steps = 0
+        self.update: Tensor | None = None  # the optimizer's last one, without correction
+        is_matrix = [
+            torch.full((p.numel(),), name.startswith("h.") and p.dim() == 2)
+            for name, p in self.model.named_parameters()
+        ]
+        self.is_matrix = torch.cat(is_matrix)
+        losing = setting.ranks if setting.error_feedback else 0
+        self.lost = [torch.zeros_like(self.master) for _ in range(losing)]
 
     def step(self, batch: Tensor, lr: float) -> None:
-        """batch: whole windows (RANKS, MICRO_BATCHES, seq_len + 1)."""
+        """batch: whole windows (ranks, micro-batches, seq_len + 1)."""
         self.total.zero_()
         if self.setting.gradients == "fp32":
             # The sum over the ranks is the same whoever computes it.
@@ -88,21 +110,26 @@ class FiveRanks:
             for rank, windows in enumerate(batch):
                 self._compute(windows[None])
                 self._send_gradient(rank)
-        tokens = WINDOWS * self.config.seq_len
+        tokens = self.setting.windows * self.config.seq_len
         norm = torch.linalg.vector_norm(self.total).item() / tokens
         self.total *= clip_factor(norm, self.config.clip, tokens)
+        before = self.master.clone()
         self.optimizer.step(lr)
+        self._correct(self.master - before)
         self._send_difference()
+        self.steps += 1
 
     def _compute(self, windows: Tensor) -> None:
-        """self.gradient: of the summed loss of the windows (ranks, MICRO_BATCHES, seq_len + 1)."""
+        """self.gradient: of the summed loss of the windows (ranks, micro-batches, seq_len + 1)."""
         self.gradient.zero_()
         now, before, long_before = self.versions
-        if self.late:
-            predicted = before + (before - long_before) if self.setting.predicted else before
-            self._backward(predicted, windows[:, : self.late])
-        if self.late < MICRO_BATCHES:
-            self._backward(now, windows[:, self.late :])
+        predicted = before + self.setting.predicted * (before - long_before)
+        known = (predicted, torch.where(self.is_matrix, predicted, now), now)
+        late, others = (self.late, self.late_others) if self.steps >= self.setting.from_step else (0, 0)
+        counts = [others, late - others, self.setting.micro_batches - late]
+        for weights, part in zip(known, torch.split(windows, counts, dim=1), strict=True):
+            if part.numel():
+                self._backward(weights, part)
 
     def _backward(self, weights: Tensor, windows: Tensor) -> None:
         self.weights.copy_(weights)
@@ -116,6 +143,14 @@ class FiveRanks:
         if self.lost:
             torch.sub(self.gradient, received, out=self.lost[rank])
         self.total += received
+
+    def _correct(self, update: Tensor) -> None:
+        """The correction of arXiv 2606.30634, from the first update on that has one before it: what the last one would
+        have been had it come in time is the one of now, so the difference is added. The optimizer's own update is what
+        is kept."""
+        if self.setting.corrected and self.update is not None:
+            self.master += self.setting.corrected * (update - self.update)
+        self.update = update
 
     def _send_difference(self) -> None:
         now = self.versions[0]

@@ -4,9 +4,11 @@ One process plays five ranks (five_ranks.py) on one pass over the lab's Spanish 
 synchronous fp32 arm of the same optimizer and the same seed (initial weights and order of the text): the table gives
 the mean of the differences and its 95 % interval (Student's t over the paired seeds).
 
-Short form, about ten minutes on two cores: two seeds, at the learning rates that the long form has chosen.
-Long form (`LONG=1`): five seeds; the synchronous arm of each optimizer takes the best of its learning rates (by the
-first two seeds); every arm that loses to it is tried at half that rate too, and judged by the better of the two.
+Short form, about ten minutes on two cores: two seeds of the arms that are asked about most, at the learning rates that
+the long form has chosen. `SEEDS=5` for more seeds; `ARMS=causes` for what a delay's cost is made of, `ARMS=alone` for
+when one PC, at another batch, comes to the loss of five, `ARMS="formats delays"` for the finer points, `ARMS=all`.
+Long form (`LONG=1`): everything, five seeds; the synchronous arm of each optimizer takes the best of its learning rates
+(by the first two seeds); every arm that loses to it is tried at half that rate too, and judged by the better one.
 
 The effects of interest at 350M parameters are some thousandths of a nat: here the arms are ranked, no more. Every run
 is a line in bench-results/learning.jsonl, and what is there already is not computed again. The last line is JSON.
@@ -25,6 +27,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -34,47 +37,29 @@ from aura.corpus.corpus import read_corpus
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from five_ranks import Setting, train
+from learning_arms import (
+    ALONE,
+    ARMS,
+    CHOSEN,
+    FIVE,
+    GROUPS,
+    MODEL,
+    PARTS,
+    RATES,
+    RATES_ALONE,
+    SCHEDULE,
+    SEEDS,
+    SPEEDUPS,
+    STEPS,
+    SYNCHRONOUS,
+    TUNING_SEEDS,
+    VOCABULARY,
+    WARMUP,
+)
 from loops import prepare_corpus, spanish_text
 from rich.console import Console
 from rich.table import Table
 
-VOCABULARY = 512
-# 134,912 parameters; 384,000 tokens, a third of the text. betas as in gpt2-medium; the last learning rate is zero.
-MODEL = {"layers": 2, "d_model": 64, "heads": 2, "seq_len": 32, "vocab_size": VOCABULARY}
-SCHEDULE = {"steps": 300, "min_lr_ratio": 0.0, "beta2": 0.95}
-# With 30 steps of warm-up, some seeds of AdamW stay where pairs of tokens are all that is learnt (4.3 nats).
-WARMUP = {"muon": 30, "adamw": 100}
-# Of the synchronous arms; the short form takes those that the long form has chosen.
-RATES = {"muon": (1.4e-2, 2e-2, 2.8e-2), "adamw": (5.6e-3, 8e-3, 1.1e-2, 1.6e-2)}
-CHOSEN = {"muon": 2e-2, "adamw": 1.1e-2}
-SEEDS = {"short": 2, "long": 5}
-TUNING_SEEDS = 2
-SYNCHRONOUS = "synchronous, fp32"
-INT4 = Setting("int4", "int4")
-ARMS = {
-    SYNCHRONOUS: Setting(),
-    "1/4 late": Setting(late=0.25),
-    "1/2 late": Setting(late=0.5),
-    "1 late": Setting(late=1.0),
-    "1/2 late, predicted weights": Setting(late=0.5, predicted=True),
-    "1 late, predicted weights": Setting(late=1.0, predicted=True),
-    "int8": Setting("int8", "int8"),
-    "int4": INT4,
-    "int4 gradients": Setting(gradients="int4"),
-    "int4 gradients, error feedback": Setting(gradients="int4", error_feedback=True),
-    "int4 differences": Setting(differences="int4"),
-    "int4 + 1/2 late, predicted": Setting("int4", "int4", late=0.5, predicted=True),
-    "int4 + 1 late, predicted": Setting("int4", "int4", late=1.0, predicted=True),
-    "int8 + 1 late, predicted": Setting("int8", "int8", late=1.0, predicted=True),
-}
-# AdamW loses most to any delay, so that its finer points are left out.
-MUON_ONLY = {
-    "int4 gradients",
-    "int4 gradients, error feedback",
-    "int4 differences",
-    "int4 + 1 late, predicted",
-    "int8 + 1 late, predicted",
-}
 # Two-sided 95 % quantiles of Student's t by degrees of freedom
 QUANTILES = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -85,15 +70,17 @@ class Job:
     arm: str
     lr: float
     seed: int
+    part: float = 1.0  # of the tokens
 
     def config(self) -> TrainConfig:
         own = {"optimizer": self.optimizer, "lr": self.lr, "seed": self.seed}
-        own["warmup_steps"] = WARMUP[self.optimizer]
+        steps = round(self.part * STEPS * Setting().windows / ARMS[self.arm].windows)
+        own |= {"steps": steps, "warmup_steps": round(WARMUP[self.optimizer] * steps / STEPS)}
         return resolve("gpt2-nano", {**MODEL, **SCHEDULE, **own})
 
     def key(self, corpus: str) -> str:
         """Equal where nothing differs that the loss depends on, but for the code."""
-        return json.dumps([self.config().digest(), asdict(ARMS[self.arm]), corpus])
+        return json.dumps([self.config().digest(), ARMS[self.arm].own(), corpus])
 
 
 @dataclass(frozen=True)
@@ -141,15 +128,15 @@ class Runs:
             with self.file.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(line) + "\n")
             self.known[key] = loss
-            about = f"{job.optimizer}, {job.arm}, lr {job.lr:g}, seed {job.seed}"
+            about = f"{job.optimizer}, {job.arm}, lr {job.lr:g}, seed {job.seed}, part {job.part:g}"
             self.console.print(
                 f"{count}/{len(missing)} {about}: {loss:.4f} ({seconds:.0f} s)", highlight=False
             )
         return [self.known[job.key(self.fingerprint)] for job in jobs]
 
-    def of(self, optimizer: str, arm: str, lr: float, seeds: int) -> list[float]:
+    def of(self, optimizer: str, arm: str, lr: float, seeds: int, part: float = 1.0) -> list[float]:
         """Losses of the first seeds."""
-        return self.losses([Job(optimizer, arm, lr, seed) for seed in range(seeds)])
+        return self.losses([Job(optimizer, arm, lr, seed, part) for seed in range(seeds)])
 
 
 def compute(job: Job, corpus: Path) -> tuple[float, float]:
@@ -169,25 +156,30 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def measure(runs: Runs, seeds: int, long: bool) -> list[Row]:
+def arms_of(optimizer: str, groups: Sequence[str]) -> list[str]:
+    """The synchronous arm, where there is another, and each of them once."""
+    asked = [arm for group in groups for arm in GROUPS[group].get(optimizer, ())]
+    return list(dict.fromkeys([SYNCHRONOUS, *asked])) if asked else []
+
+
+def measure(runs: Runs, groups: Sequence[str], seeds: int, part: float, long: bool) -> list[Row]:
     rates = tuned(runs) if long else {optimizer: {lr: math.nan} for optimizer, lr in CHOSEN.items()}
     best = {optimizer: min(losses, key=losses.__getitem__) for optimizer, losses in rates.items()}
-    pairs = [
-        (optimizer, arm) for optimizer in best for arm in ARMS if optimizer == "muon" or arm not in MUON_ONLY
-    ]
+    pairs = [(optimizer, arm) for optimizer in best for arm in arms_of(optimizer, groups)]
     # Seed by seed: who stops it has whole pairs.
-    runs.losses([Job(opt, arm, best[opt], seed) for seed in range(seeds) for opt, arm in pairs])
+    runs.losses([Job(opt, arm, best[opt], seed, part) for seed in range(seeds) for opt, arm in pairs])
     rows = []
     for optimizer, arm in pairs:
         lr, tried = best[optimizer], rates[optimizer] if arm == SYNCHRONOUS else {}
-        synchronous = runs.of(optimizer, SYNCHRONOUS, lr, seeds)
-        losses = runs.of(optimizer, arm, lr, seeds)
+        synchronous = runs.of(optimizer, SYNCHRONOUS, lr, seeds, part)
+        losses = runs.of(optimizer, arm, lr, seeds, part)
         if long and statistics.mean(losses) > statistics.mean(synchronous):
             tried = {
-                rate: statistics.mean(runs.of(optimizer, arm, rate, TUNING_SEEDS)) for rate in (lr, lr / 2)
+                rate: statistics.mean(runs.of(optimizer, arm, rate, TUNING_SEEDS, part))
+                for rate in (lr, lr / 2)
             }
             lr = min(tried, key=tried.__getitem__)
-            losses = runs.of(optimizer, arm, lr, seeds)
+            losses = runs.of(optimizer, arm, lr, seeds, part)
         differences = [loss - other for loss, other in zip(losses, synchronous, strict=True)]
         rows.append(Row(optimizer, arm, lr, losses, differences, tried))
     return rows
@@ -227,13 +219,66 @@ def table(rows: Sequence[Row], seeds: int) -> Table:
     return found
 
 
+@dataclass(frozen=True)
+class Alone:
+    """One PC without a network, at one batch."""
+
+    windows: int  # per step
+    lr: float
+    losses: dict[
+        float, float
+    ]  # by the part of the tokens that it has learnt, each at the end of a run of its own
+    tried: dict[float, float]  # learning rate: mean loss after all tokens
+
+    def part_until(self, loss: float) -> float:
+        """Of the tokens, to come to this loss; between two runs on a straight line over the logarithm of the tokens.
+        NaN where none of the runs is above it, or none below."""
+        for (less, before), (more, after) in pairwise(sorted(self.losses.items())):
+            if before >= loss >= after:
+                return less * (more / less) ** ((before - loss) / (before - after))
+        return math.nan
+
+
+def alone(runs: Runs, seeds: int) -> list[Alone]:
+    """With Muon."""
+    found = []
+    for arm, rates in RATES_ALONE.items():
+        tried = {lr: statistics.mean(runs.of("muon", arm, lr, seeds)) for lr in rates}
+        lr = min(tried, key=tried.__getitem__)
+        losses = {part: statistics.mean(runs.of("muon", arm, lr, seeds, part)) for part in PARTS}
+        found.append(Alone(ARMS[arm].windows, lr, losses, tried))
+    return found
+
+
+def table_alone(found: Sequence[Alone], five: float, seeds: int) -> Table:
+    table = Table(title=f"One PC until it has the loss of five with {FIVE} ({five:.4f}), {seeds} seeds; Muon")
+    headings = ("windows a step", "lr", "loss after all tokens", "part of the tokens until then")
+    for heading in (*headings, *(f"five are faster, {card}" for card in SPEEDUPS)):
+        table.add_column(heading, justify="right")
+    for one in found:
+        part = one.part_until(five)
+        times = [f"{part * speedup:.2f} x" for speedup in SPEEDUPS.values()]
+        table.add_row(str(one.windows), f"{one.lr:g}", f"{one.losses[1.0]:.4f}", f"{part:.2f}", *times)
+    return table
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--long", action="store_true", help="five seeds, learning rates tuned")
+    parser.add_argument("--long", action="store_true", help="all arms, five seeds, learning rates tuned")
+    parser.add_argument(
+        "--arms", nargs="+", choices=[*GROUPS, ALONE, "all"], default=["main"], help="groups of arms (main)"
+    )
     parser.add_argument(
         "--seeds", type=int, metavar="N", help="paired seeds (2, or 5 with --long; at most 10)"
+    )
+    parser.add_argument(
+        "--part",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="of the tokens, and of the warm-up (1; at most 3)",
     )
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count(), metavar="N", help="runs at a time (one per core)"
@@ -249,14 +294,34 @@ def main() -> int:
     console, started = Console(), time.perf_counter()
     form = "long" if arguments.long else "short"
     seeds = arguments.seeds or SEEDS[form]
+    asked = [*GROUPS, ALONE] if arguments.long or "all" in arguments.arms else arguments.arms
     with tempfile.TemporaryDirectory() as directory:
         corpus = prepare_corpus(arguments.text or spanish_text(), Path(directory), VOCABULARY)
-        rows = measure(Runs(arguments.results, corpus, arguments.workers, console), seeds, arguments.long)
-    console.print(table(rows, seeds))
+        runs = Runs(arguments.results, corpus, arguments.workers, console)
+        rows = measure(
+            runs, [group for group in asked if group != ALONE], seeds, arguments.part, arguments.long
+        )
+        if rows:
+            console.print(table(rows, seeds))
+        ones = alone(runs, seeds) if ALONE in asked else []
+        if ones:
+            five = statistics.mean(runs.of("muon", FIVE, CHOSEN["muon"], seeds))
+            console.print(table_alone(ones, five, seeds))
+        runs.pool.shutdown()
     seconds = round(time.perf_counter() - started)
     console.print(f"{seconds} s; every run: {arguments.results}", highlight=False)
     about = {"bench": "learning", "form": form, "seeds": seeds, "evidence": "cpu", "parameters": parameters()}
-    print(json.dumps({**about, "seconds": seconds, "arms": [row.summary() for row in rows]}))
+    about["part"] = arguments.part
+    print(
+        json.dumps(
+            {
+                **about,
+                "seconds": seconds,
+                "arms": [row.summary() for row in rows],
+                "alone": [asdict(one) for one in ones],
+            }
+        )
+    )
     return 0
 
 

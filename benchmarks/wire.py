@@ -37,8 +37,10 @@ from pathlib import Path
 from typing import Any
 
 from aura.plan.plan import GIGABIT
+from five_ranks import Setting
 from lab_ranks import LOOPBACK, Place, in_the_lab, run_ranks
-from learning import ARMS, interval
+from learning import interval
+from learning_arms import ARMS
 from loops import HERE, write_results
 from rich.console import Console
 from rich.table import Table
@@ -219,9 +221,7 @@ def cost_in_loss(arm: Arm, results: Path) -> tuple[float, int] | None:
     alike = [
         setting
         for setting in ARMS.values()
-        if setting.gradients == setting.differences == arm.wire
-        and setting.predicted
-        and not setting.error_feedback
+        if setting == Setting(arm.wire, arm.wire, late=setting.late, predicted=1.0)
         and setting.late >= arm.delay
     ]
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
@@ -229,16 +229,17 @@ def cost_in_loss(arm: Arm, results: Path) -> tuple[float, int] | None:
     if not alike or not runs:
         return None
     corpus = runs[-1]["about"][2]
-    runs = [run for run in runs if run["about"][2] == corpus and run["optimizer"] == "muon"]
-    theirs = losses_of(runs, asdict(min(alike, key=lambda setting: setting.late)))
-    ours = losses_of(runs, asdict(ARMS["synchronous, fp32"]))
+    whole = [run for run in runs if run["about"][2] == corpus and run.get("part", 1) == 1]
+    runs = [run for run in whole if run["optimizer"] == "muon"]
+    theirs = losses_of(runs, min(alike, key=lambda setting: setting.late).own())
+    ours = losses_of(runs, Setting().own())
     seeds = theirs.keys() & ours.keys()
     if not seeds:
         return None
     return interval([theirs[seed] - ours[seed] for seed in seeds])[1], len(seeds)
 
 
-def losses_of(runs: Sequence[dict[str, Any]], setting: dict[str, Any]) -> dict[int, float]:
+def losses_of(runs: Sequence[dict[str, Any]], setting: dict[str, object]) -> dict[int, float]:
     """By seed, at the learning rate with the most seeds, and of those with the lowest mean."""
     rates: dict[float, dict[int, float]] = {}
     for run in runs:

@@ -108,7 +108,11 @@ def test_ranks_stay_bit_equal_on_unlike_machines(wire: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "settings",
-    ["--wire int4 --delay 0.5", "--wire fp32 --delay 1", "--wire bf16 --delay 0.3 --predicted-weights false"],
+    [
+        "--wire int4 --delay 0.5 --delay-after 6",
+        "--wire fp32 --delay 1",
+        "--wire bf16 --delay 0.3 --predicted-weights false",
+    ],
 )
 def test_a_resume_from_any_step_changes_no_bit(settings: str, corpus: Corpus, tmp_path: Path) -> None:
     straight = completed(start(tmp_path / "a", corpus, 2, RUN + settings))
@@ -117,6 +121,14 @@ def test_a_resume_from_any_step_changes_no_bit(settings: str, corpus: Corpus, tm
     stop_at(5, tmp_path / "b", corpus, 2, RUN + settings)
     resumed = completed(start(tmp_path / "b", corpus, 2, RUN + settings))
     assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
+
+
+def test_a_delay_that_begins_later_changes_nothing_before(corpus: Corpus, tmp_path: Path) -> None:
+    strict = curve(completed(start(tmp_path / "a", corpus, 2, RUN))[0])
+    late = curve(completed(start(tmp_path / "b", corpus, 2, RUN + "--delay 0.5 --delay-after 3"))[0])
+    # The first step with a delay has only the third behind it, which was waited for.
+    assert [late[step] for step in range(1, 5)] == [strict[step] for step in range(1, 5)]
+    assert all(late[step] != strict[step] for step in range(5, 9))
 
 
 def test_who_is_slow_changes_no_bit(corpus: Corpus, tmp_path: Path) -> None:

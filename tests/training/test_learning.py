@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,14 @@ from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
-from aura.optim.muon import optimizer_of
-from five_ranks import MICRO_BATCHES, RANKS, FiveRanks, Setting, train
-from learning import ARMS, CHOSEN, RATES, SYNCHRONOUS, Job, interval
+from aura.optim.muon import Muon, optimizer_of
+from five_ranks import FiveRanks, Setting, train
+from learning import Alone, Job, interval
+from learning_arms import ARMS, CHOSEN, GROUPS, RATES, RATES_ALONE, SYNCHRONOUS
 from torch import Tensor
 
 STEPS, LR = 5, 0.01
+RANKS, MICRO_BATCHES = Setting.ranks, Setting.micro_batches
 
 
 def config_of(optimizer: str) -> TrainConfig:
@@ -29,21 +33,28 @@ def batches(config: TrainConfig) -> list[Tensor]:
     return [torch.randint(0, config.vocab_size, shape) for _ in range(STEPS)]
 
 
-def plain(config: TrainConfig, late: int, predicted: bool) -> Tensor:
-    """All weights in the end; in every step the first `late` micro-batches of all ranks do not know the last update."""
+def plain(config: TrainConfig, setting: Setting) -> Tensor:
+    """All weights in the end; in a step the first micro-batches of all ranks do not know the last update."""
     model = GPT(config)
     optimizer = optimizer_of(model, config)
-    parameters = list(model.parameters())
-    history = [[p.detach().clone() for p in parameters]]
-    for batch in batches(config):
-        now, before = history[-1], history[-2] if len(history) > 1 else history[-1]
-        long_before = history[-3] if len(history) > 2 else before if len(history) == 1 else history[0]
-        old = [b + (b - c) for b, c in zip(before, long_before, strict=True)] if predicted else before
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    of_muon = matrices(config)
+    history = [[p.detach().clone() for p in parameters]] * 3
+    last: list[Tensor] | None = None
+    for step, batch in enumerate(batches(config)):
+        long_before, before, now = history[-3:]
+        old = [b + setting.predicted * (b - c) for b, c in zip(before, long_before, strict=True)]
         total = [torch.zeros_like(p) for p in parameters]
-        for windows, weights in ((batch[:, :late], old), (batch[:, late:], now)):
+        for number in range(MICRO_BATCHES):
+            late = step >= setting.from_step and number < setting.late * MICRO_BATCHES
+            others_late = late and number < setting.others_late * MICRO_BATCHES
+            weights = [
+                o if (late if name in of_muon else others_late) else n
+                for name, o, n in zip(names, old, now, strict=True)
+            ]
             for p, weight in zip(parameters, weights, strict=True):
                 p.data.copy_(weight)
-            for window in windows.flatten(0, 1):
+            for window in batch[:, number]:
                 loss = model.loss_sum(window[None, :-1], window[None, 1:])
                 for sum_, part in zip(total, torch.autograd.grad(loss, parameters), strict=True):
                     sum_ += part / (RANKS * MICRO_BATCHES * config.seq_len)
@@ -52,8 +63,16 @@ def plain(config: TrainConfig, late: int, predicted: bool) -> Tensor:
             p.grad = sum_
         torch.nn.utils.clip_grad_norm_(parameters, config.clip)
         optimizer.step(LR)
-        history.append([p.detach().clone() for p in parameters])
+        updates = [(p - weight).detach() for p, weight in zip(parameters, now, strict=True)]
+        corrections = [setting.corrected * (u - v) for u, v in zip(updates, last or updates, strict=True)]
+        last = updates
+        history.append([w + u + c for w, u, c in zip(now, updates, corrections, strict=True)])
     return torch.cat([weight.view(-1) for weight in history[-1]])
+
+
+def matrices(config: TrainConfig) -> set[str]:
+    """Those of Muon."""
+    return set(Muon(GPT(config, "meta"), 0.9, 0.95, 0.0).matrices)
 
 
 def played(config: TrainConfig, setting: Setting) -> FiveRanks:
@@ -64,16 +83,29 @@ def played(config: TrainConfig, setting: Setting) -> FiveRanks:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize(("late", "predicted"), [(0, False), (2, False), (8, False), (4, True), (8, True)])
-def test_late_micro_batches_compute_on_the_weights_they_know(
-    optimizer: str, late: int, predicted: bool
-) -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting(),
+        Setting(late=0.25),
+        Setting(late=1.0),
+        Setting(late=1.0, predicted=1.0),
+        Setting(late=0.5, predicted=0.5),
+        Setting(late=1.0, predicted=1.0, others_late=0.25),
+        Setting(late=1.0, from_step=3),
+        Setting(late=1.0, corrected=0.5),
+    ],
+    ids=lambda setting: str(setting.own()),
+)
+def test_late_micro_batches_compute_on_the_weights_they_know(optimizer: str, setting: Setting) -> None:
     config = config_of(optimizer)
-    ranks = played(config, Setting(late=late / MICRO_BATCHES, predicted=predicted))
-    wanted = plain(config, late, predicted)
-    assert (ranks.versions[0] - wanted).abs().max() < 1e-4
-    if late:
-        assert (wanted - plain(config, 0, False)).abs().max() > 1e-3, "a delay has to show"
+    wanted = plain(config, setting)
+    assert (played(config, setting).versions[0] - wanted).abs().max() < 1e-4
+    if setting.late:
+        # Each of the setting's words shows.
+        for name in setting.own():
+            other = plain(config, replace(setting, **{name: getattr(Setting, name)}))
+            assert (wanted - other).abs().max() > 1e-3, name
 
 
 @pytest.mark.parametrize("format_", ["bf16", "int8", "int4"])
@@ -115,7 +147,23 @@ def test_the_interval_is_student_s() -> None:
     assert (low, high) == (pytest.approx(2 - 2.4842, abs=1e-3), pytest.approx(2 + 2.4842, abs=1e-3))
 
 
-def test_the_short_form_takes_rates_that_the_long_form_has_tried() -> None:
+def test_one_pc_needs_the_part_of_the_tokens_that_lies_between_two_runs() -> None:
+    one = Alone(10, 0.01, {0.25: 4.0, 0.5: 3.5, 1.0: 3.0}, {})
+    assert one.part_until(3.25) == pytest.approx(0.5 * 2**0.5) and one.part_until(3.5) == 0.5
+    assert math.isnan(one.part_until(2.9)) and math.isnan(one.part_until(4.1))
+
+
+def test_every_run_has_one_key_and_one_pc_sees_as_many_tokens() -> None:
+    asked = [(opt, arm) for group in GROUPS.values() for opt, arms in group.items() for arm in arms]
+    assert {arm for _, arm in asked} | RATES_ALONE.keys() == ARMS.keys() and ARMS[SYNCHRONOUS] == Setting()
     assert all(CHOSEN[optimizer] in rates and len(rates) >= 3 for optimizer, rates in RATES.items())
-    keys = {Job(opt, arm, CHOSEN[opt], seed).key("") for opt in CHOSEN for arm in ARMS for seed in range(5)}
-    assert len(keys) == 2 * len(ARMS) * 5 and ARMS[SYNCHRONOUS] == Setting()
+    jobs = [
+        Job(opt, arm, CHOSEN[opt], seed, part)
+        for opt in CHOSEN
+        for arm in ARMS
+        for seed in range(5)
+        for part in (0.5, 1.0)
+    ]
+    assert len({job.key("") for job in jobs}) == len(jobs)
+    assert {job.config().steps * ARMS[job.arm].windows for job in jobs} == {6000, 12000}
+    assert {job.config().warmup_steps for job in jobs if job.arm == SYNCHRONOUS} == {15, 30, 50, 100}

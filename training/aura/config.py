@@ -75,6 +75,7 @@ class TrainConfig:
     loss_tolerance: float = _setting(minimum=0)
     wire: str = _setting(choices=("fp32", "bf16", "int8", "int4"))
     delay: float = _setting(minimum=0, maximum=1)
+    delay_after: int = _setting(minimum=0)
     predicted_weights: bool = _setting()
     allow_delayed_adamw: bool = _setting()
     collective_timeout: int = _setting(minimum=5)
@@ -185,6 +186,7 @@ BEFORE = {
     "loss_tolerance": 0.02,
     "wire": "fp32",
     "delay": 0.0,
+    "delay_after": 0,
     "predicted_weights": True,
     "allow_delayed_adamw": False,
     "global_batch_tokens": 0,

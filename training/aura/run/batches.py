@@ -42,7 +42,8 @@ class Batches:
         self.offset, self.share = share_of(self.rank, self.division.of_step(step))
         self.tokens = self.share * self.config.seq_len  # of this rank
         # So many micro-batches are computed before the weights of the step before are there.
-        delay = self.config.delay if len(self.division.first) > 1 else 0
+        has_delay = len(self.division.first) > 1 and step > self.config.delay_after
+        delay = self.config.delay if has_delay else 0
         self.late = math.ceil(delay * math.ceil(self.share / self.size))
 
     def prepare(self, windows_seen: int) -> None:

@@ -106,7 +106,8 @@ class Trainer:
         self.run.activity.end_step()
         self.refuse_what_is_not_finite(outcome)
         step = self.commit(outcome, lr, seconds, waited)
-        self.strategy.put_in(step.is_saved)
+        # Before delay_after the next step knows these weights from its beginning, after a resume too.
+        self.strategy.put_in(step.is_saved and self.batches.late > 0)
         for observer in self.observers:
             observer.after(step)
         if step.is_first:
