@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aura.corpus.corpus import Corpus
@@ -22,10 +24,19 @@ def found_at(step: int, folder: Path) -> Fault:
     def put_in() -> None:
         os.environ["AURA_FAULTS"] = str(folder)
         sick_gpu.PAUSE = 0.05
+        original, is_read = sick_gpu.fault_of, threading.Event()
+
+        def fault_of(*arguments: Any) -> Any:
+            if fault := original(*arguments):
+                is_read.set()
+            return fault
+
+        sick_gpu.fault_of = fault_of
 
         def find() -> None:
             write_fault(folder, "cpu", SAID)
-            time.sleep(0.5)
+            assert is_read.wait(30)
+            time.sleep(0.2)
 
         at_step(step, find)()
 
