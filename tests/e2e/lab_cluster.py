@@ -47,9 +47,10 @@ class Cluster:
         return said
 
     def jobs(self) -> str:
-        """What every node's systemd is waiting for, and what its ranks have said last."""
-        script = "uptime; systemctl list-jobs; journalctl --boot --no-pager --lines=15 --unit='aura-train@*'"
-        answers = []
+        """What every node's systemd is waiting for, its addresses, and what its ranks have said last."""
+        script = "uptime; systemctl list-jobs; ip -brief address; "
+        script += "journalctl --boot --no-pager --lines=15 --unit='aura-train@*'"
+        answers = [self.lab("status")]
         for node in NODES:
             done = subprocess.run(
                 [LAB, "exec", node, "sh", "-c", script],

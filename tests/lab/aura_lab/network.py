@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -244,9 +245,12 @@ def plug_tap(node: str, card: int) -> str:
 
 def unplug(node: str, card: int = 0) -> None:
     link = link_name(node, card)
-    # When a node has just ended, its namespace may take the cable along before we do.
-    if exists(link) and not host.succeeds("ip", "link", "delete", link) and exists(link):
-        host.run("ip", "link", "delete", link)
+    # When a node has just ended, its namespace may take the cable along while we do.
+    deadline = time.monotonic() + 10
+    while exists(link) and not host.succeeds("ip", "link", "delete", link):
+        if time.monotonic() > deadline:
+            host.run("ip", "link", "delete", link)  # says why
+        time.sleep(0.1)
     if exists(_inward(link)):
         host.run("ip", "link", "delete", _inward(link))
 
