@@ -38,12 +38,13 @@ def main(argv: list[str]) -> int:
         return EXIT_OK
     if arguments.test:
         return _test(services, arguments.node)
-    # A service that is stopped ends between two rounds: the queue keeps what is left.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_OK))
+    # A service that is stopped ends between two rounds: nothing is told twice, and the queue keeps what is left.
+    stops: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stops.append(number))
     directory = arguments.state or arguments.runs / ".notify"
     try:
         follower = Follower(arguments, services, directory)
-        while follower.round():
+        while follower.round() and not stops:
             time.sleep(PAUSE)
     except OSError as error:
         put(text("notify_cannot_write", path=directory, reason=error.strerror))
