@@ -39,7 +39,12 @@ def inside(command: str) -> str:
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Iterator[Path]:
-    yield inventory_of_one(tmp_path / "one")
+    folder = inventory_of_one(tmp_path / "one")
+    # Roles that this node would not have by itself; nobody listens at this address.
+    settings = folder / "group_vars/all/settings.yml"
+    more = "gpu_watch_enabled: true\nwebhooks: [{webhook_url: 'http://localhost:9', webhook_type: json}]\n"
+    settings.write_text(settings.read_text() + more)
+    yield folder
     lab("down", "--only", NAME)
 
 
@@ -50,6 +55,8 @@ def test_a_node_is_as_before_and_can_be_made_again(inventory: Path) -> None:
     ansible(inventory, "site.yml")
     made = inside(STATE)
     assert FIRST not in made
+    assert "aura-watch.service" in made
+    assert "aura-notify.service" in made
 
     # Without yes it only talks.
     said = ansible(inventory, "playbooks/reset.yml")
