@@ -48,8 +48,8 @@ def no_return(seen: Mapping[str, Any], node: str, upgrade: bool = False) -> str:
     if seen["wsl"]:
         type_there = "sudo apt-get --with-new-pkgs upgrade in its Ubuntu, then " if upgrade else ""
         return (
-            f"{node} is Linux under Windows (WSL), and only Windows starts it again. Sit down at it and type: {type_there}"
-            f"wsl --shutdown in PowerShell, and open Ubuntu again. {others}"
+            f"{node} is Linux under Windows (WSL), and only Windows starts it again. Sit down at it and type: "
+            f"{type_there}wsl --shutdown in PowerShell, and open Ubuntu again. {others}"
         )
     if seen["start"]["live"]:
         return (

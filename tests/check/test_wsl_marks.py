@@ -21,7 +21,9 @@ WSL_KERNEL, PC_KERNEL = "6.6.87.2-microsoft-standard-WSL2", "5.15.0-203-generic"
         pytest.param(WSL_KERNEL, [], "", True, id="WSL before systemd"),
         pytest.param("6.6.87-mine", ["/run/WSL"], "", True, id="WSL with a kernel of one's own"),
         pytest.param(WSL_KERNEL, ["/run/systemd/container"], "wsl", True, id="without Windows's programs"),
-        pytest.param(WSL_KERNEL, ["/run/systemd/container"], "systemd-nspawn", False, id="a container on WSL"),
+        pytest.param(
+            WSL_KERNEL, ["/run/systemd/container"], "systemd-nspawn", False, id="a container on WSL"
+        ),
         pytest.param(WSL_KERNEL, ["/.dockerenv"], "", False, id="docker on WSL"),
         pytest.param(PC_KERNEL, ["/run/systemd/container"], "lxc", False, id="a container on a PC"),
     ],
@@ -79,5 +81,8 @@ def test_windows_driver_decides_which_torch(
 def test_a_driver_of_windows_is_not_replaced_by_us(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere one that is too old for every build is no reason to stop: nvidia_driver brings another."""
     found = gpu(monkeypatch, "512.15")
-    assert "needs driver 525.60.13 or later, and 512.15 is loaded" in CARDS.torch_build(found, early=True)["problem"]
+    assert (
+        "needs driver 525.60.13 or later, and 512.15 is loaded"
+        in CARDS.torch_build(found, early=True)["problem"]
+    )
     assert CARDS.torch_build({**found, "elsewhere": ""}, early=True) == {"build": "cu130", "problem": ""}

@@ -169,6 +169,13 @@ def network_problems(networks: Iterable[str]) -> list[str]:
     return problems
 
 
+def wsl_problems(wsl: Iterable[str], nodes: Iterable[str]) -> list[str]:
+    return [
+        f"{name} is in the group `wsl`, but no node of `cluster`: name it there too, or take it out of `wsl`."
+        for name in sorted(set(wsl) - set(nodes))
+    ]
+
+
 def public_key(text: str) -> bytes:
     """The key in the text; nothing when there is none."""
     found = PUBLIC_KEY.search(text)
@@ -216,7 +223,8 @@ def inventory_problems(
     """Sentences about what cannot be right; none when all is well.
 
     addresses, first_addresses: node name -> lan_address, first_address ("" when it has none).
-    settings: cards (node name -> lan_interface), admin_networks, ports (by their variables), second_key, state.
+    settings: cards (node name -> lan_interface), admin_networks, ports (by their variables), second_key, state, wsl
+    (the nodes that are Linux under Windows).
     """
     if not addresses:
         return [
@@ -229,6 +237,7 @@ def inventory_problems(
         + network_problems(settings["admin_networks"])
         + port_problems(settings["ports"])
         + second_key_problems(settings["second_key"], settings["state"])
+        + wsl_problems(settings["wsl"], addresses)
     )
 
 
