@@ -77,7 +77,7 @@ def test_host_vars_win(inventory: Path) -> None:
     (inventory / "host_vars").mkdir()
     (inventory / "host_vars/a.yml").write_text(yaml.safe_dump({"ansible_port": 2200}))
     assert variables(inventory)["ansible_port"] == 2200
-    assert variables(inventory, "b")["ansible_port"] == "{{ ssh_port }}"
+    assert variables(inventory, "b")["ansible_port"] == ours("cluster/connection.yml")["ansible_port"]
 
 
 def test_a_play_sees_what_ansible_inventory_says(inventory: Path) -> None:

@@ -234,6 +234,7 @@ def test_what_windows_is_told(tmp_path: Path) -> None:
     closed = [line for line in mirrored if line.startswith("Set-NetFirewallHyperVVMSetting")]
     assert len(closed) == 1
     assert closed[0].endswith("-Enabled True -DefaultInboundAction Block")
+    assert "w32tm /config '/manualpeerlist:192.168.50.21,0x8' /syncfromflags:manual /update" in mirrored
     # Pasted from what Ansible prints, all is indented: a here-string would not end.
     assert not [line for line in mirrored if "@'" in line or "'@" in line]
     over_switch = (tmp_path / "node0.ps1").read_text(encoding="utf-8-sig")
