@@ -50,12 +50,12 @@ def inventory(folder: Path, hosts: dict[str, Any], **settings: Any) -> Path:
     return folder
 
 
-def told(folder: Path, host: str, names: list[str]) -> dict[str, Any]:
-    """What these variables are for a play."""
+def told(folder: Path, host: str, names: list[str], known: str = "{}") -> dict[str, Any]:
+    """What these variables are for a play; known: what it knows beside the inventory, as JSON."""
     asked = "{" + ", ".join(f"'{name}': {name}" for name in names) + "}"
     message = f"msg={{{{ {asked} | to_json | b64encode }}}}"
     said = subprocess.run(
-        ["ansible", "-i", folder, host, "-m", "ansible.builtin.debug", "-a", message],
+        ["ansible", "-i", folder, host, "-m", "ansible.builtin.debug", "-a", message, "-e", known],
         cwd=tree.ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     return json.loads(base64.b64decode(re.search(r"msg: (\S+)", said)[1]))  # type: ignore[index]
@@ -90,6 +90,24 @@ def test_what_windows_does_no_role_of_ours_does(hosts: dict[str, Any], tmp_path:
         "wsl_enabled": True, "static_network_enabled": False, "firewall_enabled": False, "time_sync_enabled": False,
         "nvidia_driver_enabled": False,
     }  # fmt: skip
+
+
+def test_no_second_chronyd_comes_by_another_way(tmp_path: Path) -> None:
+    """It would set the clock as soon as its package is there, against the one that WSL has."""
+    facts = json.dumps(
+        {
+            "ansible_facts": {
+                "distribution": "Ubuntu",
+                "node_looks": {"seen": {"gpu": {"cards": [], "smi": []}}},
+            }
+        }
+    )
+    folder = inventory(tmp_path, BESIDE)
+    assert told(folder, "node3", ["base_packages"], facts)["base_packages"] == []
+    assert told(folder, "node2", ["base_packages"], facts)["base_packages"] == ["chrony", "nftables"]
+    assert {"chrony", "nftables"} <= set(
+        told(folder, "node3", ["cluster_unneeded"], facts)["cluster_unneeded"]
+    )
 
 
 def test_over_a_switch_of_its_own_our_firewall_stands(tmp_path: Path) -> None:
