@@ -70,6 +70,13 @@ def test_it_becomes_ready_without_a_change_of_its_network_and_trains(inventory: 
     assert "127.0.0.1:6006" in listening
     assert FIRST not in listening
 
+    plan = subprocess.run(
+        ["ansible", NAME, "-i", str(inventory), "-b", "--become-user", "aura",
+         "-a", "/opt/aura/current/venv/bin/aura plan --preset auto"],
+        cwd=ROOT, text=True, capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "gpt2-nano" in plan.stdout  # there is no GPU
+
     text = subprocess.run([ROOT / "tests/lab/spanish-docs"], text=True, capture_output=True, check=True)
     ansible(inventory, "playbooks/prepare.yml", "-e", f"text={text.stdout.splitlines()[-1]}", *NANO[:2])
     ansible(inventory, "launch.yml", *NANO, "-e", "steps=100000")
