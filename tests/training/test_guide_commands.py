@@ -29,10 +29,17 @@ class Accepted(Exception):
     """The command line has been read and checked; what it asks for is left out."""
 
 
+def table(after: str = "") -> list[list[str]]:
+    """The cells of every row of every table (after these words): the guide, ours, its test."""
+    text = PAGE.read_text(encoding="utf-8").partition(after)[2] if after else PAGE.read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    lines = [line for line in lines if not line.startswith("| --- ")]
+    return [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines]
+
+
 def rows() -> list[str]:
-    """The last column of every table."""
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    return [line.strip("|").rsplit(" | ", 1)[1] for line in lines]
+    """What is ours in every table."""
+    return [cells[1] for cells in table()]
 
 
 def command_lines() -> list[str]:
@@ -165,11 +172,33 @@ def test_what_a_playbook_is_told_are_settings_of_the_preset(
     assert cli.main(words) == 0, capsys.readouterr().err
 
 
+def missing(name: str) -> str:
+    """Why there is no such test: `test_x.py`, `test_x.py::test_y`, `roles/NAME`; empty when there is."""
+    file, _, function = name.partition("::")
+    if file.startswith("roles/"):
+        return "" if (ROOT / file / "molecule/default/verify.yml").is_file() else f"{file} has no scenario"
+    found = list((ROOT / "tests").glob(f"*/{file}"))
+    if len(found) != 1:
+        return f"tests/ has {len(found)} files {file}"
+    there = not function or f"def {function}(" in found[0].read_text(encoding="utf-8")
+    return "" if there else f"{file} has no {function}"
+
+
+@pytest.mark.parametrize("cells", table(), ids=lambda cells: cells[0])
+def test_every_row_names_a_test_that_exists_or_says_why_there_is_none(cells: list[str]) -> None:
+    assert len(cells) == 3, "a row has three cells: the guide, ours, its test"
+    if cells[2] == "test":  # the head of a table
+        return
+    named = CODE.findall(cells[2])
+    assert [problem for problem in map(missing, named) if problem] == []
+    assert named or re.match(r"none: \w+", cells[2]), "name a test, or say why none is possible: none: …"
+
+
 def test_every_flag_of_the_last_table_is_in_its_own_row() -> None:
-    table = PAGE.read_text(encoding="utf-8").split("## Every flag")[1]
-    for row in re.findall(r"^\| (`--.*) \| (.*) \|$", table, re.MULTILINE):
-        flags, here = CODE.findall(row[0]), row[1]
-        assert all(flag in here or flag == "--prepare" for flag in flags), row
+    rows_of_flags = [cells for cells in table("## Every flag") if cells[0].startswith("`--")]
+    assert len(rows_of_flags) > 20
+    for guide, here, _ in rows_of_flags:
+        assert all(flag in here or flag == "--prepare" for flag in CODE.findall(guide)), guide
 
 
 def test_text_is_not_taken_for_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
