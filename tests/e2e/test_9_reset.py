@@ -21,6 +21,7 @@ for path in etc/netplan etc/hosts etc/hostname etc/ssh/sshd_config.d etc/aura et
     \( -type f -exec sha256sum {} \; -o -printf '\n' \)
 done | sed 's/  .*//' | sort
 find opt/aura -maxdepth 2 -printf '%p %y %M %u %g %l\n' | sort  # a release has thousands of files
+ls -d var/lib/aura-notify var/lib/aura-watch 2>/dev/null  # what is in there changes by itself
 hostname
 find etc/systemd/system -name '*aura*' -o -lname /dev/null | sort
 getent passwd aura
