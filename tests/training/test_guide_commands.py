@@ -78,7 +78,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "find_files", no_files)
     monkeypatch.setattr(attempt, "run", run)
     monkeypatch.setattr(notify, "beside", lambda *_: None)
-    monkeypatch.setattr(cli, "_check_paths", lambda *_: None)
+    monkeypatch.setattr(cli, "_check_corpus", lambda *_: None)
+    monkeypatch.setattr(cli, "_of_this_run", lambda *_: None)
 
 
 @pytest.mark.parametrize("line", command_lines())
