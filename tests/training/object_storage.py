@@ -1,4 +1,4 @@
-"""A real S3 server for the tests (rclone serve s3), and a proxy in front of it that can fail as networks and servers do.
+"""A real S3 server for the tests (rclone serve s3), and a proxy before it that can fail as networks and servers do.
 
 rclone checks signatures, keeps objects as files below a directory, and knows nothing of the libraries that the trainer
 uses. It comes as a wheel (requirements/dev.in) and starts in a fifth of a second.
@@ -22,13 +22,14 @@ from typing import Any
 
 KEY, SECRET = "AKIATESTOFAURA", "a-secret-that-nobody-may-see"
 RCLONE = Path(sys.executable).with_name("rclone")
+MEMORY = "10ms"
 HOP = ("connection", "transfer-encoding", "keep-alive")
 
 
 @dataclass
 class Fault:
-    """What becomes of the next `times` requests whose line contains `where`: a status, or a connection that is cut after
-    half of what it carries."""
+    """What becomes of the next `times` requests whose line contains `where`: a status, or a connection that is cut in
+    the middle of what it carries."""
 
     where: str
     times: int
@@ -76,6 +77,10 @@ class Storage:
         self.asked.clear()
         self.slow = 0.0
 
+    def settle(self) -> None:
+        """After a file was changed behind the server's back."""
+        time.sleep(0.05)
+
     def of(self, method: str) -> list[str]:
         """The keys behind the bucket's name that were asked for with this method, in their order."""
         lines = [line.split() for line in self.asked]
@@ -87,8 +92,8 @@ def storage(files: Path) -> Iterator[Storage]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [RCLONE, "serve", "s3", "--config", os.devnull, "--addr", f"127.0.0.1:{port}"]
-    # The tests look at its files, and change them: it shall not remember any.
-    command += ["--auth-key", f"{KEY},{SECRET}", "--dir-cache-time", "0s", str(files)]
+    # The tests change its files behind its back: it shall not remember them for long (with 0 it spins).
+    command += ["--auth-key", f"{KEY},{SECRET}", "--dir-cache-time", MEMORY, str(files)]
     log = files.parent / "rclone.log"
     with log.open("w") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,31 +14,11 @@ from aura.corpus import remote
 from aura.corpus.corpus import META, Corpus, read_corpus
 from aura.errors import EXIT_DATA, EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE
 from aura.storage import cache
-from object_storage import KEY, SECRET, Storage, storage
+from object_storage import KEY, SECRET, Storage
 from spanish import english_in
 
 WHERE = "s3://data/corpora/es"
 Told = tuple[int, str]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
-    files = tmp_path_factory.mktemp("storage") / "buckets"
-    files.mkdir()
-    with storage(files) as there:
-        yield there
-
-
-@pytest.fixture
-def bucket(server: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    """An empty one, and a cache that is empty too."""
-    bucket = server.files / "data"
-    bucket.mkdir()
-    for name, value in {**server.environment, "AURA_CACHE": str(tmp_path / "cache")}.items():
-        monkeypatch.setenv(name, value)
-    server.mend()
-    yield server
-    bucket.rename(tmp_path / "bucket")
 
 
 @pytest.fixture
@@ -73,6 +53,7 @@ def upload(bucket: Storage, corpus: Corpus, address: str = WHERE) -> Path:
     directory.mkdir(parents=True)
     for name, content in files_of(corpus.path).items():
         (directory / name).write_bytes(content)
+    bucket.settle()
     return directory
 
 
@@ -140,7 +121,11 @@ def test_it_is_fetched_once_with_every_byte(
     # A cache that somebody has damaged is mended, with what is missing only.
     (kept / "validation-00000.bin").write_bytes(b"")
     assert aura("fingerprint", WHERE)[0] == EXIT_OK
-    assert [path.rpartition("/")[2] for path in bucket.of("GET")][1:] == ["meta.json", "validation-00000.bin", META]
+    assert [path.rpartition("/")[2] for path in bucket.of("GET")][1:] == [
+        "meta.json",
+        "validation-00000.bin",
+        META,
+    ]
     assert files_of(kept) == files_of(corpus.path)
 
 
@@ -177,6 +162,7 @@ def test_other_bytes_than_those_that_were_prepared_are_refused(
     content = bytearray((directory / "train-00000.bin").read_bytes())
     content[7] ^= 1
     (directory / "train-00000.bin").write_bytes(content)
+    bucket.settle()
     code, said = aura("fingerprint", WHERE)
     assert code == EXIT_DATA
     assert f"{WHERE}/train-00000.bin is damaged (its SHA-256 differs): it is not used." in said
@@ -184,6 +170,7 @@ def test_other_bytes_than_those_that_were_prepared_are_refused(
     # Names that lead elsewhere are refused before anything is fetched.
     meta = (directory / META).read_text().replace("train-00000.bin", "../../../../key")
     (directory / META).write_text(meta)
+    bucket.settle()
     assert "does not match its own fingerprint" in aura("fingerprint", WHERE)[1]
 
 
@@ -199,6 +186,7 @@ def test_a_name_that_leads_elsewhere_is_refused(
     meta["files"]["train"][0]["name"] = "../../../../.ssh/authorized_keys"
     meta["fingerprint"] = fingerprint_of(meta)
     (directory / META).write_text(json.dumps(meta))
+    bucket.settle()
     code, said = aura("fingerprint", WHERE)
     assert code == EXIT_DATA and "which no corpus has: it is not used" in said
     assert bucket.of("GET") == ["/data/corpora/es/meta.json"]
@@ -246,12 +234,37 @@ def test_a_full_disk_is_one_sentence(
     [
         ({"AWS_SECRET_ACCESS_KEY": "wrong"}, WHERE, EXIT_USAGE, "the server refuses the key ("),
         ({"AWS_ACCESS_KEY_ID": "NOBODY"}, WHERE, EXIT_USAGE, "the server refuses the key ("),
-        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, WHERE, EXIT_USAGE, "with which key. Put one"),
-        ({"AWS_PROFILE": "none-such"}, WHERE, EXIT_USAGE, "the settings of AWS cannot be used (The config profile"),
-        ({"AWS_ENDPOINT_URL": "127.0.0.1"}, WHERE, EXIT_USAGE, "the settings of AWS cannot be used (Invalid endpoint"),
+        (
+            {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+            WHERE,
+            EXIT_USAGE,
+            "with which key. Put one",
+        ),
+        (
+            {"AWS_PROFILE": "none-such"},
+            WHERE,
+            EXIT_USAGE,
+            "the settings of AWS cannot be used (The config profile",
+        ),
+        (
+            {"AWS_ENDPOINT_URL": "127.0.0.1"},
+            WHERE,
+            EXIT_USAGE,
+            "the settings of AWS cannot be used (Invalid endpoint",
+        ),
         ({}, "s3://nobody-has-it/corpora/es", EXIT_USAGE, "there is no bucket nobody-has-it."),
-        ({}, "s3://data", EXIT_USAGE, "s3://data is a whole bucket: name a directory in it, such as s3://data/aura."),
-        ({}, "s3:/data/es", EXIT_USAGE, "s3:/data/es is no address in object storage: it has to be like s3://"),
+        (
+            {},
+            "s3://data",
+            EXIT_USAGE,
+            "s3://data is a whole bucket: name a directory in it, such as s3://data/aura.",
+        ),
+        (
+            {},
+            "s3:/data/es",
+            EXIT_USAGE,
+            "s3:/data/es is no address in object storage: it has to be like s3://",
+        ),
         ({}, "r2://data/es", EXIT_USAGE, "r2://data/es is no address in object storage"),
         ({}, "s3://data/../es", EXIT_USAGE, "s3://data/../es is no address in object storage"),
     ],
@@ -318,7 +331,11 @@ def test_a_corpus_of_ones_own_directory(
 
 
 def test_the_key_of_a_service_is_read_from_its_file(
-    bucket: Storage, corpus: Corpus, aura: Callable[..., Told], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Storage,
+    corpus: Corpus,
+    aura: Callable[..., Told],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As systemd gives it: the environment names a directory, no key."""
     upload(bucket, corpus)

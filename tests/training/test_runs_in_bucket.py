@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,33 +16,13 @@ from aura.checkpoint import manifest
 from aura.commands import cli
 from aura.corpus.corpus import Corpus
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE
-from object_storage import KEY, SECRET, Storage, storage
+from object_storage import KEY, SECRET, Storage
 from spanish import english_in
 from test_copy_runs import save, tree
 from trainers import TINY, complete, start
 
 WHERE = "s3://data/runs"
 Told = tuple[int, str]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
-    files = tmp_path_factory.mktemp("storage") / "buckets"
-    files.mkdir()
-    with storage(files) as there:
-        yield there
-
-
-@pytest.fixture
-def bucket(server: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    """An empty one, and a cache that is empty too."""
-    bucket = server.files / "data"
-    bucket.mkdir()
-    for name, value in {**server.environment, "AURA_CACHE": str(tmp_path / "cache")}.items():
-        monkeypatch.setenv(name, value)
-    server.mend()
-    yield server
-    bucket.rename(tmp_path / "bucket")
 
 
 @pytest.fixture
@@ -124,6 +104,7 @@ def test_older_ones_go_only_after_a_newer_one_has_come(
         save(run, step)
         shutil.rmtree(checkpoints / f"checkpoint-step-{step - 200}")
         os.utime(share / f"checkpoint-step-{step - 200}/manifest.json", (step, step))  # it has come earlier
+        bucket.settle()
     bucket.fail("PUT /data/runs/first/checkpoints/checkpoint-step-400", 500)
     assert copy("--keep", "2")[0] == EXIT_TEMPORARY
     assert there() >= {200, 300}
@@ -171,7 +152,10 @@ def test_a_cut_and_two_errors_are_overcome_at_once(
     [
         ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "the server refuses the key (SignatureDoesNotMatch)."),
         ({"AWS_ACCESS_KEY_ID": "NOBODY"}, "the server refuses the key (InvalidAccessKeyId)."),
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "does not answer as it should (EndpointConnectionError)."),
+        (
+            {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
+            "does not answer as it should (EndpointConnectionError).",
+        ),
     ],
 )
 def test_a_wrong_key_is_one_sentence_without_it(
@@ -204,9 +188,7 @@ def test_what_is_damaged_is_not_copied(run: Path, bucket: Storage, copy: Callabl
     assert "/data/runs/first/checkpoints/checkpoint-step-200/model.safetensors" not in bucket.of("PUT")
 
 
-def test_a_killed_copy_is_no_checkpoint_and_is_done_again(
-    run: Path, bucket: Storage, tmp_path: Path
-) -> None:
+def test_a_killed_copy_is_no_checkpoint_and_is_done_again(run: Path, bucket: Storage, tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     whole = save(run, 300, size=10 << 20)  # 40 MB, in parts
     command = [sys.executable, "-m", "aura", "copy-runs", "--runs", str(tmp_path / "runs"), "--target", WHERE]
@@ -250,6 +232,7 @@ def test_a_run_goes_on_from_there_on_another_machine(
     assert cli.main(["copy-runs", "--runs", str(tmp_path / "runs"), "--target", WHERE]) == EXIT_OK
     directory = bucket.files / "data/corpora/es"
     shutil.copytree(corpus.path, directory)
+    bucket.settle()
     checkpoint = f"{WHERE}/first/checkpoints/checkpoint-step-15"
 
     other = tmp_path / "other"
@@ -258,7 +241,11 @@ def test_a_run_goes_on_from_there_on_another_machine(
     command = [sys.executable, "-m", "aura", "launch-local", "--gpus", "2", "--"]
     bucket.mend()
     resumed = subprocess.run(
-        [*command, *words, "--resume-from", checkpoint], capture_output=True, text=True, timeout=240, check=False
+        [*command, *words, "--resume-from", checkpoint],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     asked = [path.rpartition("/")[2] for path in bucket.of("GET")]
@@ -277,8 +264,10 @@ def test_a_run_goes_on_from_there_on_another_machine(
     assert cli.main(["export", "--checkpoint", checkpoint, "--output", str(tmp_path / "exported")]) == 0
     assert (tmp_path / "exported/model.safetensors").is_file()
     capfd.readouterr()
-    assert cli.main(["export", "--checkpoint", f"{checkpoint}0", "--output", str(tmp_path / "x")]) == EXIT_USAGE
-    assert "is no checkpoint. There are: checkpoint-step-10, checkpoint-step-15" in capfd.readouterr().err
+    assert (
+        cli.main(["export", "--checkpoint", f"{checkpoint}0", "--output", str(tmp_path / "x")]) == EXIT_USAGE
+    )
+    assert "is no checkpoint. There are: checkpoint-step-15, checkpoint-step-20." in capfd.readouterr().err
 
 
 def test_a_checkpoint_that_is_torn_is_not_gone_on_from(
@@ -287,7 +276,16 @@ def test_a_checkpoint_that_is_torn_is_not_gone_on_from(
     copy()
     file = share_of(bucket) / "checkpoints/checkpoint-step-200/model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
-    words = ["train", "--preset", "gpt2-nano", "--corpus", str(corpus.path), "--run-dir", str(tmp_path / "new")]
+    bucket.settle()
+    words = [
+        "train",
+        "--preset",
+        "gpt2-nano",
+        "--corpus",
+        str(corpus.path),
+        "--run-dir",
+        str(tmp_path / "new"),
+    ]
     words += ["--resume-from", f"{WHERE}/first/checkpoints/checkpoint-step-200"]
     assert cli.main(words) != EXIT_OK
     assert not [*(tmp_path / "new").rglob("*step*")]

@@ -50,7 +50,8 @@ class Target(Protocol):
     """Where copies go; a `name` is like first/checkpoints/checkpoint-step-200. Everything raises OSError, Refused and
     Unreachable."""
 
-    where: Path | Address
+    @property
+    def where(self) -> Path | Address: ...
 
     def no_room_for(self, path: Path, name: str, size: int) -> str:
         """Why these bytes do not fit, as a sentence; '' where they do."""

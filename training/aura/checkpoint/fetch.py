@@ -30,9 +30,10 @@ def fetch(address: Address, checkpoints: Path, listener: Listener) -> Path:
     final = checkpoints / address.name
     with cache.alone_in(checkpoints, listener.say):
         if final.is_dir():
-            if not (final / manifest.MANIFEST).is_file() or (
-                final / manifest.MANIFEST
-            ).read_bytes() != content:
+            if (
+                not (final / manifest.MANIFEST).is_file()
+                or (final / manifest.MANIFEST).read_bytes() != content
+            ):
                 raise ConfigError("another_checkpoint_here", path=final, address=address)
             return final
         # The trainer removes what has this in its name, should this be killed.
@@ -77,9 +78,11 @@ def _look(bucket: Bucket, address: Address) -> tuple[bytes, dict[str, dict[str, 
     """The manifest as it is, and what it says of the files."""
     content = bucket.read(address / manifest.MANIFEST) if manifest.NAME.fullmatch(address.name) else None
     if content is None:
-        there = {name.split("/")[0] for name in bucket.list(address.parent) if name.endswith(manifest.MANIFEST)}
+        there = {
+            name.split("/")[0] for name in bucket.entries(address.parent) if name.endswith(manifest.MANIFEST)
+        }
         names = ", ".join(sorted(there)) or text("none")
-        raise ConfigError("no_such_checkpoint", path=address, names=names)
+        raise ConfigError("no_checkpoint_there", address=address, names=names)
     try:
         files = manifest.parse(content, manifest.step_of(Path(address.name)))["files"]
     except manifest.Damaged as reason:

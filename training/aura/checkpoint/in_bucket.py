@@ -38,7 +38,7 @@ class Runs:
 
     @cached_property
     def there(self) -> dict[str, Entry]:
-        return self.bucket.list(self.where)
+        return self.bucket.entries(self.where)
 
     def no_room_for(self, path: Path, name: str, size: int) -> str:
         return ""

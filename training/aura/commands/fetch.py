@@ -20,7 +20,9 @@ def main(argv: list[str]) -> int:
         "is left alone. (aura train --corpus s3://… does this by itself, into the cache.)",
     )
     parser.add_argument("address", type=place, metavar="S3://…", help="where the corpus is")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the directory that it gets")
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="DIR", help="the directory that it gets"
+    )
     arguments = parser.parse_args(argv)
     if not isinstance(arguments.address, Address):
         raise ConfigError("no_s3_address", word=arguments.address)

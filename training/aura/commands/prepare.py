@@ -27,7 +27,9 @@ def main(argv: list[str]) -> int:
     column = arguments.dataset_column
     source: Source
     for path in arguments.input or [Path(arguments.dataset_name)]:
-        output = remote.prepared(arguments.output) if isinstance(arguments.output, Address) else arguments.output
+        output = (
+            remote.prepared(arguments.output) if isinstance(arguments.output, Address) else arguments.output
+        )
         if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
             raise ConfigError("output_in_input", output=output, path=path)
     if arguments.input:

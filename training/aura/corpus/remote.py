@@ -14,7 +14,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from aura.corpus.corpus import META, TOKENIZER, Corpus, checksums, corpus_of, parse_meta, read_corpus, sha256_of
+from aura.corpus.corpus import (
+    META,
+    TOKENIZER,
+    Corpus,
+    checksums,
+    corpus_of,
+    parse_meta,
+    read_corpus,
+    sha256_of,
+)
 from aura.corpus.listener import Listener
 from aura.durable import flush
 from aura.errors import DataError
@@ -71,9 +80,16 @@ def fetch(address: Address, listener: Listener) -> Path:
 
 
 def fetch_to(address: Address, directory: Path, listener: Listener) -> Corpus:
-    """Into this directory; the same corpus that is there already is left alone. Raises DataError, Refused, Unreachable."""
-    bucket = Bucket(address)
-    meta = _must_be_there(bucket, address)
+    """Into this directory; the same corpus that is there already is left alone, also where nobody answers. Raises
+    DataError, Refused, Unreachable."""
+    try:
+        bucket = Bucket(address)
+        meta = _must_be_there(bucket, address)
+    except Unreachable as error:
+        if not _is_whole(directory):
+            raise
+        listener.say(text("corpus_of_before", error=error, path=directory))
+        return read_corpus(directory)
     with cache.alone_in(directory.absolute().parent, listener.say):
         if (directory / META).is_file():
             corpus = read_corpus(directory)

@@ -74,7 +74,7 @@ class Bucket:
                 return None
             return content
 
-    def list(self, address: Address) -> dict[str, Entry]:
+    def entries(self, address: Address) -> dict[str, Entry]:
         """What lies below, by the name behind `address`/."""
         start = f"{_path(address)}/"
         with self._in_words():
@@ -133,7 +133,8 @@ class Bucket:
     ) -> bool:
         self._abort_uploads(address)
         upload = self._ask("create_multipart_upload", address, Metadata={CHECKSUM: sha256})["UploadId"]
-        digest, parts = hashlib.sha256(), []
+        digest = hashlib.sha256()
+        parts: list[dict[str, Any]] = []
         try:
             while chunk := source.read(PART):
                 digest.update(chunk)
