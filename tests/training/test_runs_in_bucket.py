@@ -177,14 +177,21 @@ def test_a_wrong_key_is_one_sentence_without_it(
 
 
 def test_what_is_damaged_is_not_copied(run: Path, bucket: Storage, copy: Callable[..., Told]) -> None:
+    older = save(run, 50)
+    copy()
+    shutil.rmtree(older)
+    shutil.rmtree(run / "checkpoints/checkpoint-step-200")
+    save(run, 200, fill=2.0)
+    bucket.mend()
     with (run / "checkpoints/checkpoint-step-200/model.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x01")
-    code, said = copy()
+    code, said = copy("--keep", "0")
     assert code == EXIT_OK
     assert "REFUSED" in said and "the checksum of model.safetensors differs" in said
     there = {path.parent.name for path in share_of(bucket).rglob(manifest.MANIFEST)}
-    assert there == {"checkpoint-step-100"}
+    # The older ones stay, and so does the one whose name it has.
+    assert there == {"checkpoint-step-50", "checkpoint-step-100", "checkpoint-step-200"}
     assert "/data/runs/first/checkpoints/checkpoint-step-200/model.safetensors" not in bucket.of("PUT")
 
 

@@ -55,12 +55,13 @@ class Runs:
     def put_checkpoint(self, path: Path, name: str, files: dict[str, Any], content: bytes) -> None:
         final = self.where / name
         if f"{name}/{manifest.MANIFEST}" in self.there:  # of an attempt that was given up
+            for file, entry in files.items():  # it is good, and stays where this one is not
+                _check(sha256_of(path / file) == entry["sha256"], file)
             self.bucket.remove([final / manifest.MANIFEST])
         for file, entry in files.items():
             if not self.bucket.holds(final / file, entry["bytes"], entry["sha256"]):
                 self._forget()
-                if not self.bucket.upload(path / file, final / file, entry["sha256"], self.pace.passed):
-                    raise manifest.Damaged(console.text("other_checksum", file=file))
+                _check(self.bucket.upload(path / file, final / file, entry["sha256"], self.pace.passed), file)
         self._forget()
         self.bucket.write(final / manifest.MANIFEST, content)
 
@@ -109,3 +110,8 @@ class Runs:
     def _forget(self) -> None:
         """The listing is not true any more."""
         self.__dict__.pop("there", None)
+
+
+def _check(is_right: bool, file: str) -> None:
+    if not is_right:
+        raise manifest.Damaged(console.text("other_checksum", file=file))
