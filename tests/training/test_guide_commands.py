@@ -102,15 +102,22 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         settings.check()
         raise Accepted
 
+    def into_a_bucket(source: object, settings: Settings, address: object) -> NoReturn:
+        settings.check()
+        raise Accepted
+
     def no_files(inputs: object, say: object) -> list[Path]:
         return []
 
     monkeypatch.setattr(Parser, "parse_args", accept)
     monkeypatch.setattr(prepare, "build", build)
+    monkeypatch.setattr(prepare, "_into_a_bucket", into_a_bucket)
+    monkeypatch.setattr(cli, "corpus_here", lambda place: place)
     monkeypatch.setattr(sources, "find_files", no_files)
     monkeypatch.setattr(attempt, "run", run)
     monkeypatch.setattr(notify, "beside", lambda *_: None)
-    monkeypatch.setattr(cli, "_check_paths", lambda *_: None)
+    monkeypatch.setattr(cli, "_check_corpus", lambda *_: None)
+    monkeypatch.setattr(cli, "_of_this_run", lambda *_: None)
 
 
 @pytest.mark.parametrize("line", command_lines() + rented_commands())
