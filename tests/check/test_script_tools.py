@@ -120,7 +120,8 @@ def test_a_rank_that_ends_well(tmp_path: Path) -> None:
     assert (record(tmp_path)["state"], record(tmp_path)["exit"]) == ("done", 0)
 
 
-def test_the_last_traceback_is_kept_with_its_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torch_is_there", [False, True])
+def test_the_last_traceback_is_kept_with_its_time(tmp_path: Path, torch_is_there: bool) -> None:
     code = """
 import logging, time
 try:
@@ -136,6 +137,14 @@ except KeyError as error:
     atexit.register(time.sleep, 1)
     raise ValueError("the batch is broken") from error
 """
+    if torch_is_there:  # its own way to show what was not caught
+        code = f"""
+import sys, traceback
+def shown(*what):
+    for line in "".join(traceback.format_exception(*what)).splitlines():
+        print("[rank2]:", line, file=sys.stderr)
+sys.excepthook = shown
+{code}"""
     process = start(tmp_path, code)
     out, errors = process.communicate(timeout=60)
     said = record(tmp_path)

@@ -1,9 +1,10 @@
-"""Other people's scripts on three of the nodes: torchrun, accelerate, DeepSpeed; failures are named, mistakes refused."""
+"""Other people's scripts on three nodes: torchrun, accelerate, DeepSpeed; failures are named, mistakes refused."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,7 @@ def result(cluster: Cluster, node: str, run: str, file: str) -> str:
 
 
 def results(cluster: Cluster, run: str) -> list[dict[str, Any]]:
-    return [
-        json.loads(result(cluster, node, run, f"out/result-{rank}.json")) for rank, node in enumerate(NODES)
-    ]
+    return [json.loads(result(cluster, node, run, f"result-{rank}.json")) for rank, node in enumerate(NODES)]
 
 
 def learnt(told: list[dict[str, Any]]) -> None:
@@ -41,8 +40,10 @@ def learnt(told: list[dict[str, Any]]) -> None:
 
 
 def arguments(more: str = "") -> tuple[str, ...]:
-    flags = "--output_dir out --use_cpu --max_steps 60 --learning_rate 1e-2 --logging_steps 10 --report_to none --save_strategy no"
-    return ("-e", json.dumps({"arguments": f"{flags} {more}"}))
+    flags = (
+        "--output_dir out --use_cpu --max_steps 60 --learning_rate 1e-2 --logging_steps 10 --save_strategy no"
+    )
+    return ("-e", json.dumps({"arguments": f"{flags} --report_to none {more}"}))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -158,16 +159,34 @@ def test_a_trainer_of_transformers_learns_under_accelerate_and_compiled(cluster:
     learnt(results(cluster, "compiled"))
 
 
+def wheel(folder: Path, name: str) -> None:
+    """A package with one module, as pip would have downloaded it."""
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{name}.py", "")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
+        )
+
+
 @pytest.mark.more
 def test_packages_come_from_a_folder_where_there_is_no_internet(cluster: Cluster, tmp_path: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(SCRIPTS / "small", project)
-    (project / "requirements.txt").write_text("einops\n")
-    (project / "wheels").mkdir()
-    options = ("-e", f"script={project}/reduce.py", "-e", "run=offline", "-e", "arguments=end", *THREE)
-    refused = said(cluster.ansible("launch.yml", *options, expect=None))
+    script = project / "reduce.py"
+    script.write_text(script.read_text().replace("import os\n", "import os\nimport aura_stand_in\n"))
+    (project / "requirements.txt").write_text("aura_stand_in\n")
+    wheel(project / "wheels", "another")
+    options = ("-e", f"script={script}", "-e", "run=offline", "-e", "arguments=end", *WAIT, *THREE)
+    refused = said(cluster.refused("launch.yml", *options))
     assert "could not be had" in refused
     assert "put the wheels of all of them" in refused
+    wheel(project / "wheels", "aura_stand_in")
+    cluster.ansible("launch.yml", *options)
+    assert result(cluster, "node1", "offline", "ended-1") == "3"
 
 
 @pytest.mark.more
@@ -188,5 +207,5 @@ def test_deepspeed_with_zero_1_on_processors(cluster: Cluster) -> None:
     }
     assert len({one["checksum"] for one in told}) == 1
     # Each rank keeps the optimizer's states of its part only.
-    assert {one["own_part"] for one in told} == {-(-told[0]["parameters"] // 3)}
+    assert all(abs(one["own_part"] - one["parameters"] / 3) < 4 for one in told)
     assert told[0]["last_loss"] < told[0]["first_loss"]

@@ -1,4 +1,4 @@
-"""DeepSpeed with ZeRO 1: the states of the optimizer are shared out among the ranks, and all have the same parameters."""
+"""DeepSpeed with ZeRO 1: the optimizer's states are shared out among the ranks, and the parameters are the same."""
 
 import argparse
 import json
@@ -27,8 +27,9 @@ for _ in range(40):
     losses.append(loss.item())
 own = sum(part.numel() for part in optimizer.single_partition_of_fp32_groups)
 Path(f"result-{rank}.json").write_text(json.dumps({
-    "rank": rank, "local_rank": arguments.local_rank, "world_size": dist.get_world_size(), "backend": dist.get_backend(),
-    "stage": engine.zero_optimization_stage(), "own_part": own, "parameters": sum(one.numel() for one in model.parameters()),
+    "rank": rank, "local_rank": arguments.local_rank, "world_size": dist.get_world_size(),
+    "backend": dist.get_backend(), "stage": engine.zero_optimization_stage(), "own_part": own,
+    "parameters": sum(one.numel() for one in model.parameters()),
     "first_loss": losses[0], "last_loss": losses[-1],
     "checksum": float(sum(one.detach().double().abs().sum() for one in model.parameters())),
 }))  # fmt: skip

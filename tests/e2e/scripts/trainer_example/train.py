@@ -32,7 +32,7 @@ def main():
         "first_loss": losses[0], "last_loss": losses[-1],
         "checksum": float(sum(parameter.double().abs().sum() for parameter in model.parameters())),
     }  # fmt: skip
-    Path(arguments.output_dir, f"result-{told['rank']}.json").write_text(json.dumps(told))
+    Path(f"result-{told['rank']}.json").write_text(json.dumps(told))
     print("learnt to count", flush=True)
 
 
