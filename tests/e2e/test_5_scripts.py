@@ -46,6 +46,11 @@ def arguments(more: str = "") -> tuple[str, ...]:
     return ("-e", json.dumps({"arguments": f"{flags} --report_to none {more}"}))
 
 
+def give_a_compiler(cluster: Cluster) -> None:
+    for node in NODES:
+        cluster.sh(node, "apt-get install --yes --no-install-recommends g++ python3.11-dev >/dev/null")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def nothing_runs(cluster: Cluster):
     yield
@@ -128,8 +133,14 @@ def test_a_run_of_the_trainer_is_not_started_over(cluster: Cluster) -> None:
 
 
 @pytest.mark.more
-def test_a_save_may_take_longer_than_torchruns_own_thirty_seconds(cluster: Cluster) -> None:
-    cluster.ansible("launch.yml", *REDUCE, "-e", "run=slow", "-e", "arguments='wait 40'", *THREE)
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "deepspeed"])
+def test_a_save_may_take_longer_than_the_launchers_own_thirty_seconds(
+    cluster: Cluster, launcher: str
+) -> None:
+    if launcher == "deepspeed":
+        give_a_compiler(cluster)
+    how = ("-e", f"launcher={launcher}", "-e", "run=slow", "-e", "arguments='wait 40'")
+    cluster.ansible("launch.yml", *REDUCE, *how, *THREE)
     cluster.wait(
         "the ranks have met", lambda: "3 ranks over" in cluster.ansible("playbooks/status.yml", *THREE), 60
     )
@@ -196,8 +207,7 @@ def test_deepspeed_with_zero_1_on_processors(cluster: Cluster) -> None:
     zero = ("-e", f"script={SCRIPTS}/deepspeed_zero/train.py", "-e", "launcher=deepspeed", "-e", "run=zero")
     flags = ("-e", json.dumps({"arguments": "--deepspeed --deepspeed_config ds.json"}))
     assert "has no C++ compiler" in said(cluster.refused("launch.yml", *zero, *flags, *THREE))
-    for node in NODES:
-        cluster.sh(node, "apt-get install --yes --no-install-recommends g++ python3.11-dev >/dev/null")
+    give_a_compiler(cluster)
     cluster.ansible("launch.yml", *zero, *flags, *WAIT, *THREE)
     told = [
         json.loads(result(cluster, node, "zero", f"result-{rank}.json")) for rank, node in enumerate(NODES)

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-what, seconds = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+words = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]  # DeepSpeed's
+what, seconds = words[0], float(words[1]) if len(words) > 1 else 0.0
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 
