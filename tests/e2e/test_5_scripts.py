@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -71,7 +72,9 @@ def test_a_trainer_of_transformers_learns_under_torchrun(cluster: Cluster) -> No
 def test_the_first_rank_to_fail_is_named_and_the_others_are_stopped(cluster: Cluster) -> None:
     options = (*REDUCE, "-e", "run=broken", "-e", "arguments=fail", *WAIT, *THREE)
     output = said(cluster.ansible("launch.yml", *options, expect=None))
-    assert "Rank 2 on node2 ended with exit status 1, the first one to fail." in output
+    # Where gloo's threads are still at work when Python ends, torch aborts.
+    ended = r"(ended with exit status 1|was ended by SIGABRT)"
+    assert re.search(rf"Rank 2 on node2 {ended}, the first one to fail\.", output), output
     assert "ValueError: the batch of step 3 is broken" in output
     for node in NODES:
         assert cluster.sh(node, "systemctl is-active aura-script.service || true").strip() != "active"
