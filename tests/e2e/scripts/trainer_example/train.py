@@ -30,6 +30,7 @@ def main():
     told = {
         "rank": dist.get_rank(), "world_size": dist.get_world_size(), "backend": dist.get_backend(),
         "first_loss": losses[0], "last_loss": losses[-1],
+        "compiled": torch._dynamo.utils.counters["stats"]["unique_graphs"],
         "checksum": float(sum(parameter.double().abs().sum() for parameter in model.parameters())),
     }  # fmt: skip
     Path(f"result-{told['rank']}.json").write_text(json.dumps(told))
