@@ -262,6 +262,8 @@ def script_launch(
     words = [RUN_RANK, request["program"], *request["arguments"]]
     cards = ",".join(node["cards"]) or "-1"
     environment = {
+        # As in an activated environment: DeepSpeed looks for its ninja there.
+        "PATH": f"{Path(python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "AURA_SCRIPT_PYTHON": python,
         "AURA_SCRIPT_RANKS": f"{RUNS}/{request['run']}/ranks",
         "AURA_SCRIPT_CARDS": cards,

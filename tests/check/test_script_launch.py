@@ -107,6 +107,7 @@ def test_torchruns_command(project: Path) -> None:
     ]  # fmt: skip
     assert plan["launch"]["world_size"] == 3
     assert plan["launch"]["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-c"
+    assert plan["launch"]["environment"]["PATH"].startswith("/env/bin:")
     assert plan["launch"]["environment"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "600"
     assert plan["config"] == {}
 
