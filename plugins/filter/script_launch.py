@@ -51,6 +51,9 @@ def true(value: object) -> bool:
 def checked_names(given: Mapping[str, Any]) -> None:
     known = [*OWN, *CLUSTER, *ACCELERATE]
     for name in given:
+        if name == "_raw_params":
+            rest = f"{given[name]!r} belongs to no setting"
+            raise Refused(f"{rest}: a value with blanks is quoted once more, -e \"leave_out='my data'\".")
         if name in known or PASSED_ON.match(name):
             continue
         near = difflib.get_close_matches(name, known, 1)

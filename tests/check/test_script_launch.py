@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def planned(request: dict[str, Any], nodes: list[dict[str, Any]], name: str) -> 
         ({"requirements": "packages.txt"}, "packages.txt is not there"),
         ({"launcher": "mpirun"}, "no launcher 'mpirun': take one of torchrun, accelerate, deepspeed"),
         ({"launchr": "torchrun"}, "Unknown setting 'launchr' of a script. Did you mean launcher?"),
+        ({"_raw_params": "data"}, "'data' belongs to no setting: a value with blanks is quoted once more"),
         ({"epochs": 3}, "The script's own flags: -e arguments='--epochs …'"),
         ({"run": "../mine"}, "cannot be called '../mine'"),
         ({"arguments": "--name 'mine"}, "cannot be taken apart (No closing quotation)"),
@@ -170,6 +172,33 @@ def test_an_environment_is_named_after_all_that_is_in_it(project: Path) -> None:
     (project / "wheels/one-1-py3-none-any.whl").touch()
     names.add(launch.environment_name(asked(project), "wheelhouse"))
     assert len(names) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        (
+            ["arguments=--epochs 3 --lr=1e-4 --name 'my run'", "run=mine"],
+            "--epochs 3 --lr=1e-4 --name 'my run'",
+        ),
+        (["arguments='--epochs 3' run=mine"], "--epochs 3"),
+        (['{"arguments": "--epochs 3", "run": "mine"}'], "--epochs 3"),
+    ],
+)
+def test_arguments_arrive_as_they_were_typed(tmp_path: Path, words: list[str], arguments: str) -> None:
+    """Ansible would cut them at the first blank."""
+    (tmp_path / "play.yml").write_text("""
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.copy:
+        content: "{{ lookup('extra_vars', whole=['arguments']) | to_json }}"
+        dest: "{{ playbook_dir }}/given.json"
+""")
+    given = [option for word in words for option in ("-e", word)]
+    command = ["ansible-playbook", "-i", "localhost,", "-c", "local", str(tmp_path / "play.yml"), *given]
+    subprocess.run(command, cwd=tree.ROOT, check=True, capture_output=True, timeout=60)
+    assert json.loads((tmp_path / "given.json").read_text()) == {"arguments": arguments, "run": "mine"}
 
 
 def rank(number: int, state: str, failed: float | None = None, **said: Any) -> dict[str, Any]:
