@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ansible import context
 from ansible.parsing.dataloader import DataLoader
+from ansible.parsing.splitter import parse_kv
 from ansible.plugins.lookup import LookupBase
 from ansible.utils.vars import load_extra_vars
 
@@ -13,7 +14,14 @@ author: Aura
 short_description: The variables given on the command line with -e
 description:
   - Returns one dictionary with all variables that this ansible-playbook was given with C(-e), and their values.
-options: {}
+options:
+  whole:
+    description:
+      - Names whose value is all that follows in the same C(-e), where that is not in quotes. Ansible would cut it at
+        the first blank, and take what comes after it for other variables.
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = """
@@ -34,4 +42,10 @@ class LookupModule(LookupBase):
         given = load_extra_vars(self._loader or DataLoader())
         own = {"ansible_version", "ansible_check_mode", "ansible_diff_mode"}
         assert context.CLIARGS is not None
+        for text in context.CLIARGS["extra_vars"]:
+            name, _, value = text.partition("=")
+            if name in kwargs.get("whole", []) and value[:1] not in ("'", '"'):
+                for piece in parse_kv(text):
+                    given.pop(piece, None)
+                given[name] = value
         return [{name: value for name, value in given.items() if name not in own}]

@@ -52,6 +52,18 @@ RTX3060, RTX3090, GTX1650 = (
 )
 
 
+def played(folder: Path) -> tuple[int, str]:
+    """The exit code and the words of folder/play.yml, on folder/hosts.json as it was recorded."""
+    (folder / "action").mkdir()
+    (folder / "action/node_state.py").write_text(STAND_IN)
+    done = subprocess.run(
+        ["ansible-playbook", "-i", str(folder / "hosts.json"), str(folder / "play.yml")], cwd=tree.ROOT,
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
+        check=False, env=os.environ | {"ANSIBLE_ACTION_PLUGINS": str(folder / "action"), "NO_COLOR": "1"},
+    )  # fmt: skip
+    return done.returncode, " ".join(done.stdout.split())
+
+
 class Launch:
     """The tasks of one launch on these nodes."""
 
@@ -70,8 +82,6 @@ class Launch:
                 "__trainer_local_rank": 0, "__trainer_arguments": [],
             },
         }  # fmt: skip
-        (folder / "action").mkdir()
-        (folder / "action/node_state.py").write_text(STAND_IN)
         (folder / "no_run.yml").write_text("[]")
         (folder / "tasks.yml").write_text(yaml.safe_dump([*tasks[: last + 1], tell]))
         play = {
@@ -86,12 +96,7 @@ class Launch:
         }  # fmt: skip
         inventory = {"cluster": {"hosts": nodes, "vars": common}}
         (folder / "hosts.json").write_text(json.dumps(inventory))
-        done = subprocess.run(
-            ["ansible-playbook", "-i", str(folder / "hosts.json"), str(folder / "play.yml")], cwd=tree.ROOT,
-            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
-            check=False, env=os.environ | {"ANSIBLE_ACTION_PLUGINS": str(folder / "action"), "NO_COLOR": "1"},
-        )  # fmt: skip
-        self.code, self.said = done.returncode, " ".join(done.stdout.split())
+        self.code, self.said = played(folder)
         self.told = {
             name: json.loads((folder / f"{name}.json").read_text()) for name in nodes if not self.code
         }

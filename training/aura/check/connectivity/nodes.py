@@ -195,7 +195,7 @@ def check_rendezvous_port(evidence: Evidence) -> list[Check]:
             remedy = f"A run is active? {STOP}. Another program? Stop it, or choose another rendezvous_port"
             if name == "ephemeral":
                 status, remedy = "warning", "Check again: another port will be drawn"
-            elif (holder.get("unit") or "").startswith("aura-train@"):
+            elif (holder.get("unit") or "").startswith(("aura-train@", "aura-script.")):
                 message += ": a run is active, which also slows down what is measured here"
                 remedy = f"Stop it, then check again: {STOP}"
             found.append(Check("rendezvous_port", status, node.name, message, remedy))

@@ -1,0 +1,242 @@
+"""What launch.yml makes of somebody else's script: refusals, each launcher's command, who was the first to fail."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tree
+
+launch = tree.plugin("filter/script_launch")
+
+
+def node(number: int, *cards: str, ranks: int = 1) -> dict[str, Any]:
+    return {
+        "name": f"node{number}", "address": f"10.0.0.2{number}", "cards": list(cards), "ranks": len(cards) or ranks,
+    }  # fmt: skip
+
+
+THREE = [node(0), node(1), node(2)]
+UNEVEN = [node(0, "GPU-a", "GPU-b"), node(1, "GPU-c")]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/other.py").touch()
+    return tmp_path
+
+
+def asked(project: Path, **given: Any) -> dict[str, Any]:
+    request: dict[str, Any] = launch.script_request({"script": "train.py", **given}, str(project))
+    return request
+
+
+def planned(request: dict[str, Any], nodes: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    assert request["problem"] == ""
+    plan: dict[str, Any] = launch.script_launch(request, nodes, name, 12355, "/env/bin/python", 1, 600)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"script": ""}, "Which script?"),
+        ({"script": "trian.py"}, "trian.py is not there"),
+        ({"script": "scripts"}, "scripts is a directory"),
+        ({"script": "train.sh"}, "train.sh is not there"),
+        ({"directory": "scripts"}, "does not lie in the directory"),
+        ({"requirements": "packages.txt"}, "packages.txt is not there"),
+        ({"launcher": "mpirun"}, "no launcher 'mpirun': take one of torchrun, accelerate, deepspeed"),
+        ({"launchr": "torchrun"}, "Unknown setting 'launchr' of a script. Did you mean launcher?"),
+        ({"_raw_params": "data"}, "'data' belongs to no setting: a value with blanks is quoted once more"),
+        ({"epochs": 3}, "The script's own flags: -e arguments='--epochs …'"),
+        ({"run": "../mine"}, "cannot be called '../mine'"),
+        ({"arguments": "--name 'mine"}, "cannot be taken apart (No closing quotation)"),
+        ({"zero_stage": 1}, "only launcher=accelerate takes this"),
+        ({"launcher": "accelerate", "zero_stage": 4}, "has to be one of 0, 1, 2, 3"),
+        ({"launcher": "accelerate", "gradient_clipping": "much"}, "has to be a positive number"),
+        ({"launcher": "accelerate", "gradient_clipping": 0.01}, "say -e zero_stage=1"),
+        ({"launcher": "accelerate", "dynamo_backend": "induct"}, "has to be one of no, eager"),
+        ({"most_megabytes": "all"}, "has to be a number"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(project: Path, given: dict[str, Any], sentence: str) -> None:
+    assert sentence in asked(project, **given)["problem"]
+
+
+def test_a_request_is_completed(project: Path) -> None:
+    request = asked(project, script="scripts/other.py", directory=".", arguments="--name 'my run' --lr 1e-4")
+    assert (request["program"], request["run"], request["launcher"]) == (
+        "scripts/other.py",
+        "other",
+        "torchrun",
+    )
+    assert request["arguments"] == ["--name", "my run", "--lr", "1e-4"]
+    assert not request["own_environment"]
+    (project / "requirements.txt").write_text("transformers\n")
+    assert asked(project)["own_environment"]
+
+
+def test_torchrun_takes_unequal_numbers_and_accelerate_says_that_it_does_not(project: Path) -> None:
+    for launcher in ("torchrun", "deepspeed"):
+        assert launch.script_refusal(asked(project, launcher=launcher), UNEVEN) == ""
+    said = launch.script_refusal(asked(project, launcher="accelerate"), UNEVEN)
+    assert "these would have node0 2, node1 1. Nothing was started." in said
+    for way_out in ("training_cards", "--limit", "launcher=torchrun"):
+        assert way_out in said
+
+
+def test_cards_and_processors_do_not_mix_but_under_torchrun(project: Path) -> None:
+    mixed = [node(0, "GPU-a"), node(1)]
+    assert launch.script_refusal(asked(project), mixed) == ""
+    assert "node1 would train on the processor" in launch.script_refusal(
+        asked(project, launcher="deepspeed"), mixed
+    )
+
+
+def test_torchruns_command(project: Path) -> None:
+    plan = planned(asked(project, arguments="--epochs 3"), UNEVEN, "node1")
+    assert plan["launch"]["command"] == [
+        "/env/bin/python", "-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1",
+        "--master-addr=10.0.0.20", "--master-port=12355", "--no-python", "/opt/aura/script/run-rank", "train.py",
+        "--epochs", "3",
+    ]  # fmt: skip
+    assert plan["launch"]["world_size"] == 3
+    assert plan["launch"]["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-c"
+    assert plan["launch"]["environment"]["PATH"].startswith("/env/bin:")
+    assert plan["launch"]["environment"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "600"
+    assert plan["config"] == {}
+
+
+def test_the_guides_file_for_accelerate(project: Path) -> None:
+    """Guide 003's default_config.yaml, with this cluster's numbers."""
+    even = [node(number, f"GPU-{number}a", f"GPU-{number}b") for number in range(4)]
+    plan = planned(asked(project, launcher="accelerate", mixed_precision="bf16"), even, "node3")
+    assert plan["config"] == {
+        "machine_rank": 3, "compute_environment": "LOCAL_MACHINE", "debug": False, "distributed_type": "MULTI_GPU",
+        "downcast_bf16": "no", "dynamo_config": {"dynamo_backend": "NO"}, "enable_cpu_affinity": False,
+        "main_process_ip": "10.0.0.20", "main_process_port": 12355, "main_training_function": "main",
+        "mixed_precision": "bf16", "num_machines": 4, "num_processes": 8, "rdzv_backend": "static",
+        "same_network": False, "tpu_env": [], "tpu_use_cluster": False, "tpu_use_sudo": False, "use_cpu": False,
+    }  # fmt: skip
+
+
+def test_the_guides_blocks_for_deepspeed_and_for_torch_compile(project: Path) -> None:
+    cards = [node(0, "GPU-a"), node(1, "GPU-b")]
+    request = asked(
+        project, launcher="accelerate", zero_stage=1, gradient_clipping=0.01, dynamo_backend="INDUCTOR",
+        dynamo_mode="max-autotune",
+    )  # fmt: skip
+    config = planned(request, cards, "node0")["config"]
+    assert config["distributed_type"] == "DEEPSPEED"
+    assert config["deepspeed_config"] == {
+        "deepspeed_multinode_launcher": "standard", "gradient_accumulation_steps": 1, "gradient_clipping": 0.01,
+        "offload_optimizer_device": "none", "zero3_init_flag": False, "zero_stage": 1,
+    }  # fmt: skip
+    assert config["dynamo_config"] == {
+        "dynamo_backend": "INDUCTOR", "dynamo_mode": "max-autotune", "dynamo_use_dynamic": False,
+        "dynamo_use_fullgraph": False,
+    }  # fmt: skip
+    assert request["packages"] == ["accelerate", "deepspeed"]
+
+
+def test_without_cards_accelerate_is_told_so(project: Path) -> None:
+    plan = planned(asked(project, launcher="accelerate"), THREE, "node2")
+    assert plan["config"]["use_cpu"] is True
+    assert plan["launch"]["environment"]["ACCELERATE_USE_CPU"] == "true"
+    assert plan["launch"]["environment"]["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
+def test_deepspeeds_launcher_knows_every_nodes_ranks(project: Path) -> None:
+    command = planned(asked(project, launcher="deepspeed"), UNEVEN, "node1")["launch"]["command"]
+    world = next(word for word in command if word.startswith("--world_info=")).partition("=")[2]
+    assert json.loads(base64.urlsafe_b64decode(world)) == {"node0": [0, 1], "node1": [0]}
+    assert "--node_rank=1" in command
+
+
+def test_an_environment_is_named_after_all_that_is_in_it(project: Path) -> None:
+    (project / "requirements.txt").write_text("-r base.txt\n")
+    (project / "base.txt").write_text("transformers\n")
+    names = {launch.environment_name(asked(project), "wheelhouse")}
+    names.add(launch.environment_name(asked(project), "another"))
+    names.add(launch.environment_name(asked(project, launcher="accelerate"), "wheelhouse"))
+    (project / "base.txt").write_text("transformers<5\n")
+    names.add(launch.environment_name(asked(project), "wheelhouse"))
+    (project / "wheels").mkdir()
+    (project / "wheels/one-1-py3-none-any.whl").touch()
+    names.add(launch.environment_name(asked(project), "wheelhouse"))
+    assert len(names) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        (
+            ["arguments=--epochs 3 --lr=1e-4 --name 'my run'", "run=mine"],
+            "--epochs 3 --lr=1e-4 --name 'my run'",
+        ),
+        (["arguments='--epochs 3' run=mine"], "--epochs 3"),
+        (['{"arguments": "--epochs 3", "run": "mine"}'], "--epochs 3"),
+    ],
+)
+def test_arguments_arrive_as_they_were_typed(tmp_path: Path, words: list[str], arguments: str) -> None:
+    """Ansible would cut them at the first blank."""
+    (tmp_path / "play.yml").write_text("""
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.copy:
+        content: "{{ lookup('extra_vars', whole=['arguments']) | to_json }}"
+        dest: "{{ playbook_dir }}/given.json"
+""")
+    given = [option for word in words for option in ("-e", word)]
+    command = ["ansible-playbook", "-i", "localhost,", "-c", "local", str(tmp_path / "play.yml"), *given]
+    subprocess.run(command, cwd=tree.ROOT, check=True, capture_output=True, timeout=60)
+    assert json.loads((tmp_path / "given.json").read_text()) == {"arguments": arguments, "run": "mine"}
+
+
+def rank(number: int, state: str, failed: float | None = None, **said: Any) -> dict[str, Any]:
+    code = 1 if state == "failed" else 0
+    return {
+        "rank": number, "state": state, "failed": failed, "exit": code, "signal": None, "tail": [], **said,
+    }  # fmt: skip
+
+
+def status(number: int, *ranks: dict[str, Any], **said: Any) -> dict[str, Any]:
+    return {
+        "node": f"node{number}", "ranks": list(ranks), "unit_failed": True, "unit_exit": 1, "unit_signal": None,
+        "unit_ended": 100.0, **said,
+    }  # fmt: skip
+
+
+def test_the_first_to_fail_is_named_and_not_its_victims() -> None:
+    statuses = [
+        status(0, rank(0, "failed", 20.4, tail=["RuntimeError: Connection closed by peer"])),
+        status(1, rank(1, "stopped")),
+        status(2, rank(2, "failed", 20.1, tail=["ValueError: the batch is broken"])),
+    ]
+    first = launch.first_failure(statuses)
+    said = launch.failure_sentence(first, "torchrun")
+    assert said.startswith("Rank 2 on node2 ended with exit status 1, the first one to fail.")
+    assert "the batch is broken" in said
+    assert "Connection" not in said
+
+
+def test_a_launcher_that_fails_before_its_ranks_is_named() -> None:
+    statuses = [status(0, rank(0, "running"), unit_failed=False), status(1, unit_ended=5.0)]
+    said = launch.failure_sentence(launch.first_failure(statuses), "accelerate", "address already in use")
+    assert said.startswith("The launcher (accelerate) on node1 ended with exit status 1")
+    assert said.endswith("address already in use")
+
+
+def test_who_was_stopped_has_not_failed() -> None:
+    assert (
+        launch.first_failure([status(0, rank(0, "stopped")), status(1, rank(1, "done"), unit_failed=False)])
+        == {}
+    )

@@ -1,0 +1,226 @@
+"""The tools of the role script: what is packed for the nodes and unpacked there, and what is kept of a rank's end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tree
+
+TOOLS = tree.ROOT / "roles/script/files"
+
+
+def pack(
+    directory: Path, tar: Path, most_megabytes: int = 500, leave_out: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    asked = {
+        "directory": str(directory), "tar": str(tar), "most_megabytes": most_megabytes, "leave_out": list(leave_out),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, TOOLS / "pack"], input=json.dumps(asked), capture_output=True, text=True, check=True
+    )
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def names(tar: Path) -> list[str]:
+    with tarfile.open(tar) as archive:
+        return archive.getnames()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    for name in (
+        "train.py", "lib/model.py", ".git/HEAD", "lib/__pycache__/model.pyc", "my-env/pyvenv.cfg", "my-env/bin/python",
+        "checkpoint-500/model.safetensors", "data/text.txt", "wheels/one.whl",
+    ):  # fmt: skip
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    (tmp_path / "outside").mkdir()
+    (root / "corpus").symlink_to(tmp_path / "outside")
+    (root / "linked.py").symlink_to("train.py")
+    return root
+
+
+def test_what_no_node_needs_is_left_out_and_said(project: Path, tmp_path: Path) -> None:
+    said = pack(project, tmp_path / "parcel.tar")
+    assert names(tmp_path / "parcel.tar") == ["data/text.txt", "lib/model.py", "linked.py", "train.py"]
+    assert said["left_out"] == [
+        ".git", "checkpoint-500", "corpus", "lib/__pycache__", "my-env", "wheels",
+    ]  # fmt: skip
+    pack(project, tmp_path / "parcel.tar", leave_out=("data", "lib/*.py"))
+    assert names(tmp_path / "parcel.tar") == ["linked.py", "train.py"]
+
+
+def test_a_directory_that_is_far_too_large_is_refused_with_ways_out(project: Path, tmp_path: Path) -> None:
+    with (project / "data/film.mp4").open("wb") as film:
+        film.truncate(3_000_000)
+    said = pack(project, tmp_path / "parcel.tar", most_megabytes=1)
+    assert "3.0 MB" in said["problem"]
+    for way_out in ("data (3.0 MB)", "-e leave_out=data", "-e most_megabytes=4"):
+        assert way_out in said["problem"]
+    assert not (tmp_path / "parcel.tar").exists()
+    assert pack(project, tmp_path / "parcel.tar", most_megabytes=4)["problem"] == ""
+
+
+def test_what_the_script_wrote_stays_and_what_is_gone_here_goes_there(project: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def send() -> None:
+        pack(project, tmp_path / "parcel.tar")
+        subprocess.run([TOOLS / "unpack", tmp_path / "parcel.tar", run], check=True)
+
+    send()
+    (run / "code/checkpoint-1").mkdir()
+    (run / "code/checkpoint-1/model").touch()
+    (project / "lib/model.py").rename(project / "lib/net.py")
+    (project / "train.py").write_text("newer")
+    send()
+    assert (run / "code/checkpoint-1/model").exists()
+    assert not (run / "code/lib/model.py").exists()
+    assert (run / "code/lib/net.py").exists()
+    assert (run / "code/train.py").read_text() == "newer"
+
+
+def start(folder: Path, code: str, *words: str, **more: Any) -> subprocess.Popen[str]:
+    (folder / "script.py").write_text(code)
+    environment = {
+        **os.environ, "RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "AURA_SCRIPT_RANKS": str(folder),
+        "AURA_SCRIPT_PYTHON": sys.executable, "AURA_SCRIPT_CARDS": "GPU-1a",
+    }  # fmt: skip
+    return subprocess.Popen(
+        [TOOLS / "run-rank", *words] if words else [TOOLS / "run-rank", "script.py"], cwd=folder, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
+    )  # fmt: skip
+
+
+def record(folder: Path) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads((folder / "2.json").read_text())
+    return said
+
+
+def test_a_rank_that_ends_well(tmp_path: Path) -> None:
+    process = start(
+        tmp_path, "import os, sys; print(sys.argv[1:], os.environ['CUDA_VISIBLE_DEVICES'])",
+        "--local_rank=0", "script.py", "--epochs", "3",
+    )  # fmt: skip
+    out, _ = process.communicate(timeout=60)
+    # DeepSpeed's own flag comes behind the script's name, where the script reads it.
+    assert out == "[rank 2] ['--local_rank=0', '--epochs', '3'] GPU-1a\n"
+    assert process.returncode == 0
+    assert (record(tmp_path)["state"], record(tmp_path)["exit"]) == ("done", 0)
+
+
+@pytest.mark.parametrize("torch_is_there", [False, True])
+def test_the_last_traceback_is_kept_with_its_time(tmp_path: Path, torch_is_there: bool) -> None:
+    code = """
+import logging, time
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.exception("handled")
+try:
+    {}["seed"]
+except KeyError as error:
+    began = time.time()
+    print(began, flush=True)
+    import atexit
+    atexit.register(time.sleep, 1)
+    raise ValueError("the batch is broken") from error
+"""
+    if torch_is_there:  # its own way to show what was not caught
+        code = f"""
+import sys, traceback
+def shown(*what):
+    for line in "".join(traceback.format_exception(*what)).splitlines():
+        print("[rank2]:", line, file=sys.stderr)
+sys.excepthook = shown
+{code}"""
+    process = start(tmp_path, code)
+    out, errors = process.communicate(timeout=60)
+    said = record(tmp_path)
+    assert process.returncode == 1
+    assert (said["state"], said["exit"]) == ("failed", 1)
+    assert "ZeroDivisionError" in errors  # it is in the journal, and no reason
+    assert "KeyError: 'seed'" in said["tail"]
+    assert said["tail"][-1] == "ValueError: the batch is broken"
+    assert not any("ZeroDivisionError" in line for line in said["tail"])
+    # Not when Python was through with tidying up: by then a victim may have failed, too.
+    assert said["failed"] - float(out.split()[-1]) < 0.9 < said["ended"] - said["failed"]
+
+
+@pytest.mark.parametrize(
+    ("code", "end", "exit_status", "name"),
+    [
+        ("raise SystemExit(7)", 7, 7, None),
+        ("import os; os.abort()", -signal.SIGABRT, None, "SIGABRT"),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL, None, "SIGKILL"),
+    ],
+)
+def test_an_end_without_a_traceback(
+    tmp_path: Path, code: str, end: int, exit_status: int | None, name: str | None
+) -> None:
+    process = start(tmp_path, code)
+    process.communicate(timeout=60)
+    said = record(tmp_path)
+    assert process.returncode == end
+    assert (said["state"], said["exit"], said["signal"]) == ("failed", exit_status, name)
+
+
+def test_a_rank_that_is_told_to_stop_may_save(tmp_path: Path) -> None:
+    code = """
+import pathlib, signal, sys, time
+def save(number, frame):
+    time.sleep(1)
+    pathlib.Path("saved").touch()
+    sys.exit(3)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+    process = start(tmp_path, code, start_new_session=True)
+    assert process.stdout
+    assert process.stdout.readline() == "[rank 2] ready\n"
+    os.killpg(process.pid, signal.SIGTERM)  # as torchrun does
+    process.communicate(timeout=60)
+    assert (tmp_path / "saved").exists()
+    assert (record(tmp_path)["state"], record(tmp_path)["exit"]) == ("stopped", 3)
+
+
+def test_a_progress_bar_is_a_line_now_and_then(tmp_path: Path) -> None:
+    code = """
+import sys, time
+for step in range(50):
+    sys.stderr.write(f"\\r{step} of 50")
+    sys.stderr.flush()
+    time.sleep(0.01)
+sys.stderr.write("\\nthe end\\n")
+"""
+    process = start(tmp_path, code)
+    _, errors = process.communicate(timeout=60)
+    lines = errors.splitlines()
+    assert lines[-2:] == ["[rank 2] 49 of 50", "[rank 2] the end"]
+    assert len(lines) < 5
+    assert record(tmp_path)["last"] == "the end"
+
+
+def test_a_rank_is_seen_while_it_runs(tmp_path: Path) -> None:
+    process = start(tmp_path, "import time; print('step 1', flush=True); time.sleep(60)")
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "2.json").exists() or record(tmp_path)["last"] != "step 1":
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert record(tmp_path)["state"] == "running"
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
