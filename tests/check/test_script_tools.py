@@ -214,7 +214,9 @@ sys.stderr.write("\\nthe end\\n")
 
 
 def test_a_rank_is_seen_while_it_runs(tmp_path: Path) -> None:
-    process = start(tmp_path, "import time; print('step 1', flush=True); time.sleep(60)")
+    process = start(
+        tmp_path, "import time; print('step 1', flush=True); time.sleep(60)", start_new_session=True
+    )
     try:
         deadline = time.monotonic() + 30
         while not (tmp_path / "2.json").exists() or record(tmp_path)["last"] != "step 1":
@@ -222,5 +224,5 @@ def test_a_rank_is_seen_while_it_runs(tmp_path: Path) -> None:
             time.sleep(0.2)
         assert record(tmp_path)["state"] == "running"
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=10)
