@@ -45,7 +45,7 @@ from torch import Tensor
 VOCABULARY = 512
 MODEL = {"heads": 4, "d_model": 64, "seq_len": 64, "vocab_size": VOCABULARY, "batch_size": 16}
 SCHEDULE = {"min_lr_ratio": 0.0, "beta2": 0.95, "validation_windows": 400}
-RATES = (2e-3, 4e-3, 8e-3)
+RATES = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,8 @@ def torch_build(
             problem = f"torch_backend is {backend}, but it has no NVIDIA card: take cpu, or auto"
             return {"build": "", "problem": problem}
         return {"build": "cpu" if backend == "auto" else backend, "problem": ""}
-    driver = "999" if early and is_replaced(gpu["driver"], chosen["cards"]) else gpu["driver"]
+    replaced = early and not gpu["elsewhere"] and is_replaced(gpu["driver"], chosen["cards"])
+    driver = "999" if replaced else gpu["driver"]
     reasons = {name: misfit(name, chosen["cards"], driver) for name in BUILDS}
     fitting = [name for name in AUTO if not reasons[name]]
     if backend == "auto":

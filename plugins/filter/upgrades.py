@@ -45,6 +45,12 @@ def no_return(seen: Mapping[str, Any], node: str, upgrade: bool = False) -> str:
     if seen["session"]["client"] == seen["session"]["here"] or (upgrade and not waits):
         return ""
     others = f"The others without it: --limit 'cluster:!{node}'."
+    if seen["wsl"]:
+        type_there = "sudo apt-get --with-new-pkgs upgrade in its Ubuntu, then " if upgrade else ""
+        return (
+            f"{node} is Linux under Windows (WSL), and only Windows starts it again. Sit down at it and type: "
+            f"{type_there}wsl --shutdown in PowerShell, and open Ubuntu again. {others}"
+        )
     if seen["start"]["live"]:
         return (
             f"{node} runs a live system (from a USB stick, say): after a reboot nothing of what was installed there "

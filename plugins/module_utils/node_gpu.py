@@ -12,7 +12,7 @@ import re
 import subprocess
 
 from ansible.module_utils.node_network import read
-from ansible.module_utils.node_start import in_container, start
+from ansible.module_utils.node_start import in_container, in_wsl, start
 
 PCI = "/sys/bus/pci/devices"
 NVIDIA = "0x10de"
@@ -164,8 +164,7 @@ def gpu(wanted: bool) -> dict[str, object]:
     found: dict[str, object] = {"cards": [], "driver": "", "smi": [], "elsewhere": "", "machine": {}}
     if not wanted:
         return found
-    wsl = "microsoft" in platform.release().lower()
-    container = in_container()
+    wsl, container = in_wsl(), in_container()
     cards, switches = pci_devices()
     # A container sees the cards of its host. They are its own when it was given their devices.
     if container and not glob.glob("/dev/nvidia[0-9]*"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 
 from ansible.module_utils.node_network import read
@@ -11,6 +12,17 @@ from ansible.module_utils.node_network import read
 def in_container() -> bool:
     """Whether the kernel, its command line and the cards on the bus are those of a host."""
     return any(map(os.path.exists, ("/run/systemd/container", "/.dockerenv", "/run/.containerenv")))
+
+
+def in_wsl() -> bool:
+    """Whether this is Linux under Windows (WSL 2), and not a container there.
+
+    /run/WSL is where Windows's own programs are called, with whatever kernel. systemd takes WSL for a container.
+    """
+    if os.path.isdir("/run/WSL"):
+        return True
+    other = in_container() and read("/run/systemd/container") != "wsl"
+    return "microsoft" in platform.release().lower() and not other
 
 
 def asks_passphrase(crypttab: str) -> bool:

@@ -96,6 +96,7 @@ upgrades:
   returned: always
 reboot_required: {description: Whether something installed waits for the next boot., type: bool, returned: always}
 start: {description: What a restart meets; see module_utils/node_start.py., type: dict, returned: always}
+wsl: {description: Whether the node is Linux under Windows (WSL 2)., type: bool, returned: always}
 clock:
   description: >-
     C(source): the address whose time chrony follows, empty while it follows nobody else's. C(offset): the seconds by
@@ -128,7 +129,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_gpu import gpu
 from ansible.module_utils.node_network import cards, netplan_files
 from ansible.module_utils.node_packages import missing, said, waiting
-from ansible.module_utils.node_start import start
+from ansible.module_utils.node_start import in_wsl, start
 
 
 def read(path: str) -> str:
@@ -385,6 +386,7 @@ def main() -> None:
         upgrades=waiting() if asked["upgrades"] else [],
         reboot_required=os.path.exists("/run/reboot-required"),
         start=start(),
+        wsl=in_wsl(),
         hostname=socket.gethostname(),
         boot_id=read("/proc/sys/kernel/random/boot_id").strip(),
         python=platform.python_version(),

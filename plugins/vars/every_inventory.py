@@ -44,7 +44,12 @@ class VarsModule(BaseVarsPlugin):
         found: dict[str, Any] = {}
         for entity in entities if isinstance(entities, list) else [entities]:
             if isinstance(entity, Group):
-                own = {name for group in [entity, *entity.get_ancestors()] for name in group.vars}
+                # What a group above has from us is none of its own: `wsl` says otherwise than `all`.
+                own = {
+                    name
+                    for group in [entity, *entity.get_ancestors()]
+                    for name in group.vars.keys() - ours(loader, group)
+                }
                 found |= {
                     name: value for name, value in shared(loader, entity.name).items() if name not in own
                 }
@@ -52,6 +57,11 @@ class VarsModule(BaseVarsPlugin):
                 # Where a task is delegated, inventory_hostname is not the host that we log in to; this is.
                 found["cluster_host_name"] = entity.name
         return found
+
+
+def ours(loader: DataLoader, group: Group) -> set[str]:
+    """The names of those variables that the group has from us."""
+    return {name for name, value in shared(loader, group.name).items() if group.vars.get(name) == value}
 
 
 def shared(loader: DataLoader, group: str) -> dict[str, Any]:

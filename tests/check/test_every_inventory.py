@@ -64,11 +64,20 @@ def test_the_variables_in_hosts_yml_win(inventory: Path, where: str, name: str) 
     assert variables(inventory)[name] == "mine"
 
 
+def test_a_group_of_ours_says_otherwise_than_all_and_the_inventory_wins_over_both(inventory: Path) -> None:
+    name, hosts = "nfs_client_enabled", HOSTS | {"wsl": {"hosts": {"b": {}}}}
+    (inventory / "hosts.yml").write_text(yaml.safe_dump(hosts))
+    assert variables(inventory, "a")[name] == ours("all/derived.yml")[name]
+    assert variables(inventory, "b")[name] == ours("wsl/switches.yml")[name]
+    (inventory / "hosts.yml").write_text(yaml.safe_dump(hosts | {"all": {"vars": {name: "mine"}}}))
+    assert variables(inventory, "b")[name] == "mine"
+
+
 def test_host_vars_win(inventory: Path) -> None:
     (inventory / "host_vars").mkdir()
     (inventory / "host_vars/a.yml").write_text(yaml.safe_dump({"ansible_port": 2200}))
     assert variables(inventory)["ansible_port"] == 2200
-    assert variables(inventory, "b")["ansible_port"] == "{{ ssh_port }}"
+    assert variables(inventory, "b")["ansible_port"] == ours("cluster/connection.yml")["ansible_port"]
 
 
 def test_a_play_sees_what_ansible_inventory_says(inventory: Path) -> None:

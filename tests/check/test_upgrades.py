@@ -113,7 +113,8 @@ def test_only_what_has_moved_asks_for_a_reboot() -> None:
 def node(**changes: Any) -> dict[str, Any]:
     return {
         "session": {"client": "192.168.50.9", "here": "192.168.50.22"},
-        "start": {"passphrase": False, "live": False}, "upgrades": [], "reboot_required": False, **changes,
+        "start": {"passphrase": False, "live": False}, "upgrades": [], "reboot_required": False, "wsl": False,
+        **changes,
     }  # fmt: skip
 
 
@@ -130,6 +131,14 @@ OWN = {"session": {"client": "192.168.50.22", "here": "192.168.50.22"}}
         ),
         pytest.param(
             node(start={"passphrase": False, "live": True}), False, "node3 runs a live system", id="live"
+        ),
+        pytest.param(node(wsl=True), False, "node3 is Linux under Windows (WSL)", id="Windows has it"),
+        pytest.param(node(wsl=True), True, "", id="Windows has it, and nothing waits"),
+        pytest.param(
+            node(wsl=True, upgrades=[upgrade("libc6", "1")]),
+            True,
+            "then wsl --shutdown",
+            id="Windows, upgrade",
         ),
         pytest.param(node(**PASSPHRASE, **OWN), False, "", id="its person sits at it"),
         pytest.param(node(**PASSPHRASE), True, "", id="nothing to upgrade"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from lab_cluster import NODES, ROOT, RUNS, Cluster
 
@@ -31,17 +34,25 @@ def test_stopped_in_the_middle_and_launched_again_gives_the_same_parameters(clus
     assert {done["parameters_checksum"] for done in straight + broken} == {straight[0]["parameters_checksum"]}
 
 
-def test_a_dead_pc_is_named_and_the_world_size_follows(cluster: Cluster) -> None:
+def test_a_dead_pc_is_named_and_the_world_size_follows(cluster: Cluster, tmp_path: Path) -> None:
+    seen = tmp_path / "nodes.json"
     cluster.lab("power-off", "node4")
     four = NODES[:4]
     try:
         output = cluster.ansible("launch.yml", *NANO, "-e", "run=four", "-e", "steps=5", "-e", "wait=true")
+        cluster.ansible("playbooks/monitor.yml", "-e", f"monitor_file={seen}")
     finally:
         cluster.lab("power-on", "node4")
     assert "4 of 5 nodes take part" in output
     assert "node4" in output
     assert {rank["world_size"] for rank in cluster.ranks(four)} == {4}
     assert [done["step"] for done in cluster.done("four", four)] == [5] * 4
+    nodes = json.loads(seen.read_text())
+    assert list(nodes) == NODES
+    assert nodes["node4"] is None
+    load, ranks, _ = nodes["node0"]
+    assert 0 < load["ram_used_bytes"] < load["ram_total_bytes"]
+    assert ranks[0]["status"]["step"] == 5
 
 
 def test_limit_says_which_nodes_take_part(cluster: Cluster) -> None:
@@ -65,6 +76,15 @@ def test_status_and_logs_show_every_rank(cluster: Cluster) -> None:
     for number, node in enumerate(NODES):
         assert f"{number}/5" in status
         assert f"[Rank {number}/5 | Node {node} | Device cpu]" in logs
+
+
+def test_one_table_shows_the_load_and_the_rank_of_every_node(cluster: Cluster, tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    cluster.ansible("playbooks/monitor.yml", "-e", f"monitor_file={table}")
+    lines = table.read_text().splitlines()
+    assert lines[0].split()[:4] == ["node", "device", "load", "memory"]
+    assert [line.split()[0] for line in lines[1:6]] == NODES
+    assert all(f" {number}/5 " in line and " done " in line for number, line in enumerate(lines[1:6]))
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ NANO = ("-e", "preset=gpt2-nano")
         ((*NANO, "-e", "lr=fast"), "lr"),
         ((*NANO, "-e", "steps=-3"), "steps"),
         ((*NANO, "-e", "corpus=nowhere"), "playbooks/prepare.yml -e corpus=nowhere"),
+        ((*NANO, "-e", "corpus=s3://data/es"), "has no key for object storage: put s3_access_key"),
+        ((*NANO, "-e", "corpus=s3://data"), "has to be like s3://bucket/corpora/es"),
     ],
 )
 def test_launch_refuses(cluster: Cluster, options: tuple[str, ...], sentence: str) -> None:
@@ -40,6 +42,9 @@ def test_prepare_takes_a_dataset_or_a_text(cluster: Cluster, tmp_path: Path) -> 
     words = ("-e", "dataset=/srv/frases", "-e", "corpus=frases", *NANO, "-e", "vocab_size=400")
     assert "Both a text and a dataset" in cluster.refused(
         "playbooks/prepare.yml", *words, "-e", f"text={tmp_path}"
+    )
+    assert "is no corpus of the nodes" in cluster.refused(
+        "playbooks/prepare.yml", *NANO, "-e", f"text={tmp_path}", "-e", "corpus=s3://data/es"
     )
     assert "Unknown setting 'dataset_colum'" in cluster.refused(
         "playbooks/prepare.yml", *words, "-e", "dataset_colum=frase"

@@ -21,6 +21,7 @@ for path in etc/netplan etc/hosts etc/hostname etc/ssh/sshd_config.d etc/aura et
     \( -type f -exec sha256sum {} \; -o -printf '\n' \)
 done | sed 's/  .*//' | sort
 find opt/aura -maxdepth 2 -printf '%p %y %M %u %g %l\n' | sort  # a release has thousands of files
+ls -d var/lib/aura-notify var/lib/aura-watch 2>/dev/null  # what is in there changes by itself
 hostname
 find etc/systemd/system -name '*aura*' -o -lname /dev/null | sort
 getent passwd aura
@@ -39,7 +40,12 @@ def inside(command: str) -> str:
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Iterator[Path]:
-    yield inventory_of_one(tmp_path / "one")
+    folder = inventory_of_one(tmp_path / "one")
+    # Roles that this node would not have by itself; nobody listens at this address.
+    settings = folder / "group_vars/all/settings.yml"
+    more = "gpu_watch_enabled: true\nwebhooks: [{webhook_url: 'http://localhost:9', webhook_type: json}]\n"
+    settings.write_text(settings.read_text() + more)
+    yield folder
     lab("down", "--only", NAME)
 
 
@@ -50,6 +56,8 @@ def test_a_node_is_as_before_and_can_be_made_again(inventory: Path) -> None:
     ansible(inventory, "site.yml")
     made = inside(STATE)
     assert FIRST not in made
+    assert "aura-watch.service" in made
+    assert "aura-notify.service" in made
 
     # Without yes it only talks.
     said = ansible(inventory, "playbooks/reset.yml")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from aura.corpus.corpus import Corpus
 from aura.corpus.prepare import prepare
+from object_storage import Storage, storage
 from trainers import Trainer, complete, start
 
 WORDS = "el la los un una casa perro red nodo cable datos modelo aprende lee escribe rápido lento cinco y de en con"
@@ -68,3 +69,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting is not possible here")
     yield disk
     subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    files = tmp_path_factory.mktemp("storage") / "buckets"
+    files.mkdir()
+    with storage(files) as there:
+        yield there
+
+
+@pytest.fixture
+def bucket(s3_server: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    """The empty bucket `data`, and a cache that is empty too."""
+    there = s3_server.files / "data"
+    there.mkdir()
+    for name, value in {**s3_server.environment, "AURA_CACHE": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    s3_server.settle()
+    s3_server.mend()
+    yield s3_server
+    there.rename(tmp_path / "bucket")

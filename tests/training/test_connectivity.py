@@ -594,3 +594,29 @@ def test_every_check_is_explained_in_the_documentation() -> None:
         assert f"### {title}" in text and f"`{check}`" in text, (
             f"docs/troubleshooting.md does not explain {check}"
         )
+
+
+# --- Linux under Windows ---
+
+
+def test_what_is_not_seen_from_wsl_is_said(cluster: Cluster) -> None:
+    """Its virtual card tells 10 Gbit/s, whatever the cable; where it is right, the sentence stays."""
+    cluster.evidence["wsl"] = ["node3"]
+    cluster.about("node3")["link"] = {"speed_mbit": 10000, "duplex": "full", "physical": True}
+    check = cluster.only()
+    assert (check.id, check.status, check.subject) == ("link", "warning", "node3")
+    assert "whether Windows falls asleep, is not seen from here" in check.message
+    assert "playbooks/windows.yml --limit node3" in check.remedy
+
+
+def test_the_clock_and_the_address_of_wsl_are_those_of_windows(cluster: Cluster) -> None:
+    cluster.evidence["wsl"] = ["node3"]
+    cluster.documents["node3"]["clock"]["offset_seconds"] = 3600.0  # Windows slept
+    cluster.documents["node3"]["busy_ports"] = {
+        "rendezvous": {"reason": "no address"},
+        "ephemeral": {"reason": "no address"},
+    }
+    remedies = {check.id: check.remedy for check in cluster.bad() if check.subject == "node3"}
+    assert "w32tm /resync" in remedies["clock"]
+    assert "chronyc" not in remedies["clock"]
+    assert "playbooks/windows.yml" in remedies["address"]

@@ -1,4 +1,4 @@
-"""docs/guide-commands.md: every command line of ours in it is one that its parser takes."""
+"""docs/guide-commands.md and docs/rented.md: every command line of ours there is one that its parser takes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import aura
 import pytest
+import yaml
 from aura.commands import cli, notify, prepare
 from aura.corpus import sources
 from aura.corpus.work import Settings
@@ -17,6 +18,7 @@ from aura.run import attempt
 
 ROOT = Path(aura.__file__).parents[2]
 PAGE = ROOT / "docs" / "guide-commands.md"
+RENTED = ROOT / "docs" / "rented.md"
 # What `…` stands for.
 NEEDED = {"train": "--preset gpt2-nano --corpus corpus"}
 CODE = re.compile(r"`([^`]+)`")
@@ -27,10 +29,17 @@ class Accepted(Exception):
     """The command line has been read and checked; what it asks for is left out."""
 
 
+def table(after: str = "") -> list[list[str]]:
+    """The cells of every row of every table (after these words): the guide, ours, its test."""
+    text = PAGE.read_text(encoding="utf-8").partition(after)[2] if after else PAGE.read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    lines = [line for line in lines if not line.startswith("| --- ")]
+    return [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines]
+
+
 def rows() -> list[str]:
-    """The last column of every table."""
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    return [line.strip("|").rsplit(" | ", 1)[1] for line in lines]
+    """What is ours in every table."""
+    return [cells[1] for cells in table()]
 
 
 def command_lines() -> list[str]:
@@ -45,6 +54,29 @@ def command_lines() -> list[str]:
         elif words and words[0] in ("torchrun", "python"):
             found.append(code.split(" -m aura ")[1])
     return list(dict.fromkeys(found))
+
+
+def rented_lines() -> list[str]:
+    """What is typed on the page about a rented machine: blocks, and code in the text; without comments."""
+    text = RENTED.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [
+        re.sub(r"\s{2,}#.*", "", line) for line in lines + CODE.findall(re.sub(r"(?s)```.*?```", "", text))
+    ]
+
+
+def rented_commands() -> list[str]:
+    """What follows `aura`, also where another user or Ansible types it."""
+    found = [re.search(r"/bin/aura (\w[^']*)", line) for line in rented_lines()]
+    return [command[1] for command in found if command]
+
+
+def launches() -> list[str]:
+    lines = rented_lines() + [code for row in rows() for code in CODE.findall(row)]
+    return list(
+        dict.fromkeys(line for line in lines if "launch.yml -e preset=" in line or "prepare.yml -e" in line)
+    )
 
 
 def completed(line: str) -> list[str]:
@@ -70,18 +102,25 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         settings.check()
         raise Accepted
 
+    def into_a_bucket(source: object, settings: Settings, address: object) -> NoReturn:
+        settings.check()
+        raise Accepted
+
     def no_files(inputs: object, say: object) -> list[Path]:
         return []
 
     monkeypatch.setattr(Parser, "parse_args", accept)
     monkeypatch.setattr(prepare, "build", build)
+    monkeypatch.setattr(prepare, "_into_a_bucket", into_a_bucket)
+    monkeypatch.setattr(cli, "corpus_here", lambda place: place)
     monkeypatch.setattr(sources, "find_files", no_files)
     monkeypatch.setattr(attempt, "run", run)
     monkeypatch.setattr(notify, "beside", lambda *_: None)
-    monkeypatch.setattr(cli, "_check_paths", lambda *_: None)
+    monkeypatch.setattr(cli, "_check_corpus", lambda *_: None)
+    monkeypatch.setattr(cli, "_of_this_run", lambda *_: None)
 
 
-@pytest.mark.parametrize("line", command_lines())
+@pytest.mark.parametrize("line", command_lines() + rented_commands())
 def test_the_parsers_take_every_line(line: str, nothing_runs: None) -> None:
     words = completed(line)
     lines = [words]
@@ -108,17 +147,65 @@ def test_the_page_names_every_command_that_the_guides_have() -> None:
     assert len(command_lines()) > 50
 
 
-def test_every_playbook_exists() -> None:
+def test_every_playbook_and_inventory_exists() -> None:
     named = {name for row in rows() for name in re.findall(r"ansible-playbook (\S+\.yml)", row)}
     assert len(named) >= 4
-    assert [name for name in named if not (ROOT / name).is_file()] == []
+    typed = [line for line in rented_lines() if line.startswith(("ansible ", "ansible-playbook "))]
+    assert len(typed) >= 8
+    assert all("-i inventory/rented" in line for line in typed), "another cluster would be meant"
+    named |= {
+        word
+        for line in typed
+        for word in line.split()
+        if word.endswith(".yml") or word.startswith("inventory/")
+    }
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("line", launches())
+def test_what_a_playbook_is_told_are_settings_of_the_preset(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = dict(word.split("=", 1) for word in re.findall(r"-e (\S+=\S+)", line))
+    request = yaml.safe_load((ROOT / "playbooks/vars/request.yml").read_text(encoding="utf-8"))
+    own = {*re.findall(r"'(\w+)'", request["request_names"]), *request["prepare_flags"]}
+    settings = [f"{name}={value}" for name, value in told.items() if name not in own]
+    words = [
+        "config",
+        "--preset",
+        told.get("preset", "gpt2-medium"),
+        *(["--set", *settings] if settings else []),
+    ]
+    assert cli.main(words) == 0, capsys.readouterr().err
+
+
+def missing(name: str) -> str:
+    """Why there is no such test: `test_x.py`, `test_x.py::test_y`, `roles/NAME`; empty when there is."""
+    file, _, function = name.partition("::")
+    if file.startswith("roles/"):
+        return "" if (ROOT / file / "molecule/default/verify.yml").is_file() else f"{file} has no scenario"
+    found = list((ROOT / "tests").glob(f"*/{file}"))
+    if len(found) != 1:
+        return f"tests/ has {len(found)} files {file}"
+    there = not function or f"def {function}(" in found[0].read_text(encoding="utf-8")
+    return "" if there else f"{file} has no {function}"
+
+
+@pytest.mark.parametrize("cells", table(), ids=lambda cells: cells[0])
+def test_every_row_names_a_test_that_exists_or_says_why_there_is_none(cells: list[str]) -> None:
+    assert len(cells) == 3, "a row has three cells: the guide, ours, its test"
+    if cells[2] == "test":  # the head of a table
+        return
+    named = CODE.findall(cells[2])
+    assert [problem for problem in map(missing, named) if problem] == []
+    assert named or re.match(r"none: \w+", cells[2]), "name a test, or say why none is possible: none: …"
 
 
 def test_every_flag_of_the_last_table_is_in_its_own_row() -> None:
-    table = PAGE.read_text(encoding="utf-8").split("## Every flag")[1]
-    for row in re.findall(r"^\| (`--.*) \| (.*) \|$", table, re.MULTILINE):
-        flags, here = CODE.findall(row[0]), row[1]
-        assert all(flag in here or flag == "--prepare" for flag in flags), row
+    rows_of_flags = [cells for cells in table("## Every flag") if cells[0].startswith("`--")]
+    assert len(rows_of_flags) > 20
+    for guide, here, _ in rows_of_flags:
+        assert all(flag in here or flag == "--prepare" for flag in CODE.findall(guide)), guide
 
 
 def test_text_is_not_taken_for_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)
 
 # What Linux takes for the name of a network card, or its hardware address.
 CARD = re.compile(r"[^\s/:]{1,15}|([0-9a-f]{2}:){5}[0-9a-f]{2}", re.IGNORECASE)
+# Where a machine is reached on the internet: an address, or a name (RFC 1123) with dots.
+PUBLIC = re.compile(r"[0-9a-f:]+:[0-9a-f:.]*|[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
 PUBLIC_KEY = re.compile(r"(?:^|\s)((?:sk-)?(?:ssh|ecdsa)-[\w@.-]+)\s+([A-Za-z0-9+/=]+)")
 
 
@@ -133,11 +135,15 @@ def address_problems(
     return problems
 
 
+def is_port(value: object) -> bool:
+    return bool(re.fullmatch(r"[0-9]{1,5}", str(value))) and 1 <= int(str(value)) <= 65535
+
+
 def port_problems(ports: Mapping[str, object]) -> list[str]:
     problems = []
     numbers = defaultdict(list)
     for name, value in ports.items():
-        if not re.fullmatch(r"[0-9]{1,5}", str(value)) or not 1 <= int(str(value)) <= 65535:
+        if not is_port(value):
             problems.append(f"{name} is {value!r}, which is no port: choose a number from 1 to 65535.")
         elif name != "first_ssh_port":  # it may be that of SSH
             numbers[int(str(value))].append(name)
@@ -167,6 +173,30 @@ def network_problems(networks: Iterable[str]) -> list[str]:
                 "correct it."
             )
     return problems
+
+
+def public_problems(addresses: Mapping[str, object], ports: Mapping[str, object]) -> list[str]:
+    """addresses, ports: node name -> public_address, public_ssh_port ("" when it has none)."""
+    problems = []
+    for name, address in addresses.items():
+        port = ports.get(name, "")
+        if address != "" and not PUBLIC.fullmatch(str(address)):
+            problems.append(
+                f"The public_address of {name} is {address!r}, which is neither an address nor a machine's name: "
+                "correct it (the port of SSH is public_ssh_port, the user ansible_user)."
+            )
+        if port != "" and address == "":
+            problems.append(f"{name} has a public_ssh_port, but no public_address: name both.")
+        elif port != "" and not is_port(port):
+            problems.append(f"The public_ssh_port of {name} is {port!r}, which is no port: correct it.")
+    return problems
+
+
+def wsl_problems(wsl: Iterable[str], nodes: Iterable[str]) -> list[str]:
+    return [
+        f"{name} is in the group `wsl`, but no node of `cluster`: name it there too, or take it out of `wsl`."
+        for name in sorted(set(wsl) - set(nodes))
+    ]
 
 
 def public_key(text: str) -> bytes:
@@ -216,7 +246,8 @@ def inventory_problems(
     """Sentences about what cannot be right; none when all is well.
 
     addresses, first_addresses: node name -> lan_address, first_address ("" when it has none).
-    settings: cards (node name -> lan_interface), admin_networks, ports (by their variables), second_key, state.
+    settings: cards (node name -> lan_interface), admin_networks, ports (by their variables), second_key, state, wsl
+    (the nodes that are Linux under Windows), public_addresses, public_ports.
     """
     if not addresses:
         return [
@@ -229,6 +260,8 @@ def inventory_problems(
         + network_problems(settings["admin_networks"])
         + port_problems(settings["ports"])
         + second_key_problems(settings["second_key"], settings["state"])
+        + wsl_problems(settings["wsl"], addresses)
+        + public_problems(settings["public_addresses"], settings["public_ports"])
     )
 
 

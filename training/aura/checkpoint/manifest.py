@@ -16,6 +16,7 @@ from aura.texts.console import text
 FORMAT = "aura-checkpoint-1"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
+TEMPORARY = ".tmp-"  # in the name of what is not complete
 NAME = re.compile(r"(checkpoint|interrupt)-step-(\d+)")
 
 
@@ -51,13 +52,22 @@ def writer_of(manifest: dict[str, Any]) -> Writer:
 def read(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, `files` by name: `sha256` and `bytes`. Raises Damaged."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        content = (path / MANIFEST).read_bytes()
+    except OSError as error:
+        raise Damaged(f"{type(error).__name__}: {error}") from None
+    return parse(content, step_of(path))
+
+
+def parse(content: bytes, step: int) -> dict[str, Any]:
+    """What a manifest.json says of the checkpoint of this step. Raises Damaged."""
+    try:
+        manifest: dict[str, Any] = json.loads(content)
         if manifest["format"] != FORMAT or set(manifest["files"]) != {MODEL, OPTIMIZER, STATE}:
             raise Damaged(text("unknown_format", file=MANIFEST))
-        if manifest["step"] != step_of(path):
+        if manifest["step"] != step:
             raise Damaged(text("of_another_step", file=MANIFEST, step=manifest["step"]))
         writer_of(manifest)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{type(error).__name__}: {error}") from None
     return manifest
 

@@ -37,6 +37,7 @@ from aura.checkpoint.manifest import (
     NAME,
     OPTIMIZER,
     STATE,
+    TEMPORARY,
     Damaged,
     checkpoints,
     step_of,
@@ -52,7 +53,6 @@ from aura.strategy.state import copies
 from aura.texts.console import text
 
 DAMAGED, SUPERSEDED = "damaged-", "superseded-"
-TEMPORARY = ".tmp-"
 # A checkpoint of a run with other values of these is another model or another order of the data.
 FIXED = (
     *("family", "layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),

@@ -13,22 +13,25 @@ from pathlib import Path
 
 from aura import __version__
 from aura.cluster.activity import Activity
+from aura.commands.fetched import checkpoint_in, corpus_here
 from aura.commands.flags import add_flags, given_settings
 from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
 from aura.plan.auto import resolve_here, take_best_gpu
 from aura.plan.replay import replayed
 from aura.run import watchdog
 from aura.run.runlog import versions
+from aura.storage.address import Address, place
 from aura.texts.console import put, text
 
 # A command's function is `main` of its module here, but for the two of this one.
 COMMANDS = {
     "prepare": "turn text files into a corpus: a tokenizer and files of token ids",
     "train": "train a model, alone or as one rank of several",
+    "fetch": "fetch a corpus out of object storage into a directory",
     "plan": "predict memory, time, traffic and disk of a training, before any training",
     "sample": "continue a text with a trained model",
     "export": "write a trained model for transformers",
-    "copy-runs": "copy what runs have finished to another disk",
+    "copy-runs": "copy what runs have finished to another disk, or into object storage",
     "launch-local": "start all ranks on this machine: one per GPU, or N on the CPU",
     "monitor": "show the load of processor, memory and GPUs every few seconds",
     "notify": "tell a person what runs, nodes and GPUs do: Discord, Slack, Telegram, e-mail, ntfy, a webhook",
@@ -98,10 +101,12 @@ def train(argv: list[str]) -> int:
     watchdog.start(activity)  # before torch, which a slow disk takes long to read
     try:
         given = given_settings(arguments)
-        config = resolve_here(arguments.preset, given, arguments.corpus, run_dir, put)
+        corpus = corpus_here(arguments.corpus)
+        config = resolve_here(arguments.preset, given, corpus, run_dir, put)
         if arguments.plan:
             config = replayed(config, arguments.plan, given)
-        _check_paths(arguments.corpus, config.vocab_size, run_dir, arguments.resume_from)
+        _check_corpus(corpus, config.vocab_size)
+        resume_from = _of_this_run(arguments.resume_from, run_dir)
         if arguments.shares_from and config.balance != "speed":
             raise ConfigError("shares_from_needs_speed", path=arguments.shares_from, balance=config.balance)
         take_best_gpu(put)
@@ -125,12 +130,12 @@ def train(argv: list[str]) -> int:
     log_dir = arguments.log_dir or run_dir / "tensorboard"
     return run(
         config,
-        arguments.corpus,
+        corpus,
         run_dir,
         log_dir,
         arguments.backend,
         arguments.join_timeout,
-        resume_from=arguments.resume_from,
+        resume_from=resume_from,
         activity=activity,
         shares_from=arguments.shares_from,
     )
@@ -145,16 +150,22 @@ def _train_parser() -> Parser:
         elsewhere={"aura prepare": OF_PREPARE},
     )
     parser.add_argument(
-        "--corpus", "--dataset-path", type=Path, required=True, metavar="DIR", help="made by aura prepare"
+        "--corpus",
+        "--dataset-path",
+        type=place,
+        required=True,
+        metavar="DIR",
+        help="made by aura prepare; s3://… is fetched once",
     )
     parser.add_argument(
         "--run-dir", "--output-dir", type=Path, metavar="DIR", help="checkpoints and logs (runs/<preset>)"
     )
     parser.add_argument(
         "--resume-from",
-        type=Path,
+        type=place,
         metavar="DIR",
-        help="go on from this checkpoint of the run directory, not from the newest; newer ones are set aside",
+        help="go on from this checkpoint of the run directory, not from the newest; newer ones are set aside; one of "
+        "s3://… is fetched into it",
     )
     parser.add_argument(
         "--plan",
@@ -197,19 +208,25 @@ def _train_parser() -> Parser:
     return parser
 
 
-def _check_paths(corpus: Path, vocab_size: int, run_dir: Path, resume_from: Path | None) -> None:
+def _check_corpus(corpus: Path, vocab_size: int) -> None:
     if corpus.is_file():
         raise ConfigError("corpus_is_a_file", path=corpus, vocab_size=vocab_size)
-    if resume_from is None:
-        return
+
+
+def _of_this_run(checkpoint: Path | Address | None, run_dir: Path) -> Path | None:
+    """The checkpoint that is named, in the directory of the run. Raises ConfigError."""
     checkpoints = run_dir / "checkpoints"
-    if resume_from.resolve().parent != checkpoints.resolve():
-        raise ConfigError("checkpoint_elsewhere", path=resume_from, checkpoints=checkpoints)
-    if not resume_from.is_dir() or not CHECKPOINT.fullmatch(resume_from.name):
+    if checkpoint is None:
+        return None
+    checkpoint = checkpoint_in(checkpoint, checkpoints)
+    if checkpoint.resolve().parent != checkpoints.resolve():
+        raise ConfigError("checkpoint_elsewhere", path=checkpoint, checkpoints=checkpoints)
+    if not checkpoint.is_dir() or not CHECKPOINT.fullmatch(checkpoint.name):
         names = (path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else ()
         there = sorted(name for name in names if CHECKPOINT.fullmatch(name))
         names_there = ", ".join(there) or text("none")
-        raise ConfigError("no_such_checkpoint", path=resume_from, names=names_there)
+        raise ConfigError("no_such_checkpoint", path=checkpoint, names=names_there)
+    return checkpoint
 
 
 def version(argv: list[str]) -> int:

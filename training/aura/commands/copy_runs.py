@@ -1,23 +1,30 @@
-"""`aura copy-runs`: copy what runs have finished to another disk."""
+"""`aura copy-runs`: copy what runs have finished to another disk, or into object storage."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from aura.checkpoint.copy_runs import Copier, Later, Pace
+from aura.checkpoint.copy_runs import Copier, Later, Pace, Target
+from aura.checkpoint.in_bucket import Runs
+from aura.checkpoint.on_disk import Disk
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, Parser
+from aura.storage.address import Address, place
 from aura.texts.console import text
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(
         prog="aura copy-runs",
-        description="Copy what runs have finished to another disk: checkpoints, final/ and what they need. What is "
-        "there already is left alone. Ends with 75 when the target cannot be written for now.",
+        description="Copy what runs have finished to another disk, or into object storage: checkpoints, final/ and "
+        "what they need. What is there already is left alone. Ends with 75 when the target cannot be written for now.",
     )
     parser.add_argument("--runs", type=Path, required=True, metavar="DIR", help="the directory with the runs")
     parser.add_argument(
-        "--target", type=Path, required=True, metavar="DIR", help="where each run gets a directory"
+        "--target",
+        type=place,
+        required=True,
+        metavar="DIR",
+        help="where each run gets a directory, or s3://bucket/directory",
     )
     parser.add_argument(
         "--keep",
@@ -28,16 +35,20 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--rate", type=float, default=0, metavar="MB/S", help="at most (0: no limit)")
     parser.add_argument(
-        "--leave-free", type=float, default=10, metavar="GB", help="space that is not used up (10)"
+        "--leave-free", type=float, default=10, metavar="GB", help="space of a disk that is not used up (10)"
     )
     arguments = parser.parse_args(argv)
 
     def say(line: str) -> None:
         print(line, flush=True)
 
-    copier = Copier(
-        arguments.target, arguments.keep, arguments.leave_free * 1e9, Pace(arguments.rate * 1e6), say
-    )
+    pace = Pace(arguments.rate * 1e6)
+    target: Target
+    if isinstance(arguments.target, Address):
+        target = Runs(arguments.target, pace)
+    else:
+        target = Disk(arguments.target, arguments.leave_free * 1e9, pace)
+    copier = Copier(target, arguments.keep, say)
     try:
         copier.copy_all(arguments.runs)
     except Later as reason:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from aura.commands.fetched import checkpoint_here
 from aura.errors import Parser
 from aura.model.export import export_checkpoint, newest
+from aura.storage.address import place
 
 
 def main(argv: list[str]) -> int:
@@ -15,10 +17,13 @@ def main(argv: list[str]) -> int:
     )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--run-dir", type=Path, metavar="DIR", help="take the newest checkpoint of this run")
-    which.add_argument("--checkpoint", type=Path, metavar="DIR", help="take this checkpoint")
+    which.add_argument(
+        "--checkpoint", type=place, metavar="DIR", help="take this checkpoint, also one of s3://…"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="directory to write")
     arguments = parser.parse_args(argv)
-    path = arguments.checkpoint or newest(arguments.run_dir, print)
+    named = arguments.checkpoint
+    path = checkpoint_here(named) if named else newest(arguments.run_dir, print)
     export_checkpoint(path, arguments.output)
     print(f"{path} -> {arguments.output}")
     return 0

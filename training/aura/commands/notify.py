@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, ConfigError, Parser
 from aura.texts.console import put, text
 from aura.watch.disk import look_at_disk
-from aura.watch.events import INFO, Event
+from aura.watch.events import INFO, Event, this_node
 from aura.watch.nodes import Nodes
 from aura.watch.queue import Queue
 from aura.watch.runs import Seen, is_alive, news, runs_on, statuses
@@ -177,7 +176,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--node",
-        default=os.environ.get("AURA_NODE") or socket.gethostname().partition(".")[0],
+        default=this_node(),
         metavar="NAME",
         help="this node (AURA_NODE, or the name of the machine)",
     )

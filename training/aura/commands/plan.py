@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aura.commands.flags import add_flags, given_settings
 from aura.config import AUTO, TrainConfig, canonical, parse_assignments, resolve
-from aura.corpus.corpus import check_vocabulary, read_corpus
+from aura.corpus.corpus import Corpus, check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.plan import gpus
 from aura.plan.auto import choose
@@ -19,6 +19,7 @@ from aura.plan.gpus import Gpu
 from aura.plan.memory import GIB
 from aura.plan.plan import Plan, plan_for
 from aura.plan.shapes import with_vocabulary
+from aura.storage.address import Address, place
 from aura.texts.console import text
 
 
@@ -26,7 +27,7 @@ def main(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
     overrides = canonical(given_settings(arguments) | parse_assignments(arguments.set))
     gpu, found = _device(arguments.gpu, arguments.peak_tflops, arguments.memory_gb)
-    corpus = read_corpus(arguments.corpus) if arguments.corpus else None
+    corpus = _described(arguments.corpus) if arguments.corpus else None
     preset = str(overrides.pop("preset", arguments.preset))
     if preset == AUTO:
         choice = choose(found, overrides, corpus)
@@ -133,11 +134,19 @@ def _parser() -> Parser:
     parser.add_argument("--ranks-per-node", type=count, default=1, metavar="K", help="GPUs of each (1)")
     parser.add_argument("--link", type=number, default=1000, metavar="MBIT", help="of each node (1000)")
     parser.add_argument(
-        "--corpus", type=Path, metavar="DIR", help="its vocabulary, and its length where epochs is above 0"
+        "--corpus", type=place, metavar="DIR", help="its vocabulary, and its length where epochs is above 0"
     )
     parser.add_argument("--hours", type=number, metavar="H", help="length of the run")
     parser.add_argument("--json", action="store_true", help="for machines")
     return parser
+
+
+def _described(corpus: Path | Address) -> Corpus:
+    if isinstance(corpus, Path):
+        return read_corpus(corpus)
+    from aura.corpus.remote import read
+
+    return read(corpus)
 
 
 def number(word: str) -> float:

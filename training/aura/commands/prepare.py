@@ -7,11 +7,14 @@ import os
 from pathlib import Path
 
 from aura.commands.bars import Bars, say
-from aura.corpus.corpus import META, Corpus
-from aura.corpus.prepare import build
+from aura.corpus import remote
+from aura.corpus.corpus import META, Corpus, corpus_of
+from aura.corpus.prepare import build, read_request
 from aura.corpus.sources import HubDataset, LocalFiles, Source
 from aura.corpus.work import Settings
 from aura.errors import ConfigError, Parser
+from aura.storage.address import Address, place
+from aura.storage.bucket import Bucket, Unreachable
 from aura.texts.console import text
 
 WORTH_WORKERS = 8_000_000  # bytes of input; below, starting processes costs more than they save
@@ -24,8 +27,11 @@ def main(argv: list[str]) -> int:
     column = arguments.dataset_column
     source: Source
     for path in arguments.input or [Path(arguments.dataset_name)]:
-        if path.is_dir() and arguments.output.resolve().is_relative_to(path.resolve()):
-            raise ConfigError("output_in_input", output=arguments.output, path=path)
+        output = (
+            remote.prepared(arguments.output) if isinstance(arguments.output, Address) else arguments.output
+        )
+        if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
+            raise ConfigError("output_in_input", output=output, path=path)
     if arguments.input:
         source = LocalFiles(arguments.input, column, arguments.documents_per_line, say)
     else:
@@ -45,15 +51,48 @@ def main(argv: list[str]) -> int:
         max_errors=arguments.max_errors,
         workers=arguments.workers or (1 if small else len(os.sched_getaffinity(0))),
     )
+    if isinstance(arguments.output, Address):
+        return _into_a_bucket(source, settings, arguments.output)
     existed = (arguments.output / META).exists()
     with Bars() as bars:
         corpus = build(source, arguments.output, settings, bars)
     if existed:
         say(text("up_to_date", path=arguments.output))
-    elif settings.vocab_size and corpus.vocab_size < settings.vocab_size:
-        say(text("fewer_token_ids", count=corpus.vocab_size))
+    else:
+        _say_if_small(settings, corpus)
     _say_what_there_is(corpus)
     return 0
+
+
+def _into_a_bucket(source: Source, settings: Settings, address: Address) -> int:
+    """On this machine first; what is there is whole before the bucket hears of it. A key or a bucket that is wrong, and
+    another corpus there, are known before the work begins."""
+    bucket, output = Bucket(address), remote.prepared(address)
+    there = remote.look(bucket, address)
+    with Bars() as bars:
+        request = read_request(source, settings, bars)
+        if there:
+            corpus = corpus_of(there, output)
+            request.check_same(corpus.source, address, corpus.fingerprint)
+        else:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            corpus = build(source, output, settings, bars, request)
+            try:
+                remote.publish(corpus, bucket, address, bars)
+            except Unreachable as error:
+                raise Unreachable("corpus_not_sent", error=error, path=output) from None
+    if there:
+        say(text("up_to_date", path=address))
+    else:
+        _say_if_small(settings, corpus)
+        say(text("corpus_sent", address=address, path=remote.keep(corpus, address)))
+    _say_what_there_is(corpus)
+    return 0
+
+
+def _say_if_small(settings: Settings, corpus: Corpus) -> None:
+    if settings.vocab_size and corpus.vocab_size < settings.vocab_size:
+        say(text("fewer_token_ids", count=corpus.vocab_size))
 
 
 def _say_what_there_is(corpus: Corpus) -> None:
@@ -115,7 +154,13 @@ def _parser() -> Parser:
     both.add_argument("--workers", type=int, metavar="N", help="processes that encode (one per core)")
     both.add_argument("--seq-len", type=int, metavar="N", help="accepted, as the guides have it; no effect")
     result = parser.add_argument_group("what comes out")
-    result.add_argument("--output", type=Path, required=True, metavar="DIR", help="directory of the corpus")
+    result.add_argument(
+        "--output",
+        type=place,
+        required=True,
+        metavar="DIR",
+        help="directory of the corpus, or s3://bucket/directory",
+    )
     result.add_argument("--vocab-size", type=int, metavar="N", help="train a tokenizer with N token ids")
     result.add_argument(
         "--tokenizer",

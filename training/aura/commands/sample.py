@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from aura.commands.fetched import checkpoint_here
 from aura.errors import ConfigError, Parser
 from aura.model import export, sample
+from aura.storage.address import place
 
 
 def main(argv: list[str]) -> int:
@@ -13,7 +15,10 @@ def main(argv: list[str]) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--run-dir", type=Path, metavar="DIR", help="take the newest checkpoint of this run")
     which.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="take this checkpoint, or what aura export made of one"
+        "--checkpoint",
+        type=place,
+        metavar="DIR",
+        help="take this checkpoint, also one of s3://…, or what aura export made of one",
     )
     parser.add_argument("--prompt", default="", help="beginning of the text (none)")
     parser.add_argument("--tokens", type=int, default=100, metavar="N", help="tokens to add (100)")
@@ -29,7 +34,9 @@ def main(argv: list[str]) -> int:
         if getattr(arguments, name) < 0:
             raise ConfigError("at_least_0", name=name.replace("_", "-"))
 
-    model, tokenizer = sample.load(arguments.checkpoint or export.newest(arguments.run_dir, print))
+    named = arguments.checkpoint
+    path = checkpoint_here(named) if named else export.newest(arguments.run_dir, print)
+    model, tokenizer = sample.load(path)
     end = export.end_of_text(tokenizer)
     start = [] if end is None else [end]  # a document begins after the end of another
     given = start + tokenizer.encode(arguments.prompt, add_special_tokens=False).ids

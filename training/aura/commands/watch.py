@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -20,8 +19,8 @@ from typing import Any
 from aura.durable import write_atomically
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, ConfigError, Parser
 from aura.texts.console import put, text
-from aura.watch.events import CRITICAL, WARNING, Event
-from aura.watch.faults import is_known, write_fault
+from aura.watch.events import CRITICAL, WARNING, Event, this_node
+from aura.watch.faults import VARIABLE, is_known, write_fault
 from aura.watch.health import Before, Finding, Past, begin_anew, forget, judge
 from aura.watch.kernel_log import KernelLog, boot
 from aura.watch.nvml import Gpus
@@ -160,9 +159,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--faults",
         type=Path,
-        default=Path(os.environ.get("AURA_FAULTS", "/run/aura-watch")),
+        default=Path(os.environ.get(VARIABLE, "/run/aura-watch")),
         metavar="DIR",
-        help="where ranks look for faults of their GPU (AURA_FAULTS, or /run/aura-watch)",
+        help=f"where ranks look for faults of their GPU ({VARIABLE}, or /run/aura-watch)",
     )
     parser.add_argument(
         "--queue", type=Path, metavar="DIR", help="the --state of aura notify, which tells a person"
@@ -172,7 +171,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--node",
-        default=os.environ.get("AURA_NODE") or socket.gethostname().partition(".")[0],
+        default=this_node(),
         metavar="NAME",
         help="this node (AURA_NODE, or the name of the machine)",
     )

@@ -51,18 +51,30 @@ def fingerprint_of(meta: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+def parse_meta(content: str | bytes, file: object) -> dict[str, Any]:
+    """What meta.json says, checked against itself; `file` is what a sentence calls it. Raises DataError."""
+    try:
+        meta: dict[str, Any] = json.loads(content)
+    except ValueError as error:
+        raise DataError("corpus_meta_damaged", file=file, error=error) from None
+    if meta.get("format") != FORMAT:
+        raise DataError("corpus_format", path=file, format=meta.get("format"), wanted=FORMAT)
+    if fingerprint_of(meta) != meta.get("fingerprint"):
+        raise DataError("corpus_fingerprint_wrong", file=file)
+    return meta
+
+
+def checksums(meta: dict[str, Any]) -> dict[str, str]:
+    """SHA-256 of every file beside meta.json, by name."""
+    entries = meta["files"]["train"] + meta["files"]["validation"]
+    return {TOKENIZER: meta["tokenizer_sha256"]} | {entry["name"]: entry["sha256"] for entry in entries}
+
+
 def read_corpus(path: Path) -> Corpus:
     """Read meta.json and check it against itself and the sizes of the files; the content is left to `verify`."""
     if not (path / META).is_file():
         raise DataError("no_corpus", path=path, file=META)
-    try:
-        meta = json.loads((path / META).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError("corpus_meta_damaged", file=path / META, error=error) from None
-    if meta.get("format") != FORMAT:
-        raise DataError("corpus_format", path=path, format=meta.get("format"), wanted=FORMAT)
-    if fingerprint_of(meta) != meta.get("fingerprint"):
-        raise DataError("corpus_fingerprint_wrong", file=path / META)
+    meta = parse_meta((path / META).read_bytes(), path / META)
     for entry in meta["files"]["train"] + meta["files"]["validation"]:
         file = path / entry["name"]
         size = file.stat().st_size if file.is_file() else None
@@ -72,6 +84,10 @@ def read_corpus(path: Path) -> Corpus:
             raise DataError("corpus_file_size", file=file, size=size, wanted=entry["bytes"])
     if not (path / TOKENIZER).is_file():
         raise DataError("corpus_file_missing", file=path / TOKENIZER)
+    return corpus_of(meta, path)
+
+
+def corpus_of(meta: dict[str, Any], path: Path) -> Corpus:
     return Corpus(
         path=path,
         fingerprint=meta["fingerprint"],

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +38,41 @@ def prepare(
     return build(LocalFiles(inputs), output, Settings(vocab_size, validation_fraction))
 
 
-def build(source: Source, output: Path, settings: Settings, listener: Listener = NOBODY) -> corpora.Corpus:
+@dataclass(frozen=True)
+class Request:
+    """What a corpus follows from: equal values, equal corpora."""
+
+    values: dict[str, Any]
+    tokenizer: Prepared | None  # the one that was named
+
+    def check_same(self, meta_source: dict[str, Any], path: object, fingerprint: str) -> None:
+        """Does the corpus in `path`, which says this of its source, come from the same? Raises DataError."""
+        if {key: value for key, value in meta_source.items() if key != "documents"} != self.values:
+            raise DataError("output_is_other_corpus", path=path, fingerprint=fingerprint[:12])
+
+
+def build(
+    source: Source,
+    output: Path,
+    settings: Settings,
+    listener: Listener = NOBODY,
+    request: Request | None = None,
+) -> corpora.Corpus:
     """Build the corpus in `output`, go on with it, or return the one that is there when it is of the same text.
 
     The result depends only on the text and the settings: two runs give the same bytes, whatever the number of
-    workers, interrupted or not. It appears in `output` all at once. Raises DataError, ConfigError.
+    workers, interrupted or not. It appears in `output` all at once. `request`: where it was read before. Raises
+    DataError, ConfigError.
     """
-    settings.check()
-    loaded = tokenizer.load(settings.tokenizer, listener.say) if settings.tokenizer else None
-    request = _request(source, settings, loaded, listener)
+    request = request or read_request(source, settings, listener)
+    loaded, values = request.tokenizer, request.values
     if output.exists() and (existing := _existing(output, request)):
         Workplace(output).remove_leftovers()
         return existing
     with workplace(output, listener.warn) as place:
-        journal = place.read_journal(request)
+        journal = place.read_journal(values)
         cut = journal["cut"] if journal else int(settings.validation_fraction * 2**64)
-        work = Work(source, settings, place, request, listener, cut)
+        work = Work(source, settings, place, values, listener, cut)
         if journal:
             work.go_on(journal)
             listener.say(console.text("going_on_behind", tokens=work.tokens(), path=place.path))
@@ -62,7 +82,7 @@ def build(source: Source, output: Path, settings: Settings, listener: Listener =
         if work.one_split_is_empty():
             # At least one document is for validation, however few there are.
             place.start_again()
-            work = Work(source, settings, place, request, listener, cut=work.smallest)
+            work = Work(source, settings, place, values, listener, cut=work.smallest)
             work.begin(loaded)
             work.run()
             if work.one_split_is_empty():
@@ -74,27 +94,26 @@ def build(source: Source, output: Path, settings: Settings, listener: Listener =
     return corpora.read_corpus(output)
 
 
-def _request(
-    source: Source, settings: Settings, loaded: Prepared | None, listener: Listener
-) -> dict[str, Any]:
-    """What the corpus follows from: equal requests, equal corpora."""
-    request = source.identity(listener.start(console.text("reading"), source.size))
+def read_request(source: Source, settings: Settings, listener: Listener = NOBODY) -> Request:
+    """Reads local files once. Raises DataError, ConfigError."""
+    settings.check()
+    loaded = tokenizer.load(settings.tokenizer, listener.say) if settings.tokenizer else None
+    values = source.identity(listener.start(console.text("reading"), source.size))
     if loaded:
-        request["tokenizer_sha256"] = hashlib.sha256(loaded.json.encode()).hexdigest()
+        values["tokenizer_sha256"] = hashlib.sha256(loaded.json.encode()).hexdigest()
     else:
-        request["vocab_size"] = settings.vocab_size
+        values["vocab_size"] = settings.vocab_size
     if settings.max_tokens:
-        request["max_tokens"] = settings.max_tokens
-    return request | {"validation_fraction": settings.validation_fraction}
+        values["max_tokens"] = settings.max_tokens
+    return Request(values | {"validation_fraction": settings.validation_fraction}, loaded)
 
 
-def _existing(output: Path, request: dict[str, Any]) -> corpora.Corpus | None:
+def _existing(output: Path, request: Request) -> corpora.Corpus | None:
     """The corpus in `output` when it comes from the same text; None for an empty directory."""
     if output.is_dir() and not any(output.iterdir()):
         return None
     if not (output / corpora.META).is_file():
         raise DataError("output_is_no_corpus", path=output)
     existing = corpora.verify(output)
-    if {key: value for key, value in existing.source.items() if key != "documents"} != request:
-        raise DataError("output_is_other_corpus", path=output, fingerprint=existing.fingerprint[:12])
+    request.check_same(existing.source, output, existing.fingerprint)
     return existing

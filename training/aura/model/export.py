@@ -82,7 +82,7 @@ def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path
         },
         SPECIAL_TOKENS: special,
     }
-    temporary = output.with_name(f"{output.name}{checkpoint.TEMPORARY}{os.getpid()}")
+    temporary = output.with_name(f"{output.name}{manifest.TEMPORARY}{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
         for name, content in texts.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -34,6 +36,11 @@ class Event:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def this_node() -> str:
+    """Its name in the cluster: AURA_NODE, or what the machine calls itself."""
+    return os.environ.get("AURA_NODE") or socket.gethostname().partition(".")[0]
 
 
 def event_of(content: dict[str, Any]) -> Event:

@@ -8,6 +8,7 @@ from typing import Literal
 
 Status = Literal["ok", "warning", "failed"]
 SITE = "ansible-playbook site.yml"
+WINDOWS = "ansible-playbook playbooks/windows.yml"
 STOP = "ansible-playbook playbooks/stop.yml"
 
 

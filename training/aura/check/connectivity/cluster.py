@@ -23,6 +23,10 @@ def check_clock(evidence: Evidence) -> list[Check]:
             status: Status = "failed" if abs(offset) >= CLOCK_FAIL else "warning"
             way = "ahead of" if offset > 0 else "behind"
             remedy = f"On {name}: `chronyc tracking`, then `sudo chronyc makestep`; {SITE} sets chrony up"
+            if name in evidence.wsl:
+                remedy = (
+                    f"Windows gives {name} the time: w32tm /resync in PowerShell there, then wsl --shutdown"
+                )
             message = f"{name} is {abs(offset):.3g} s {way} the others"
             found.append(Check("clock", status, name, message, remedy))
     for name, document in evidence.documents.items():

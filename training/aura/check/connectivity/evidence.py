@@ -37,6 +37,7 @@ class Evidence:
     rendezvous_port: int
     ephemeral_port: int
     link_speed: float  # Mbit/s
+    wsl: frozenset[str] = frozenset()  # names of nodes that are Linux under Windows
 
     @property
     def probed(self) -> list[Node]:
@@ -52,7 +53,7 @@ class Evidence:
 
 def read_evidence(text: str) -> Evidence:
     """From {"addresses": {node: address}, "trainer", "probe", "all_reduce": {node: result of the command},
-    "rendezvous_port", "ephemeral_port", "link_speed" (Mbit/s)}.
+    "rendezvous_port", "ephemeral_port", "link_speed" (Mbit/s), "wsl" (nodes that are Linux under Windows)}.
 
     The results are what Ansible registered, unreachable and skipped ones included; the trainer's has the exit code 0
     where there is one. Raises ValueError, KeyError.
@@ -70,6 +71,7 @@ def read_evidence(text: str) -> Evidence:
         rendezvous_port=int(given["rendezvous_port"]),
         ephemeral_port=int(given["ephemeral_port"]),
         link_speed=float(given.get("link_speed", 1000)),
+        wsl=frozenset(given.get("wsl", [])),
     )
 
 

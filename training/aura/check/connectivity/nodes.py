@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aura.check.connectivity.checks import SITE, STOP, Check, Status, count, fine, join, unknown
+from aura.check.connectivity.checks import SITE, STOP, WINDOWS, Check, Status, count, fine, join, unknown
 from aura.check.connectivity.evidence import Evidence, Json, Node, last_line
 
 
@@ -70,6 +70,8 @@ def check_address(evidence: Evidence) -> list[Check]:
             mine = [one for addresses in has for one in addresses if not one.startswith("127.")]
             message = f"{node.name} does not have its address {node.address} (it has {join(mine)})"
             remedy = f"{SITE} gives it; or correct lan_address of {node.name} in the inventory"
+            if node.name in evidence.wsl:
+                remedy = f"Windows has to be told: {WINDOWS} --limit {node.name}"
             found.append(Check("address", "failed", node.name, message, remedy))
     return found or fine("address", ", ".join(f"{node.name} {node.address}" for node in evidence.probed))
 
@@ -136,6 +138,9 @@ def check_link(evidence: Evidence) -> list[Check]:
     found = []
     known = []
     for node in evidence.probed:
+        if node.name in evidence.wsl:
+            found.append(unseen_from_wsl(node.name))
+            continue
         link = node.about.get("link") or {}
         speed, duplex, interface = link.get("speed_mbit"), link.get("duplex"), node.about.get("interface")
         if not speed or not link.get("physical"):
@@ -154,6 +159,19 @@ def check_link(evidence: Evidence) -> list[Check]:
     return found or fine(
         "link", ", ".join(known) + " Mbit/s" if known else "the interfaces do not tell (virtual)"
     )
+
+
+def unseen_from_wsl(name: str) -> Check:
+    """What only Windows knows: Linux has a virtual card there, which tells a speed that is not the cable's."""
+    message = (
+        f"{name} is Linux under Windows: how fast its link is, and whether Windows falls asleep, is not seen"
+        " from here"
+    )
+    remedy = (
+        f"In PowerShell on {name}: Get-NetAdapter (LinkSpeed), powercfg /query; the bandwidths below are measured. What"
+        f" Windows has to be told: {WINDOWS} --limit {name}"
+    )
+    return Check("link", "warning", name, message, remedy)
 
 
 def cable(name: str, interface: str | None, speed: float) -> str:

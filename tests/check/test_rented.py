@@ -1,0 +1,82 @@
+"""The inventory of a rented machine: accepted as it is, left at its address, and looked for where it can be reached."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tree
+
+RENTED = tree.ROOT / "inventory/rented"
+
+
+def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=tree.ROOT, capture_output=True, text=True, check=False)
+
+
+def checked(inventory: Path) -> subprocess.CompletedProcess[str]:
+    options = json.dumps({"inventory_check_bootstrapped": False})
+    return run("ansible-playbook", "-i", inventory, "playbooks/inventory_check.yml", "-e", options)
+
+
+def told(inventory: Path, *names: str) -> list[Any]:
+    message = f"msg='{{{{ [{', '.join(names)}] | to_json }}}}'"
+    said = run("ansible", "-i", inventory, "gpu0", "-m", "ansible.builtin.debug", "-a", message).stdout
+    return json.loads(said.partition("msg: ")[2].strip().strip("'"))
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Path:
+    shutil.copytree(RENTED, tmp_path / "rented", ignore=shutil.ignore_patterns("state"))
+    return tmp_path / "rented"
+
+
+def machine(inventory: Path, **node: object) -> Path:
+    (inventory / "hosts.yml").write_text(json.dumps({"cluster": {"hosts": {"gpu0": node}}}))
+    return inventory
+
+
+def test_the_example_is_accepted_and_touches_no_address(inventory: Path) -> None:
+    done = checked(inventory)
+    assert done.returncode == 0, done.stdout
+    switches = ("static_network_enabled", "nfs_server_enabled", "nfs_client_enabled", "run_copies_enabled")
+    assert told(inventory, *switches) == [False] * 4
+    names = ("firewall_peers", "firewall_admin_networks", "firewall_admin_ports", "tensorboard_address")
+    assert told(inventory, *names) == [["203.0.113.7"], ["198.51.100.23"], [], "127.0.0.1"]
+
+
+def test_it_is_looked_for_where_it_is_reached_and_nowhere_else(inventory: Path) -> None:
+    """Its own address may be that of another machine in the network of whoever asks."""
+    names = ("ansible_host", "ansible_port", "cluster_places", "cluster_lock.places", "firewall_admin_ports")
+    nat = {"lan_address": "10.0.0.5", "public_address": "gpu.example.org", "public_ssh_port": 20456}
+    there = {"addresses": ["gpu.example.org"], "ports": [20456]}
+    assert told(machine(inventory, **nat), *names) == [
+        "gpu.example.org", 20456, there, [["gpu.example.org", 20456]], [],
+    ]  # fmt: skip
+    find = (tree.ROOT / "playbooks/tasks/find_nodes.yml").read_text()
+    assert "query('ssh_answer', *cluster_places.addresses, ports=cluster_places.ports," in find
+
+
+@pytest.mark.parametrize(
+    ("node", "sentence"),
+    [
+        (
+            {"public_address": "root@203.0.113.7"},
+            "public_address of gpu0 is 'root@203.0.113.7', which is neither",
+        ),
+        ({"public_address": "https://gpu.example.org"}, "which is neither an address nor a machine's name"),
+        ({"public_ssh_port": 20456}, "gpu0 has a public_ssh_port, but no public_address: name both."),
+        (
+            {"public_address": "203.0.113.7", "public_ssh_port": 0},
+            "public_ssh_port of gpu0 is 0, which is no port",
+        ),
+    ],
+)
+def test_what_cannot_be_right_is_refused(node: dict[str, object], sentence: str, inventory: Path) -> None:
+    done = checked(machine(inventory, lan_address="10.0.0.5", **node))
+    assert done.returncode != 0
+    assert sentence in " ".join(done.stdout.split())

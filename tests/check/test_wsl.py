@@ -1,0 +1,286 @@
+"""Linux under Windows: which roles run there, what stops the role, what WSL and Windows are told.
+
+The facts about nodes are synthetic.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tree
+import yaml
+from expressions import says
+
+NODES = {f"node{number}": {"lan_address": f"192.168.50.2{number}"} for number in range(4)}
+BESIDE = {"cluster": {"hosts": NODES}, "wsl": {"hosts": {"node0": {}, "node3": {}}}}
+INSIDE = {
+    "cluster": {
+        "hosts": {name: NODES[name] for name in ("node1", "node2")},
+        "children": {"wsl": {"hosts": {name: NODES[name] for name in ("node0", "node3")}}},
+    }
+}
+
+
+def role_filters() -> Any:
+    path = tree.ROOT / "roles/wsl/filter_plugins/wsl.py"
+    specification = importlib.util.spec_from_file_location("wsl_filters", path)
+    assert specification and specification.loader
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+FILTERS = role_filters()
+
+
+def inventory(folder: Path, hosts: dict[str, Any], **settings: Any) -> Path:
+    (folder / "group_vars/all").mkdir(parents=True)
+    (folder / "hosts.yml").write_text(yaml.safe_dump(hosts))
+    text = (tree.ROOT / "inventory/lan/group_vars/all/settings.yml").read_text() + (
+        yaml.safe_dump(settings) if settings else ""
+    )
+    (folder / "group_vars/all/settings.yml").write_text(text)
+    return folder
+
+
+def told(folder: Path, host: str, names: list[str], known: str = "{}") -> dict[str, Any]:
+    """What these variables are for a play; known: what it knows beside the inventory, as JSON."""
+    asked = "{" + ", ".join(f"'{name}': {name}" for name in names) + "}"
+    message = f"msg={{{{ {asked} | to_json | b64encode }}}}"
+    said = subprocess.run(
+        ["ansible", "-i", folder, host, "-m", "ansible.builtin.debug", "-a", message, "-e", known],
+        cwd=tree.ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    return json.loads(base64.b64decode(re.search(r"msg: (\S+)", said)[1]))  # type: ignore[index]
+
+
+ROLES_OF_SITE = re.findall(r"- \{role: (\w+)", (tree.ROOT / "playbooks/site.yml").read_text())
+
+
+def switches(folder: Path, host: str) -> dict[str, bool]:
+    names = [f"{role}_enabled" for role in ROLES_OF_SITE if f"{role}_enabled" in read_defaults(role)]
+    defaults = {name: value for role in ROLES_OF_SITE for name, value in read_defaults(role).items()}
+    known = subprocess.run(
+        ["ansible-inventory", "-i", folder, "--host", host],
+        cwd=tree.ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    said = [name for name in names if name in json.loads(known) and name != "gpu_watch_enabled"]
+    return {name: defaults[name] for name in names} | {
+        name: bool(value) for name, value in told(folder, host, said).items()
+    }
+
+
+def read_defaults(role: str) -> dict[str, Any]:
+    return yaml.safe_load((tree.ROOT / f"roles/{role}/defaults/main.yml").read_text()) or {}
+
+
+@pytest.mark.parametrize("hosts", [BESIDE, INSIDE], ids=["beside", "inside"])
+def test_what_windows_does_no_role_of_ours_does(hosts: dict[str, Any], tmp_path: Path) -> None:
+    folder = inventory(tmp_path, hosts)
+    native, under_windows = switches(folder, "node2"), switches(folder, "node3")
+    unlike = {name: value for name, value in under_windows.items() if value != native[name]}
+    assert unlike == {
+        "wsl_enabled": True, "static_network_enabled": False, "firewall_enabled": False, "time_sync_enabled": False,
+        "nvidia_driver_enabled": False,
+    }  # fmt: skip
+
+
+def test_no_second_chronyd_comes_by_another_way(tmp_path: Path) -> None:
+    """It would set the clock as soon as its package is there, against the one that WSL has."""
+    facts = json.dumps(
+        {
+            "ansible_facts": {
+                "distribution": "Ubuntu",
+                "node_looks": {"seen": {"gpu": {"cards": [], "smi": []}}},
+            }
+        }
+    )
+    folder = inventory(tmp_path, BESIDE)
+    assert told(folder, "node3", ["base_packages"], facts)["base_packages"] == []
+    assert told(folder, "node2", ["base_packages"], facts)["base_packages"] == ["chrony", "nftables"]
+    assert {"chrony", "nftables"} <= set(
+        told(folder, "node3", ["cluster_unneeded"], facts)["cluster_unneeded"]
+    )
+
+
+def test_over_a_switch_of_its_own_our_firewall_stands(tmp_path: Path) -> None:
+    folder = inventory(tmp_path, BESIDE, wsl_networking="switch")
+    assert told(folder, "node3", ["firewall_enabled"]) == {"firewall_enabled": True}
+
+
+def test_time_and_files_come_from_the_first_node_with_a_kernel_of_its_own(tmp_path: Path) -> None:
+    folder = inventory(tmp_path / "mixed", BESIDE)
+    asked = [
+        "cluster_server",
+        "time_sync_server",
+        "nfs_client_source",
+        "nfs_server_clients",
+        "wsl_time_server",
+        "wsl_peers",
+    ]
+    assert told(folder, "node3", asked) == {
+        "cluster_server": "node1", "time_sync_server": "192.168.50.21", "nfs_client_source": "192.168.50.21:/srv/aura",
+        "nfs_server_clients": ["192.168.50.20", "192.168.50.22", "192.168.50.23"], "wsl_time_server": "192.168.50.21",
+        "wsl_peers": ["192.168.50.20", "192.168.50.21", "192.168.50.22"],
+    }  # fmt: skip
+    windows_only = inventory(
+        tmp_path / "windows", {"cluster": {"hosts": NODES}, "wsl": {"hosts": {name: {} for name in NODES}}}
+    )
+    assert told(windows_only, "node3", ["nfs_client_enabled", "wsl_time_server"]) == {
+        "nfs_client_enabled": False,
+        "wsl_time_server": "",
+    }
+
+
+SEEN = {
+    "wsl": True, "cards": [{"name": "eth0", "addresses": ["192.168.50.23/24", "fe80::1/64"]}],
+    "texts": {"/etc/wsl.conf": ""}, "units": {"sysinit.target": {"active": True}}, "files": {}, "gpu": {"smi": []},
+}  # fmt: skip
+SETTINGS = {"wsl_enabled": True, "wsl_address": "192.168.50.23", "wsl_admin_networks": ["192.168.50.0/24"]}
+
+
+@pytest.mark.parametrize(
+    ("seen", "settings", "words"),
+    [
+        pytest.param({}, {}, "", id="as it should be"),
+        pytest.param(
+            {}, {"wsl_enabled": False}, "Name it in the group `wsl` of hosts.yml too", id="not in the group"
+        ),
+        pytest.param({"wsl": False}, {}, "take it out of that group", id="not WSL"),
+        pytest.param({"wsl": False}, {"wsl_enabled": False}, "", id="a PC"),
+        pytest.param(
+            {"units": {"sysinit.target": {"active": False}}},
+            {},
+            "systemd does not run in its WSL",
+            id="systemd",
+        ),
+        pytest.param(
+            {"cards": []}, {}, "What to type there: ansible-playbook playbooks/windows.yml", id="no address"
+        ),
+        pytest.param({}, {"wsl_memory": "half"}, "wsl_memory is half", id="memory"),
+        pytest.param({}, {"wsl_networking": "nat"}, "wsl_networking is nat", id="networking"),
+        pytest.param({}, {"wsl_distribution": "a; b"}, "wsl_distribution is a; b", id="distribution"),
+        pytest.param({}, {"wsl_admin_networks": []}, "nobody could log in", id="admin networks"),
+    ],
+)
+def test_what_stops_the_role(seen: dict[str, Any], settings: dict[str, Any], words: str) -> None:
+    said = says("wsl", "__wsl_problem", **{"__wsl_seen": {**SEEN, **seen}, **SETTINGS, **settings})
+    assert words in said
+    assert bool(words) == bool(said)
+
+
+WANTED = {"boot": {"systemd": "true"}, "network": {"hostname": "node3", "generateHosts": "false"}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(
+            "", "[boot]\nsystemd=true\n\n[network]\nhostname=node3\ngenerateHosts=false\n", id="none"
+        ),
+        pytest.param(
+            "# mine\n[user]\ndefault=ana\n\n[Network]\n generatehosts = true # why\nhostname=pc\nmtu=1400\n\n"
+            "[boot]\nsystemd=false\n",
+            "# mine\n\n[user]\ndefault=ana\n\n[Network]\ngenerateHosts=false\nhostname=node3\nmtu=1400\n\n"
+            "[boot]\nsystemd=true\n",
+            id="what is not ours stays, in its place",
+        ),
+        pytest.param(
+            "[boot]\nsystemd=true\n\n[network]\nhostname=a\n\n[network]\nhostname=b\n",
+            "[boot]\nsystemd=true\n\n[network]\nhostname=node3\ngenerateHosts=false\n\n[network]\n",
+            id="once",
+        ),
+    ],
+)
+def test_what_wsl_is_told(before: str, after: str) -> None:
+    assert FILTERS.wsl_conf(before, WANTED) == after
+    assert FILTERS.wsl_conf(after, WANTED) == after
+
+
+def test_the_ports_of_the_peers_leave_out_what_is_guarded() -> None:
+    assert FILTERS.ports_but([6006, 22]) == ["1-21", "23-6005", "6007-65535"]
+    assert FILTERS.ports_but([1, 2, 65535, 4]) == ["3", "5-65534"]
+
+
+def windows(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["ansible-playbook", "-i", folder, "playbooks/windows.yml", *words],
+        cwd=tree.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_what_windows_is_told(tmp_path: Path) -> None:
+    """The playbook itself, on nodes that nobody can reach."""
+    hosts = {
+        **BESIDE,
+        "wsl": {
+            "hosts": {
+                "node0": {"wsl_networking": "switch"},
+                "node3": {"wsl_adapter": "Conexión d'Ana", "wsl_memory": "24GB"},
+            }
+        },
+    }
+    done = windows(inventory(tmp_path / "lan", hosts), "-e", f"windows_directory={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    mirrored = (tmp_path / "node3.ps1").read_text(encoding="utf-8-sig").splitlines()
+    printed = {line.strip() for line in done.stdout.splitlines()}
+    assert {line.strip() for line in mirrored} <= printed
+    assert any(
+        "-InterfaceAlias 'Conexión d''Ana' -IPAddress '192.168.50.23' -PrefixLength 24" in line
+        for line in mirrored
+    )
+    assert any(
+        "'networkingMode=mirrored','firewall=true','vmIdleTimeout=-1','memory=24GB'" in line
+        for line in mirrored
+    )
+    rules = [line for line in mirrored if line.startswith("New-NetFirewallHyperVRule")]
+    creator = "-Direction Inbound -Action Allow -VMCreatorId '{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}'"
+    peers = "'192.168.50.20','192.168.50.21','192.168.50.22'"
+    assert len(rules) == 4
+    assert all(creator in rule and "-RemoteAddresses '" in rule for rule in rules)
+    assert rules[0].endswith("-Protocol TCP -LocalPorts '22','6006' -RemoteAddresses '192.168.50.0/24'")
+    assert rules[2].endswith(
+        f"-Protocol TCP -LocalPorts '1-21','23-6005','6007-65535' -RemoteAddresses {peers}"
+    )
+    closed = [line for line in mirrored if line.startswith("Set-NetFirewallHyperVVMSetting")]
+    assert len(closed) == 1
+    assert closed[0].endswith("-Enabled True -DefaultInboundAction Block")
+    assert "w32tm /config '/manualpeerlist:192.168.50.21,0x8' /syncfromflags:manual /update" in mirrored
+    # Pasted from what Ansible prints, all is indented: a here-string would not end.
+    assert not [line for line in mirrored if "@'" in line or "'@" in line]
+    over_switch = (tmp_path / "node0.ps1").read_text(encoding="utf-8-sig")
+    assert "New-VMSwitch -Name 'LanDDP' -NetAdapterName 'Ethernet' -AllowManagementOS $true" in over_switch
+    assert "'networkingMode=bridged','vmSwitch=LanDDP','dhcp=false'" in over_switch
+    assert "sudo sh -c 'ip address replace 192.168.50.20/24 dev eth0 &&" in over_switch
+    assert "HyperVRule" not in over_switch
+
+
+@pytest.mark.parametrize(
+    ("hosts", "settings", "sentence"),
+    [
+        ({"cluster": {"hosts": NODES}}, {}, "No node of node0, node1, node2, node3 is in the group `wsl`"),
+        (
+            {**BESIDE, "wsl": {"hosts": {"node9": {}}}},
+            {},
+            "node9 is in the group `wsl`, but no node of `cluster`",
+        ),
+        (
+            BESIDE,
+            {"wsl_memory": "24 gigabytes"},
+            "wsl_memory is 24 gigabytes, which WSL does not take for a size",
+        ),
+    ],
+)
+def test_wrong_groups_and_settings_are_refused(
+    hosts: dict[str, Any], settings: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    done = windows(inventory(tmp_path, hosts, **settings))
+    assert done.returncode != 0
+    assert sentence in " ".join((done.stdout + done.stderr).split())

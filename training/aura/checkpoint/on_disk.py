@@ -1,0 +1,151 @@
+"""Copies of runs on another disk (NFS, SMB, USB): a name appears there only when everything under it is on the disk."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aura.checkpoint import manifest
+from aura.checkpoint.copy_runs import Pace
+from aura.durable import flush
+from aura.texts import console
+
+CHUNK = 8 << 20  # bytes that are written, and on the other disk, before the next ones are read
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A Target (copy_runs.py). `leave_free`: bytes."""
+
+    where: Path
+    leave_free: float
+    pace: Pace
+    # In the names of what is not complete yet: another node may be copying the same.
+    node: str = field(default_factory=lambda: socket.gethostname().partition(".")[0])
+
+    def no_room_for(self, path: Path, name: str, size: int) -> str:
+        directory = (self.where / name).parent
+        directory.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(directory).free
+        if size + self.leave_free <= free:
+            return ""
+        values = {"free": free / 1e9, "needs": size / 1e9, "spare": self.leave_free / 1e9}
+        return console.text("no_room_for_copy", path=path, target=self.where, **values)
+
+    def has_checkpoint(self, name: str, content: bytes) -> bool:
+        try:
+            return (self.where / name / manifest.MANIFEST).read_bytes() == content
+        except FileNotFoundError:
+            return False
+
+    def put_checkpoint(self, path: Path, name: str, files: dict[str, Any], content: bytes) -> None:
+        final = self.where / name
+        temporary = self._temporary(final)
+        temporary.mkdir(parents=True, exist_ok=True)
+        for file, entry in files.items():
+            if self._copy_file(path / file, temporary / file) != entry["sha256"]:
+                shutil.rmtree(temporary)
+                raise manifest.Damaged(console.text("other_checksum", file=file))
+        (temporary / manifest.MANIFEST).write_bytes(content)
+        self._publish(temporary, final)
+
+    def has_file(self, path: Path, name: str) -> bool:
+        """Size and time, to the 2 seconds that the coarsest file systems know."""
+        try:
+            here, there = path.stat(), (self.where / name).stat()
+        except FileNotFoundError:
+            return False
+        return here.st_size == there.st_size and abs(here.st_mtime - there.st_mtime) <= 2
+
+    def put_file(self, path: Path, name: str) -> None:
+        temporary = self._temporary(self.where / name)
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        self._copy_file(path, temporary)
+        _take_time(path, temporary)
+        temporary.replace(self.where / name)
+
+    def put_model(self, files: list[Path], name: str) -> None:
+        temporary = self._temporary(self.where / name)
+        temporary.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            self._copy_file(file, temporary / file.name)
+            _take_time(file, temporary / file.name)
+        self._publish(temporary, self.where / name)
+
+    def _copy_file(self, path: Path, target: Path) -> str:
+        """The SHA-256 of what was read, and of what the target has now, on its disk.
+
+        What is in the target already, from a copy that was interrupted, is compared and written only where it differs.
+        """
+        digest, offset = hashlib.sha256(), 0
+        descriptor = os.open(target, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            with path.open("rb") as source:
+                while chunk := source.read(CHUNK):
+                    digest.update(chunk)
+                    if os.pread(descriptor, len(chunk), offset) != chunk:
+                        _write(descriptor, chunk, offset)
+                        os.fsync(descriptor)
+                    offset += len(chunk)
+                    self.pace.passed(len(chunk))
+                # The memory is needed for the corpus that is trained on.
+                os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.ftruncate(descriptor, offset)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+        return digest.hexdigest()
+
+    def _publish(self, temporary: Path, final: Path) -> None:
+        """Everything in there is on the disk: now it gets its name, in place of what had it before."""
+        for path in temporary.iterdir():
+            flush(path)
+        _flush_directory(temporary)
+        aside = self._temporary(final, "old-")
+        if final.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            final.rename(aside)
+        temporary.rename(final)
+        _flush_directory(final.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def _temporary(self, final: Path, what: str = "") -> Path:
+        return final.with_name(f".{what}{final.name}.{self.node}")
+
+    def rotate(self, name: str, keep: int, local: set[str]) -> None:
+        """The newest by their arrival: after a run has gone back to an older step, later steps are older."""
+        directory = self.where / name
+        there = sorted(manifest.checkpoints(directory), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in there[keep:]:
+            if path.name not in local:
+                path.rename(self._temporary(path, "old-"))
+        for path in directory.glob(f".*.{self.node}"):
+            if path.name.startswith(".old-") or path.name[1:].removesuffix(f".{self.node}") not in local:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _write(descriptor: int, chunk: bytes, offset: int) -> None:
+    rest = memoryview(chunk)
+    while rest:
+        written = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+def _flush_directory(path: Path) -> None:
+    try:
+        flush(path)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file servers know it of files only
+            raise
+
+
+def _take_time(path: Path, target: Path) -> None:
+    status = path.stat()
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
