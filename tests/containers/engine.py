@@ -82,6 +82,9 @@ class Engine:
         for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
             if line.split()[1].startswith(f"{self.home}/"):
                 subprocess.run(["umount", "--lazy", line.split()[1]], check=False)
-        for group in Path("/sys/fs/cgroup").glob(f"*/{CGROUP}"):
-            with suppress(OSError):
-                group.rmdir()
+        # Where this process has a cgroup of its own, they are below that one. BuildKit makes one more.
+        for parent in Path("/sys/fs/cgroup").rglob(CGROUP):
+            groups = [parent, *(path for path in parent.rglob("*") if path.is_dir())]
+            for group in reversed(groups):
+                with suppress(OSError):  # the last process may not have left yet
+                    group.rmdir()
