@@ -16,6 +16,9 @@ CACHE := $(or $(AURA_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aura)
 # machine's driver, or torch's CPU build where there is none (TORCH_BACKEND: auto, cpu, cu126, …).
 TORCH_SPEC ?= $(shell grep '^torch==' requirements/torch.in)
 TORCH_BACKEND ?= $(if $(shell command -v nvidia-smi),auto,cpu)
+# make image BASE=…: on this base, by its digest. TORCH: which build of torch is in it.
+BASE ?=
+TORCH ?= $(if $(shell command -v nvidia-smi),cu130,cpu)
 # Where make backup-keys writes and make restore-keys reads.
 FILE ?= $(HOME)/aura-keys.tar.gz
 # make controller BUNDLE=…: install from this file (make bundle), without internet.
@@ -111,7 +114,7 @@ test-vm: $(DEV) ## test on virtual machines what needs a kernel of its own: netw
 .PHONY: test-more
 test-more: $(DEV) $(TRAINER) ## the tests that take too long for those two: before a release
 	@python tests/run roles --more
-	@pytest tests/vm tests/e2e -m more
+	@pytest tests/vm tests/e2e tests/containers -m more
 
 .PHONY: lab-up
 lab-up: $(CONTROLLER) ## start the five virtual nodes and leave them running
@@ -132,6 +135,10 @@ backup-keys: ## put your clusters' keys into one file (FILE=…; ~/aura-keys.tar
 .PHONY: restore-keys
 restore-keys: ## take them out of it again (FILE=…); keys that differ are never overwritten
 	@inventory/keys restore "$(FILE)"
+
+.PHONY: image
+image: $(CONTROLLER) ## build the container image aura-trainer, for `docker compose run` (its torch: TORCH=cu126; on BASE=…)
+	@container/build "$(CACHE)" .venv/bin/python "$(TORCH)" "$(BASE)"
 
 .PHONY: bundle
 bundle: FILE := $(HOME)/aura-bundle.tar

@@ -61,6 +61,13 @@ def setup(kind: str) -> Path:
         return _image(kind)
 
 
+def base() -> Path:
+    """What the images of containers begin with. Beside the lab: it may run, and be another checkout's."""
+    host.require_root()
+    with host.locked():
+        return image.build(image.recipe(image.BASE))
+
+
 def _image(kind: str) -> Path:
     host.setup(vms=kind == VM.kind)
     return image.build(image.recipe(kind), in_use={node.image for node in _existing()})

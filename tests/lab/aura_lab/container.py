@@ -134,6 +134,7 @@ class Container(Node):
             "systemd-nspawn", f"--directory={self.root}", f"--machine=aura-{self.name}", "--boot", "--quiet",
             "--register=no", "--keep-unit", "--private-network", "--capability=CAP_NET_ADMIN", "--console=pipe",
             "--resolv-conf=off", "--timezone=off", "--link-journal=no",
+            "--system-call-filter=@keyring",  # each container of Docker's has a keyring of its own
         ]  # fmt: skip
         if host.runs_systemd():
             unit = f"--unit=aura-lab-{self.name}"

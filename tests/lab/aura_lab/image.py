@@ -2,7 +2,8 @@
 
 Built with mmdebstrap from this machine's apt sources, kept in the cache, named after a hash of all that
 goes into it. Nodes put an overlay on it, so it is never written to again. VMs have an image of their own, with a
-kernel and with what Ubuntu installs on every PC.
+kernel and with what Ubuntu installs on every PC. By the same recipe a third one is made, which is no node: what the
+images of containers begin with where no registry can be reached (container/build).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,6 +124,8 @@ CONTAINER_MASKED = """
     kmod-static-nodes.service systemd-modules-load.service systemd-remount-fs.service sys-kernel-config.mount
 """.split()
 
+BASE = "base"  # the kind that is no node
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -138,12 +141,16 @@ class Recipe:
 
     @property
     def packages(self) -> list[str]:
+        if self.kind == BASE:
+            return ["ca-certificates"]
         resolver = ["systemd-resolved"] if self.distribution == "debian" else []
         machine = [*VM_PACKAGES, KERNEL[self.distribution]] if self.kind == "vm" else []
         return [*PACKAGES, *resolver, *machine]
 
     @property
     def files(self) -> dict[str, str]:
+        if self.kind == BASE:
+            return {}
         return FILES | (VM_FILES if self.kind == "vm" else CONTAINER_FILES)
 
     @property
@@ -157,11 +164,15 @@ class Recipe:
     @property
     def family(self) -> str:
         """What an older image of the same kind of node begins with."""
-        return f"{self.distribution}-{self.codename}-" + ("vm-" if self.kind == "vm" else "")
+        return f"{self.distribution}-{self.codename}-" + ("" if self.kind == "container" else f"{self.kind}-")
+
+    @property
+    def finish(self) -> Callable[[Path, Recipe], None]:
+        return _finish_base if self.kind == BASE else _finish
 
     def key(self) -> str:
         steps = [self.packages, self.files, sorted(EXECUTABLE), self.enabled, self.masked]
-        text = json.dumps([*steps, inspect.getsource(_finish), self.__dict__], sort_keys=True)
+        text = json.dumps([*steps, inspect.getsource(self.finish), self.__dict__], sort_keys=True)
         return f"{self.family}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
@@ -264,7 +275,7 @@ def build(what: Recipe, in_use: Iterable[str] = ()) -> Path:
     command += [what.codename, str(building), *what.sources]
     try:
         host.run_with_progress(f"building the node image ({what.key()}), a minute or two, once", command, log)
-        _finish(building, what)
+        what.finish(building, what)
         building.rename(rootfs)
     except BaseException:
         host.remove_tree(building)
@@ -308,5 +319,17 @@ def _finish(root: Path, what: Recipe) -> None:
         key.unlink()
     (root / "etc/machine-id").write_text("")
     (root / "var/lib/dbus/machine-id").unlink(missing_ok=True)
+    shutil.rmtree(root / "var/lib/apt/lists", ignore_errors=True)
+    (root / "var/lib/apt/lists/partial").mkdir(parents=True)
+
+
+def _finish_base(root: Path, what: Recipe) -> None:
+    """Whom this machine trusts, and nothing of a PC."""
+    bundle = Path("/etc/ssl/certs/ca-certificates.crt")
+    if bundle.exists():
+        shutil.copyfile(bundle, root / "etc/ssl/certs/ca-certificates.crt")
+    for name, text in what.authorities.items():
+        host.write(root / "usr/local/share/ca-certificates" / name, text)
+    host.write(root / "etc/pip.conf", f"[global]\ncert = {bundle}\n{what.pip}\n")
     shutil.rmtree(root / "var/lib/apt/lists", ignore_errors=True)
     (root / "var/lib/apt/lists/partial").mkdir(parents=True)

@@ -1,0 +1,43 @@
+"""A copy of this repository as somebody's own, in which things are typed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine import Engine
+
+TEXT = "El mar está en calma. La gente camina por la playa y mira las olas.\n\nLlueve en la ciudad.\n\n"
+OWNER = 12345  # nobody that the image knows
+
+
+@dataclass
+class Workspace:
+    """What a person types in the repository, as typed in the guide: `docker compose …` in front."""
+
+    directory: Path
+    engine: Engine
+    compose: list[str]
+
+    def command(self, words: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", "-c", f"exec {' '.join(self.compose)} {words}"], cwd=self.directory,
+            env=self.engine.environment | {"AURA_LANG": "en"} | variables,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def __call__(self, words: str, expect: int | None = 0, limit: float = 300, **variables: str) -> str:
+        """What it says. `expect`: the exit code, or None for «it must fail»."""
+        process = self.command(words, **variables)
+        try:
+            output = process.communicate(timeout=limit)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise AssertionError(f"{words} hangs: {process.communicate()[0][-3000:]}") from None
+        good = process.returncode != 0 if expect is None else process.returncode == expect
+        assert good, f"{words} ended with {process.returncode}:\n{output[-5000:]}"
+        # What compose itself says about it.
+        return re.sub(r"^ ?(Creating|Container) .*\n", "", output, flags=re.MULTILINE)
