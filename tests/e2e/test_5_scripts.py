@@ -59,6 +59,7 @@ def nothing_runs(cluster: Cluster):
         cluster.sh(node, "systemctl stop aura-script.service || true")
 
 
+@pytest.mark.more
 def test_a_trainer_of_transformers_learns_under_torchrun(cluster: Cluster) -> None:
     script = f"script={SCRIPTS}/trainer_example/train.py"
     output = said(
