@@ -32,7 +32,7 @@ FLOOD = """
 log.new()
 for number in range(4000):
     KMSG.write_text(f"line {number} " + "of no interest " * 20)
-KMSG.write_text("%s")
+KMSG.write_text("%s\\n")  # a line that may still be continued is not given to anybody
 """
 
 
