@@ -160,6 +160,7 @@ def toolkit(version: str = "28.2.2", daemon: str = "", **variables: Any) -> dict
     return {
         "nvidia_container_toolkit_enabled": True,
         "nvidia_container_toolkit_source": "https://example.org/deb /",
+        "nvidia_container_toolkit_key": "https://example.org/key",
         "ansible_check_mode": False,
         "__nvidia_container_toolkit_seen": seen,
         "__nvidia_container_toolkit_version": {"stdout": f"Docker version {version}, build 1"},
@@ -197,6 +198,8 @@ def test_settings_that_docker_has_not_read_are_seen() -> None:
         (toolkit(), ""),
         (toolkit(gpu={"cards": []}, files={"/usr/bin/dockerd": ABSENT}), ""),
         (toolkit(gpu={"elsewhere": "WSL"}, files={"/usr/bin/dockerd": ABSENT}), ""),
+        ({**toolkit(), "nvidia_container_toolkit_source": ""}, "nobody has said where its container toolkit comes from"),
+        ({**toolkit(), "nvidia_container_toolkit_key": ""}, "nobody has said where its container toolkit comes from"),
         (toolkit(files={"/usr/bin/dockerd": ABSENT}), "there is no Docker that its cards could be given to"),
         (toolkit(daemon="log-driver: local"), "/etc/docker/daemon.json is no JSON object"),
         (toolkit(units={"aura-train@0.service": {"active": True}}), "a run is active there"),
