@@ -198,8 +198,14 @@ def test_settings_that_docker_has_not_read_are_seen() -> None:
         (toolkit(), ""),
         (toolkit(gpu={"cards": []}, files={"/usr/bin/dockerd": ABSENT}), ""),
         (toolkit(gpu={"elsewhere": "WSL"}, files={"/usr/bin/dockerd": ABSENT}), ""),
-        ({**toolkit(), "nvidia_container_toolkit_source": ""}, "nobody has said where its container toolkit comes from"),
-        ({**toolkit(), "nvidia_container_toolkit_key": ""}, "nobody has said where its container toolkit comes from"),
+        (
+            {**toolkit(), "nvidia_container_toolkit_source": ""},
+            "nobody has said where its container toolkit comes from",
+        ),
+        (
+            {**toolkit(), "nvidia_container_toolkit_key": ""},
+            "nobody has said where its container toolkit comes from",
+        ),
         (toolkit(files={"/usr/bin/dockerd": ABSENT}), "there is no Docker that its cards could be given to"),
         (toolkit(daemon="log-driver: local"), "/etc/docker/daemon.json is no JSON object"),
         (toolkit(units={"aura-train@0.service": {"active": True}}), "a run is active there"),
