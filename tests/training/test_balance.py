@@ -17,8 +17,8 @@ from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
 from aura.model.gpt import GPT
-from aura.run.balance import RECORD, read
-from aura.run.division import Division, shares_by_speed
+from aura.run.balance import RECORD
+from aura.run.division import Division, read_decisions, shares_by_speed
 from aura.run.meter import Meter
 from trainers import Fault, Trainer, at_step, complete, curve, send_self, start
 
@@ -73,7 +73,7 @@ def test_a_slow_rank_gets_less_of_each_step_and_what_is_decided_stays_so(
         assert trainer.end() in (75, -signal.SIGKILL), trainer.text
     record = tmp_path / "run/node0/run" / RECORD
     content = record.read_text()
-    (decision,) = read(record)
+    (decision,) = read_decisions(record)
     shares = decision["shares"]
     assert decision["step"] == 7 and sum(shares) == 24
     assert shares[2] < min(shares[:2]), decision
@@ -89,7 +89,7 @@ def test_a_slow_rank_gets_less_of_each_step_and_what_is_decided_stays_so(
     straight = complete(
         start(tmp_path / "straight", corpus, 3, f"{SPEED}{settings}--shares-from {record}", {0: slow(0.02)})
     )
-    assert read(straight[0].run_dir / RECORD) == [decision]
+    assert read_decisions(straight[0].run_dir / RECORD) == [decision]
     assert bits(again) == bits(straight) and len(bits(again)) == 1
     equal = complete(start(tmp_path / "equal", corpus, 3, RUN + settings))
     assert straight[0].done["tokens_seen"] == equal[0].done["tokens_seen"] == 9 * 384
@@ -107,7 +107,7 @@ def test_a_checkpoint_holds_the_shares_and_other_ranks_begin_anew(corpus: Corpus
     state = stopped[0].state("interrupt-step-4")["division"]
     assert state["from_step"] == {"5": [10, 8, 6], "6": [12, 10, 2]}
     record = tmp_path / "stopped/node0/run" / RECORD
-    assert [line["step"] for line in read(record)] == [3, 6]
+    assert [line["step"] for line in read_decisions(record)] == [3, 6]
     record.unlink()  # nothing of it is needed: what was decided before the checkpoint is in it
     again = complete(start(tmp_path / "stopped", corpus, 3, SPEED))
     assert bits(again) == bits(straight)
@@ -224,14 +224,16 @@ def test_waiting_for_others_is_not_measured(device: str, monkeypatch: pytest.Mon
 def test_a_record_that_is_of_no_use_ends_all_ranks(corpus: Corpus, tmp_path: Path) -> None:
     file = tmp_path / "shares.jsonl"
     with pytest.raises(ConfigError, match=r"shares\.jsonl cannot be read \(No such file or directory\)"):
-        read(file)
+        read_decisions(file)
     file.write_text('{"step": 3, "shares": [8, 8, 9]}\n')
     for trainer in start(tmp_path / "run", corpus, 3, f"{SPEED}--shares-from {file}"):
         assert trainer.end() == 64, trainer.text
         assert "what it says of step 3 does not divide 24 sequences among 3 ranks" in trainer.text
     file.write_text('{"step": 3, "shares": [8, 8, 8]}\nnothing\n')
-    with pytest.raises(ConfigError, match=r"line 2 is no line of a shares\.jsonl"):
-        read(file)
+    (trainer,) = start(tmp_path / "early", corpus, 1, f"{SPEED}--shares-from {file}")
+    assert trainer.end() == 64
+    assert "line 2 is no line of a shares.jsonl" in trainer.text
+    assert not list(trainer.run_dir.glob("rank-*"))  # it has not begun
 
 
 def test_settings_that_do_not_go_together_are_refused(corpus: Corpus, tmp_path: Path) -> None:

@@ -97,6 +97,11 @@ def _with_hyphens(word: str) -> str:
     return flag.replace("_", "-") + equals + value
 
 
+def reason_of(error: Exception) -> str:
+    """In a few words, for a sentence that names the file itself."""
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """' Did you mean 'x'?' for the nearest valid word, or '' when none is near."""
     near = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)

@@ -19,6 +19,7 @@ from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
 from aura.plan.auto import resolve_here, take_best_gpu
 from aura.plan.replay import replayed
 from aura.run import watchdog
+from aura.run.division import read_decisions
 from aura.run.runlog import versions
 from aura.storage.address import Address, place
 from aura.texts.console import put, text
@@ -109,6 +110,8 @@ def train(argv: list[str]) -> int:
         resume_from = _of_this_run(arguments.resume_from, run_dir)
         if arguments.shares_from and config.balance != "speed":
             raise ConfigError("shares_from_needs_speed", path=arguments.shares_from, balance=config.balance)
+        if arguments.shares_from:
+            read_decisions(arguments.shares_from)  # what is wrong with it is said before anything is begun
         take_best_gpu(put)
         if arguments.webhook_config and os.environ.get("RANK", "0") == "0":
             from aura.commands.notify import beside

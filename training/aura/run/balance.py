@@ -12,13 +12,10 @@ import json
 import os
 import statistics
 from collections import deque
-from pathlib import Path
-from typing import Any
 
 from aura.cluster.activity import UNCOUNTED
-from aura.errors import ConfigError
-from aura.run.directory import reason_of
-from aura.run.division import Division, shares_by_speed, slowest
+from aura.errors import ConfigError, reason_of
+from aura.run.division import Division, decision_of, read_decisions, shares_by_speed, slowest
 from aura.run.meter import Meter
 from aura.run.progress import Step
 from aura.run.run import Run
@@ -113,8 +110,8 @@ class Balance:
         known, nodes, given = self.step + AHEAD, self.division.nodes, self.run.shares_from
         content = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
         # Of a process that was killed the last line may be broken.
-        own = [line for line in map(_decision, content.splitlines()) if line]
-        later = [line for line in (read(given) if given else own) if line["step"] > known]
+        own = [line for line in map(decision_of, content.splitlines()) if line]
+        later = [line for line in (read_decisions(given) if given else own) if line["step"] > known]
         fitting = [line for line in later if self.division.fits(line["shares"])]
         if given and later != fitting:
             odd = next(line for line in later if line not in fitting)
@@ -146,25 +143,3 @@ class Balance:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             self.run.say(text("log_ends", path=self.path, error=reason_of(error)))
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """Every line of a record. Raises ConfigError."""
-    try:
-        words = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("shares_unreadable", path=path, reason=reason_of(error)) from None
-    lines = []
-    for number, line in enumerate(words, 1):
-        if (decision := _decision(line)) is None:
-            raise ConfigError("shares_line_wrong", path=path, number=number)
-        lines.append(decision)
-    return lines
-
-
-def _decision(line: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and type(found.get("step")) is int and "shares" in found else None

@@ -15,16 +15,13 @@ from aura.checkpoint import manifest, store
 from aura.config import TrainConfig
 from aura.corpus.corpus import TOKENIZER, Corpus
 from aura.durable import write_atomically
+from aura.errors import reason_of
 from aura.plan.candidates import CHOSEN
 from aura.run.runlog import write_model_config
 from aura.texts.console import text
 
 DONE = "done.json"
 FINAL = "final"  # the model as `aura export` writes it
-
-
-def reason_of(error: Exception) -> str:
-    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
 @contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from aura.config import TrainConfig
+from aura.errors import ConfigError, reason_of
 
 State = dict[str, Any]
 
@@ -87,3 +90,26 @@ def shares_by_speed(seconds_per_window: Sequence[float], sizes: Sequence[int], t
 def slowest(seconds_per_window: Sequence[float], shares: Sequence[int]) -> float:
     """Seconds that a step computes."""
     return max(each * share for each, share in zip(seconds_per_window, shares, strict=True))
+
+
+def read_decisions(path: Path) -> list[dict[str, Any]]:
+    """Every line of a record of them (balance.py). Raises ConfigError."""
+    try:
+        words = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("shares_unreadable", path=path, reason=reason_of(error)) from None
+    lines = []
+    for number, line in enumerate(words, 1):
+        if (decision := decision_of(line)) is None:
+            raise ConfigError("shares_line_wrong", path=path, number=number)
+        lines.append(decision)
+    return lines
+
+
+def decision_of(line: str) -> dict[str, Any] | None:
+    """A line of such a record; None where it is none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and type(found.get("step")) is int and "shares" in found else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from aura.checkpoint import store
 from aura.cluster.ranks import CollectiveFailed
-from aura.errors import DataError
+from aura.errors import DataError, reason_of
 from aura.plan.memory import state_bytes
 from aura.run import directory
 from aura.run.board import Board
@@ -110,7 +110,7 @@ class Saving:
         if isinstance(saver.error, CollectiveFailed):
             raise saver.error
         if run.saves and saver.error:
-            reason = directory.reason_of(saver.error)
+            reason = reason_of(saver.error)
             run.say(console.text("checkpoint_not_written", path=run.checkpoints / name, error=reason))
         saves, seconds = run.ranks.total([float(saved), saver.seconds])
         self.writing = 2 * seconds  # of all ranks together, so more than that of the slowest

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from aura.config import TrainConfig
 from aura.corpus.windows import Windows
 from aura.durable import write_atomically
+from aura.errors import reason_of
 from aura.model.language_model import LanguageModel
 from aura.plan.candidates import Cluster, Decision, decide, exchanging
 from aura.plan.memory import CODE_BITS
@@ -20,7 +21,6 @@ from aura.plan.replay import PLAN, Replay, parse
 from aura.plan.step_time import Coding, Work
 from aura.run import measure
 from aura.run.batches import Batches
-from aura.run.directory import reason_of
 from aura.run.division import Division
 from aura.run.run import Run
 from aura.texts.console import text
