@@ -18,7 +18,7 @@ Request = dict[str, Any]
 # The package that each launcher comes with, beside torch.
 LAUNCHERS = {"torchrun": [], "accelerate": ["accelerate"], "deepspeed": ["deepspeed"]}
 # What -e may say. Those of default_config.yaml belong to accelerate.
-OWN = "script directory requirements launcher arguments run wait cpu leave_out most_megabytes".split()
+OWN = "script directory requirements launcher arguments env run wait cpu leave_out most_megabytes".split()
 CLUSTER = ["training_cards", "rendezvous_port"]
 ACCELERATE = {
     "mixed_precision": ["no", "fp16", "bf16", "fp8"],
@@ -34,6 +34,11 @@ ACCELERATE = {
 }  # fmt: skip
 ONLY_WITH_ZERO = ["offload_optimizer", "gradient_clipping", "gradient_accumulation_steps"]
 PASSED_ON = re.compile(r"ansible_|script_|inventory_check_")  # settings of a role, and Ansible's own
+# What the launch itself says to launchers and ranks.
+TAKEN = re.compile(
+    r"PATH|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES|AURA_SCRIPT_.*|TORCHELASTIC_.*"
+    r"|TORCH_ELASTIC_SHUTDOWN_TIMEOUT|ACCELERATE_USE_CPU|DS_ACCELERATOR"
+)
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,60}")
 RUN_RANK = "/opt/aura/script/run-rank"
 SETTINGS = "/etc/aura/script"
@@ -105,6 +110,24 @@ def files_of(given: Mapping[str, Any], here: str) -> dict[str, str]:
     }
 
 
+def variables(given: str | Mapping[str, Any]) -> dict[str, str]:
+    """The script's own environment variables: a dictionary, or NAME=value, quoted as in a shell."""
+    if isinstance(given, str):
+        try:
+            words = shlex.split(given)
+        except ValueError as error:
+            raise Refused(f"env cannot be taken apart ({error}).") from None
+        if wrong := [word for word in words if "=" not in word]:
+            raise Refused(f"In env {wrong[0]!r} is no NAME=value.")
+        given = dict(word.split("=", 1) for word in words)
+    for name in given:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise Refused(f"No environment variable can be called {name!r}.")
+        if TAKEN.fullmatch(name):
+            raise Refused(f"The launch itself says what {name} is on each node: leave it out of env.")
+    return {name: str(value) for name, value in given.items()}
+
+
 def read_request(given: Mapping[str, Any], here: str) -> Request:
     checked_names(given)
     if not given.get("script"):
@@ -142,6 +165,7 @@ def read_request(given: Mapping[str, Any], here: str) -> Request:
         "launcher": launcher,
         "run": run,
         "arguments": arguments,
+        "environment": variables(given.get("env", {})),
         "settings": settings,
         "packages": packages,
         "most_megabytes": int(most),
@@ -264,7 +288,7 @@ def script_launch(
     node, master = nodes[index], nodes[0]["address"]
     words = [RUN_RANK, request["program"], *request["arguments"]]
     cards = ",".join(node["cards"]) or "-1"
-    environment = {
+    environment = request["environment"] | {
         # As in an activated environment: DeepSpeed looks for its ninja there.
         "PATH": f"{Path(python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "AURA_SCRIPT_PYTHON": python,

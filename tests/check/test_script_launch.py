@@ -58,6 +58,10 @@ def planned(request: dict[str, Any], nodes: list[dict[str, Any]], name: str) -> 
         ({"epochs": 3}, "The script's own flags: -e arguments='--epochs …'"),
         ({"run": "../mine"}, "cannot be called '../mine'"),
         ({"arguments": "--name 'mine"}, "cannot be taken apart (No closing quotation)"),
+        ({"env": "A='b"}, "env cannot be taken apart (No closing quotation)"),
+        ({"env": "A=1 b"}, "In env 'b' is no NAME=value."),
+        ({"env": {"A-B": 1}}, "No environment variable can be called 'A-B'."),
+        ({"env": "MASTER_ADDR=10.0.0.1"}, "The launch itself says what MASTER_ADDR is on each node"),
         ({"zero_stage": 1}, "only launcher=accelerate takes this"),
         ({"launcher": "accelerate", "zero_stage": 4}, "has to be one of 0, 1, 2, 3"),
         ({"launcher": "accelerate", "gradient_clipping": "much"}, "has to be a positive number"),
@@ -101,7 +105,9 @@ def test_cards_and_processors_do_not_mix_but_under_torchrun(project: Path) -> No
 
 
 def test_torchruns_command(project: Path) -> None:
-    plan = planned(asked(project, arguments="--epochs 3"), UNEVEN, "node1")
+    plan = planned(
+        asked(project, arguments="--epochs 3", env="HF_HOME=/a WORDS='two words'"), UNEVEN, "node1"
+    )
     assert plan["launch"]["command"] == [
         "/env/bin/python", "-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1",
         "--master-addr=10.0.0.20", "--master-port=12355", "--no-python", "/opt/aura/script/run-rank", "train.py",
@@ -109,6 +115,8 @@ def test_torchruns_command(project: Path) -> None:
     ]  # fmt: skip
     assert plan["launch"]["world_size"] == 3
     assert plan["launch"]["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-c"
+    assert plan["launch"]["environment"]["HF_HOME"] == "/a"
+    assert plan["launch"]["environment"]["WORDS"] == "two words"
     assert plan["launch"]["environment"]["PATH"].startswith("/env/bin:")
     assert plan["launch"]["environment"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "600"
     assert plan["config"] == {}

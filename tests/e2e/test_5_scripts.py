@@ -83,7 +83,8 @@ def test_the_first_rank_to_fail_is_named_and_the_others_are_stopped(cluster: Clu
 
 def test_a_script_that_runs_is_shown_kept_apart_and_stopped(cluster: Cluster) -> None:
     """Neither a run of the trainer nor another script is started over it; a stop lets it save."""
-    cluster.ansible("launch.yml", *REDUCE, "-e", "run=patient", "-e", "arguments=wait 2", *THREE)
+    words = ("-e", "arguments=wait 2", "-e", "env=WORDS='two words'")
+    cluster.ansible("launch.yml", *REDUCE, "-e", "run=patient", *words, *THREE)
     cluster.wait(
         "the ranks have met", lambda: "3 ranks over" in cluster.ansible("playbooks/status.yml", *THREE), 60
     )
@@ -91,11 +92,18 @@ def test_a_script_that_runs_is_shown_kept_apart_and_stopped(cluster: Cluster) ->
     assert refused in said(cluster.refused("launch.yml", *REDUCE, "-e", "arguments=end", *THREE))
     assert refused in said(cluster.refused("launch.yml", "-e", "preset=gpt2-nano", *THREE))
     logs = said(cluster.ansible("playbooks/logs.yml", *THREE))
-    assert "[rank 1] 3 ranks over" in logs
+    assert re.search(r"\[rank 1\] 3 ranks over \S+ two words", logs), logs
     stopped = cluster.ansible("playbooks/stop.yml", *THREE)
     for rank, node in enumerate(NODES):
         assert result(cluster, node, "patient", f"saved-{rank}") == "step 2"
         assert f"{rank}     {node}    stopped" in stopped
+
+
+def test_after_a_run_of_the_trainer_status_speaks_of_that(cluster: Cluster) -> None:
+    assert "reduce.py" in cluster.ansible("playbooks/status.yml", *THREE)
+    short = ("-e", "run=after", "-e", "steps=2", *WAIT)
+    cluster.ansible("launch.yml", "-e", "preset=gpt2-nano", *short, *THREE)
+    assert "reduce.py" not in cluster.ansible("playbooks/status.yml", *THREE)
 
 
 @pytest.mark.parametrize(

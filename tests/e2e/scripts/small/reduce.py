@@ -31,7 +31,7 @@ while what != "end" or step < 3:
     dist.all_reduce(total)
     assert total == world * (world - 1) // 2
     if step == 1:
-        print(f"{world} ranks over {os.environ['GLOO_SOCKET_IFNAME']}", flush=True)
+        print(f"{world} ranks over {os.environ['GLOO_SOCKET_IFNAME']} {os.environ.get('WORDS')}", flush=True)
         if what == "wait":
             signal.signal(signal.SIGTERM, save)
     if what == "wait" and step == 2:
