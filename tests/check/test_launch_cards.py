@@ -93,6 +93,7 @@ class Launch:
             "ansible_connection": "local", "trainer_nodes": list(nodes), "trainer_address": "192.168.50.20",
             "trainer_run": "probe", "trainer_master_address": "192.168.50.20", "trainer_master_port": 12355,
             "trainer_threads": 0, "trainer_link_mbit": 1000, "trainer_cards": "free", "trainer_cpu": False,
+            "trainer_runtime": "process",
         }  # fmt: skip
         inventory = {"cluster": {"hosts": nodes, "vars": common}}
         (folder / "hosts.json").write_text(json.dumps(inventory))

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CAP_SYS_RESOURCE = 24
 CGROUP = "aura-test-docker"
+
+
+@contextmanager
+def home_of_engine() -> Iterator[Path]:
+    """Where all of it lies. AURA_KEEP_LAB=1 leaves what was built: for work on these tests."""
+    keep = "AURA_KEEP_LAB" in os.environ
+    home = (
+        Path("/var/tmp/aura-containers") if keep else Path(tempfile.mkdtemp(prefix="aura-", dir="/var/tmp"))
+    )
+    home.mkdir(exist_ok=True)
+    try:
+        yield home
+    finally:
+        if not keep:
+            shutil.rmtree(home)
 
 
 class Engine:
@@ -32,6 +52,22 @@ class Engine:
                 self._command(), env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
+
+    @classmethod
+    @contextmanager
+    def running(cls, home: Path) -> Iterator[Engine]:
+        if os.geteuid() != 0:
+            pytest.fail("A Docker Engine is started for these tests, which needs root: sudo make test-more")
+        ubuntu = "ID=ubuntu" in Path("/etc/os-release").read_text().splitlines()
+        packages = ["docker.io", "docker-compose-v2" if ubuntu else "docker-compose"]
+        subprocess.run([ROOT / "requirements/apt", *packages], check=True, timeout=600)
+        (home / "docker").mkdir(exist_ok=True)
+        engine = cls(home / "docker")
+        try:
+            engine.wait()
+            yield engine
+        finally:
+            engine.end()
 
     def _command(self) -> list[str]:
         places = {

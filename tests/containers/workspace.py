@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine import Engine
+from engine import ROOT, Engine
 
 TEXT = "El mar está en calma. La gente camina por la playa y mira las olas.\n\nLlueve en la ciudad.\n\n"
 OWNER = 12345  # nobody that the image knows
@@ -41,3 +44,28 @@ class Workspace:
         assert good, f"{words} ended with {process.returncode}:\n{output[-5000:]}"
         # What compose itself says about it.
         return re.sub(r"^ ?(Creating|Container) .*\n", "", output, flags=re.MULTILINE)
+
+
+def built_workspace(engine: Engine, directory: Path) -> Workspace:
+    """A copy of this repository, in which `make image` has been typed."""
+    shutil.rmtree(directory, ignore_errors=True)
+    files = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, stdout=subprocess.PIPE, check=True,
+    ).stdout  # fmt: skip
+    copy = ["rsync", "--archive", "--from0", "--files-from=-", f"{ROOT}/", f"{directory}/"]
+    subprocess.run(copy, input=files, check=True)
+    # What must not come into the image or be seen by what runs in it.
+    (directory / "inventory/lan/state").mkdir()
+    (directory / "inventory/lan/state/id_ed25519").write_text("a secret key")
+    (directory / "words.txt").write_text(TEXT * 60, encoding="utf-8")
+    for path in [directory, *directory.rglob("*")]:
+        os.chown(path, OWNER, OWNER)
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    subprocess.run(
+        ["container/build", os.environ.get("AURA_CACHE") or f"{caches}/aura", sys.executable, "cpu"],
+        cwd=directory, check=True, timeout=1500, stdin=subprocess.DEVNULL,
+        env=engine.environment | {"SUDO_UID": str(OWNER), "SUDO_GID": str(OWNER)},
+    )  # fmt: skip
+    plugin = engine.docker("compose", "version", check=False).returncode == 0
+    return Workspace(directory, engine, ["docker", "compose"] if plugin else ["docker-compose"])

@@ -1,0 +1,219 @@
+"""What starts a rank in a container: which options Docker gets, what is passed on, and what a dead engine leaves.
+
+A program stands in for Docker's client; the real one is in tests/e2e/test_9_in_containers.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tree
+
+image_content = tree.plugin("filter/docker_images").image_content
+TOOL = tree.ROOT / "roles/trainer/files/rank-container"
+# Writes down what it was asked; `run` says a word to its notify socket and waits for its signal, as a rank does.
+CLIENT = """#!{python}
+import os, pathlib, signal, socket, sys, time
+place = pathlib.Path("{place}")
+with (place / "asked").open("a") as asked:
+    print(*sys.argv[1:], sep="\\n", end="\\n\\n", file=asked)
+if sys.argv[1] == "info":
+    print((place / ("runtimes" if "Runtimes" in sys.argv[2] else "cdi")).read_text())
+if sys.argv[1] == "container":
+    sys.exit(1)  # there is none of this name
+if sys.argv[1] == "kill":
+    if not (place / "pid").exists():
+        sys.exit(1)
+    os.kill(int((place / "pid").read_text()), getattr(signal, sys.argv[2].removeprefix("--signal=")))
+if sys.argv[1] == "run":
+    (place / "pid").write_text(str(os.getpid()))
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        for word in (b"MAINPID=1", b"WATCHDOG_USEC=120000000", b"WATCHDOG=1"):
+            notify.sendto(word, os.environ["NOTIFY_SOCKET"])
+    until = time.monotonic() + 20
+    while not told and time.monotonic() < until:
+        time.sleep(0.05)
+    sys.exit(65 if told else 1)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    client = tmp_path / "bin/docker"
+    client.parent.mkdir()
+    client.write_text(CLIENT.format(python=sys.executable, place=tmp_path))
+    client.chmod(0o755)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "runtimes").write_text('{"runc": {}}')
+    (tmp_path / "cdi").write_text("null")
+    return tmp_path
+
+
+def started(place: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(TOOL), *words],
+        env={
+            "PATH": f"{place}/bin:{os.environ['PATH']}", "RUNTIME_DIRECTORY": f"{place}/own", "LOCAL_RANK": "1",
+            "RANK": "3", "AURA_ADDRESS": "127.0.0.1", "AURA_IMAGE": "sha256:0f1e", "CUDA_VISIBLE_DEVICES": "-1",
+            "AURA_TRAIN_ARGUMENTS": "--preset gpt2 --run-dir '/var/lib/aura/runs/a b'", "SECRET": "1",
+        } | variables,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for(reached: Callable[[], object]) -> None:
+    until = time.monotonic() + 20
+    while not reached():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def asked(place: Path, word: str) -> list[str]:
+    """The words of the last call of Docker that began with this one."""
+    if not (place / "asked").exists():
+        return []
+    calls = [call.splitlines() for call in (place / "asked").read_text().split("\n\n") if call]
+    return next((call for call in reversed(calls) if call[0] == word), [])
+
+
+def test_signals_go_in_and_the_watchdog_comes_out(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(place / "systemd"))
+        systemd.settimeout(20)
+        process = started(place, NOTIFY_SOCKET=str(place / "systemd"))
+        # Not MAINPID: a rank may not choose whom systemd watches.
+        assert [systemd.recv(100) for _ in range(2)] == [b"WATCHDOG_USEC=120000000", b"WATCHDOG=1"]
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+    # The rank's own code, with which systemd decides whether to start it again.
+    assert (process.returncode, errors) == (65, "")
+    words = asked(place, "run")
+    image = words.index("sha256:0f1e")
+    assert words[image + 1 :] == ["aura", "train", "--preset", "gpt2", "--run-dir", "/var/lib/aura/runs/a b"]
+    walls = {
+        "--cap-drop=ALL",
+        "--read-only",
+        "--network=host",
+        "--security-opt=no-new-privileges",
+        "--name=aura-train-1",
+    }
+    assert walls <= set(words[:image])
+    assert {"--env=RANK", "--env=LOCAL_RANK", "--env=GLOO_SOCKET_IFNAME", "--env=NOTIFY_SOCKET"} <= set(words)
+    assert "--env=SECRET" not in words
+    assert not [word for word in words if "gpu" in word or "nvidia" in word]
+
+
+def test_a_signal_waits_for_a_container_that_does_not_run_yet(place: Path) -> None:
+    client = place / "bin/docker"
+    client.write_text(
+        client.read_text().replace('if sys.argv[1] == "run":', 'if sys.argv[1] == "run":\n    time.sleep(2)')
+    )
+    process = started(place)
+    wait_for(lambda: asked(place, "run"))
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 65
+    assert sum(call.startswith("kill") for call in (place / "asked").read_text().split("\n\n")) > 1
+
+
+def test_a_rank_with_cards_gets_them(place: Path) -> None:
+    (place / "runtimes").write_text('{"runc": {}, "nvidia": {"path": "nvidia-container-runtime"}}')
+    process = started(place, CUDA_VISIBLE_DEVICES="GPU-1a2b,GPU-3c4d")
+    wait_for((place / "pid").exists)
+    process.terminate()
+    process.communicate(timeout=20)
+    words = asked(place, "run")
+    assert {"--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all", "--env=CUDA_VISIBLE_DEVICES"} <= set(
+        words
+    )
+
+
+def test_without_nvidias_toolkit_no_rank_with_cards_is_started(place: Path) -> None:
+    process = started(place, CUDA_VISIBLE_DEVICES="GPU-1a2b")
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (1, "Docker on this node gives containers no card of NVIDIA's.\n")
+    for cards, word in (("0", ""), ("1", "toolkit\n")):
+        assert started(place, "--check", cards).communicate(timeout=20) == (word, "")
+    (place / "bin/docker").write_text("#!/bin/sh\nexit 1\n")
+    assert started(place, "--check", "0").communicate(timeout=20) == ("docker\n", "")
+
+
+def test_a_rank_whose_engine_is_restarted_starts_again(place: Path) -> None:
+    """It was told to stop, saved, and ended well: but not by systemd."""
+    client = place / "bin/docker"
+    client.write_text(client.read_text().replace("if told else", "if False else").replace("65", "0"))
+    (place / "run/rank-3").mkdir(parents=True)
+    client.write_text(client.read_text().replace("time.monotonic() + 20", "0").replace("else 1)", "else 0)"))
+    arguments = {"AURA_TRAIN_ARGUMENTS": f"--run-dir {place}/run"}
+    for state, code in (("stopped", 75), ("done", 0)):
+        (place / "run/rank-3/status.json").write_text(json.dumps({"state": state}))
+        process = started(place, **arguments)
+        process.communicate(timeout=20)
+        assert process.returncode == code
+        for left in ("container", "notify/socket"):
+            (place / "own" / left).unlink(missing_ok=True)
+
+
+def test_nothing_in_the_ranks_home_says_what_it_does(place: Path) -> None:
+    """The rank may write there, and this program may talk to Docker; with --end it is root."""
+    packages = place / f"home/.local/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "evil.pth").write_text(f"import pathlib; pathlib.Path('{place}/evil').touch()\n")
+    client = place / "bin/docker"
+    names = ("HOME", "DOCKER_CONFIG", "DOCKER_HOST")
+    shown = f"print(*(f'{{name}}={{os.environ.get(name)}}' for name in {names}), file=sys.stderr)"
+    client.write_text(client.read_text() + f"\n{shown}\nsys.exit(1)\n")
+    home = {
+        "HOME": f"{place}/home",
+        "DOCKER_CONFIG": f"{place}/home/.docker",
+        "DOCKER_HOST": "tcp://192.0.2.1",
+    }
+    _, errors = started(place, **home).communicate(timeout=20)
+    assert "HOME=/ DOCKER_CONFIG=/nonexistent DOCKER_HOST=unix:///run/docker.sock" in errors
+    assert not (place / "evil").exists()
+
+
+def test_a_docker_that_does_not_answer_is_said(place: Path) -> None:
+    (place / "bin/docker").write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
+    process = started(place)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert errors == "Docker does not answer on this node: Cannot connect to the Docker daemon\n"
+
+
+@pytest.mark.parametrize("container", ["/", "", "aura", "0" * 63, "0" * 64 + "/"])
+def test_only_the_name_of_a_container_names_what_is_killed(place: Path, container: str) -> None:
+    """--end is root: a rank that writes something else into its file may not have it kill others."""
+    (place / "own/container").write_text(container)
+    process = started(place, "--end")
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
+    assert asked(place, "rm") == ["rm", "--force", "aura-train-1"]
+
+
+def test_an_image_is_the_same_one_in_every_kind_of_store() -> None:
+    config = {"Env": ["PATH=/opt"], "Entrypoint": ["/opt/aura/entrypoint"], "User": "1000:1000"}
+    image = {
+        "Id": "sha256:1",
+        "Size": 5,
+        "RootFS": {"Type": "layers", "Layers": ["sha256:a"]},
+        "Config": config,
+    }
+    name = image_content(json.dumps([image]))
+    assert re.fullmatch("[0-9a-f]{12}", name)
+    assert image_content(json.dumps([image | {"Id": "sha256:2", "Size": 6}])) == name
+    assert image_content(json.dumps([image | {"Config": config | {"Env": ["PATH=/usr"]}}])) != name
+    assert image_content(json.dumps([image | {"RootFS": {"Layers": ["sha256:b"]}}])) != name
+    assert image_content("[]\n") == image_content("") == ""
