@@ -19,6 +19,14 @@ def test_second_site_changes_nothing_on_any_node(cluster: Cluster) -> None:
     assert all(node in line for node in NODES)
 
 
+def test_one_role_alone_is_what_it_was_too(cluster: Cluster) -> None:
+    """docs/operations.md, "One role, one step": with what each role is told, and without what others have found."""
+    for role in ("firewall", "trainer"):
+        alone = cluster.ansible("site.yml", "--tags", role, "--check")
+        recap = alone[alone.index("PLAY RECAP") :]
+        assert recap.count("changed=0") == 5, alone
+
+
 def test_loss_falls_from_guessing_to_below_the_unigram_entropy(cluster: Cluster) -> None:
     done = cluster.done("gpt2-nano")[0]
     assert abs(done["first_validation_loss"] - math.log(done["vocab_size"])) < 0.3
