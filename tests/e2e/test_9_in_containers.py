@@ -79,7 +79,7 @@ def docker(cluster: Cluster) -> Iterator[Cluster]:
 
 def test_a_node_without_docker_and_an_unknown_image_are_refused(docker: Cluster) -> None:
     refused = said(docker.refused("launch.yml", "-e", "preset=gpt2-nano", *DOCKER, "--limit", "node2,node3"))
-    assert "node3 cannot train in a container: Docker does not run there. Nothing was started." in refused
+    assert "node3 cannot train in a container: Docker does not answer there. Nothing was started." in refused
     refused = said(docker.refused("launch.yml", *NANO, *DOCKER, "-e", "image=nobodys"))
     assert "has no image nobodys, and the controller has none to give it" in refused
     assert "There is no runtime podman" in said(docker.refused("launch.yml", *NANO, "-e", "runtime=podman"))
