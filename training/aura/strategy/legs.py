@@ -27,11 +27,15 @@ class GradientSum:
         """gradient: fp32, flat, in the order of the owner's stream; it is overwritten."""
         self.gradient = gradient
         self.squares = torch.zeros((), dtype=torch.float64, device=gradient.device)
-        self.bad = torch.zeros(world_size, dtype=torch.bool, device=gradient.device)
+        self.sums = torch.zeros(world_size, device=gradient.device)  # of every rank's parts
 
     def begin(self) -> None:
         self.squares.zero_()
-        self.bad.zero_()
+        self.sums.zero_()
+
+    def bad(self) -> Tensor:
+        """A sum is finite when its terms are, unless they are about as large as fp32 can hold."""
+        return ~self.sums.isfinite()
 
     def add_up(self, round_: Round, parts: Sequence[Tensor]) -> None:
         """In the order of the parts, never in that of arrival; in fp32."""
@@ -43,9 +47,7 @@ class GradientSum:
         self.squares += wide.dot(wide)
 
     def look_for_bad(self, ranks: slice | Tensor, parts: Sequence[Tensor]) -> None:
-        """A sum is finite when its terms are, unless they are about as large as fp32 can hold."""
-        sums = torch.stack([part.sum(dtype=torch.float32) for part in parts])
-        self.bad[ranks] |= ~sums.isfinite()
+        self.sums[ranks] += torch.stack([part.sum(dtype=torch.float32) for part in parts])
 
 
 class Legs:

@@ -136,7 +136,7 @@ class Sharded:
         loss_sum = torch.as_tensor(told.loss_sum, dtype=torch.float64, device=self.device)
         # The one time in a step that the host reads what the device has computed
         sums = torch.stack([loss_sum, self.gradient.squares])
-        loss, squares, *bad = torch.cat([sums, self.gradient.bad.double()]).tolist()
+        loss, squares, *bad = torch.cat([sums, self.gradient.bad().double()]).tolist()
         row = [loss, float(told.tokens), float(told.stop), squares / told.loss_scale**2, *bad]
         outcome = outcome_of(self._from_all(row))
         self.wire.patience.step_is_done()
