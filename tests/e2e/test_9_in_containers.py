@@ -124,11 +124,14 @@ def test_whatever_is_killed_all_train_again_and_no_orphan_stays(docker: Cluster)
 def test_without_an_engine_there_is_no_orphan_either(docker: Cluster) -> None:
     attempt, (before,) = docker.status(NODES)[0]["attempt"], containers(docker, "node1")
     try:
-        docker.sh("node1", f"systemctl mask docker.service docker.socket && {ENGINE_DIES}")
+        docker.sh(
+            "node1",
+            f"systemctl mask docker.service && {ENGINE_DIES}; systemctl stop docker.socket docker.service",
+        )
         docker.wait("the container has gone", lambda: processes(docker, "node1", before) == 0, 60)
         assert docker.sh("node1", "systemctl is-active docker.service || true").strip() != "active"
     finally:
-        docker.sh("node1", "systemctl unmask docker.service docker.socket && systemctl start docker.service")
+        docker.sh("node1", "systemctl unmask docker.service && systemctl start docker.socket docker.service")
     docker.wait("all train again", lambda: docker.training(NODES, other_than=attempt), 240)
 
 
