@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from aura.cluster.place import keep_freed_memory
 from aura.commands.launch_local import free_port
 
 LAB = str(Path(__file__).parents[1] / "tests/lab/lab")
@@ -89,6 +90,7 @@ def run_ranks(places: Sequence[Place], program: Sequence[str], environment: Mapp
 
 def join(rank: int, ranks: int, card: str, store: str) -> None:
     """This process becomes one of the ranks that talk over gloo."""
+    keep_freed_memory()
     os.environ["GLOO_SOCKET_IFNAME"] = card
     address, port = store.split(":")
     opened = dist.TCPStore(address, int(port), ranks, rank == 0)

@@ -23,7 +23,13 @@ from aura.cluster.activity import Activity
 from aura.cluster.devices import of_all_ranks
 from aura.cluster.gang import Gang
 from aura.cluster.join import join
-from aura.cluster.place import Place, check_compiler, choose_device, place_from_environment
+from aura.cluster.place import (
+    Place,
+    check_compiler,
+    choose_device,
+    keep_freed_memory,
+    place_from_environment,
+)
 from aura.cluster.ranks import CollectiveFailed, Ranks, collective
 from aura.cluster.rendezvous import GangBroken, GangMismatch, GangRefused, card_of
 from aura.config import TrainConfig
@@ -109,6 +115,8 @@ class Attempt:
         self.config, self.run_dir, self.activity, self.shares_from = config, run_dir, activity, shares_from
         self.place = place_from_environment()
         self.device, self.backend = choose_device(self.place, backend)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         if fault := sick_gpu.known_fault(self.device):
             raise fault
         if config.compile == "true":
