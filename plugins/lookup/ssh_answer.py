@@ -3,6 +3,7 @@
 import errno
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,21 @@ options:
     elements: int
     default: [22]
   timeout:
-    description: How long to wait for one answer, in seconds.
+    description: How long to wait for a connection, which a kernel makes, in seconds.
     type: int
     default: 5
+  patience:
+    description: How long to wait then for the greeting, and for the host key, of a server that may be slow, in seconds.
+    type: int
+    default: 20
 """
 RETURN = """
 _raw:
   description:
     - One dictionary for each address and port tried, with C(address), C(port) and C(answer).
     - C(answer) is C(node), C(stranger) (SSH with another host key), C(other) (not SSH),
-      C(refused) (a machine without a server on that port) or C(silence).
+      C(refused) (a machine without a server on that port), C(slow) (a connection, and then nothing in time)
+      or C(silence).
   type: list
   elements: dict
 """
@@ -59,34 +65,48 @@ def recorded_keys(name: str, known_hosts: Path) -> dict[str, str]:
     return {words[1]: words[2] for words in fields if len(words) >= 3 and name in words[0].split(",")}
 
 
-def shown_key(address: str, port: int, kind: str, timeout: int) -> str | None:
-    command = ["ssh-keyscan", "-T", str(timeout), "-p", str(port), "-t", kind, address]
+def shown_key(address: str, port: int, kind: str, patience: int) -> str | None:
+    """None where the server has no key of this kind. Raises TimeoutError."""
+    command = ["ssh-keyscan", "-T", str(patience), "-p", str(port), "-t", kind, address]
+    began = time.monotonic()
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     keys = [
         line.split()[2] for line in said.splitlines() if not line.startswith("#") and len(line.split()) >= 3
     ]
+    if not keys and time.monotonic() - began >= patience:
+        raise TimeoutError
     return keys[0] if keys else None
 
 
-def answer(address: str, port: int, timeout: int, known: dict[str, str]) -> str:
+def greeting(connection: socket.socket) -> bytes:
+    """Empty where none comes in time, or the server hangs up: sshd does so, too, when too many connect at once."""
+    try:
+        return connection.recv(4)
+    except OSError:
+        return b""
+
+
+def answer(address: str, port: int, timeout: int, patience: int, known: dict[str, str]) -> str:
     try:
         with socket.create_connection((address, port), timeout=timeout) as connection:
-            connection.settimeout(timeout)
-            if connection.recv(4) != b"SSH-":
-                return "other"
+            connection.settimeout(patience)
+            said = greeting(connection)
     except ConnectionRefusedError:
         return "refused"
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.EPERM, errno.EACCES):
             raise AnsibleLookupError(f"The controller cannot connect to {address}: {error}") from error
         return "silence"
+    if said != b"SSH-":
+        return "other" if said else "slow"
     if not known:
         return "node"
-    return (
-        "node"
-        if any(shown_key(address, port, kind, timeout) == key for kind, key in known.items())
-        else "stranger"
-    )
+    try:
+        is_node = any(shown_key(address, port, kind, patience) == key for kind, key in known.items())
+    except TimeoutError:
+        # Whose key it has is not known: to call it a stranger would have somebody forget the node's key.
+        return "slow"
+    return "node" if is_node else "stranger"
 
 
 class LookupModule(LookupBase):
@@ -98,9 +118,10 @@ class LookupModule(LookupBase):
         places = [
             (address, port) for address in terms if address for port in map(int, self.get_option("ports"))
         ]
+        limits = self.get_option("timeout"), self.get_option("patience")
         tried: list[dict[str, str | int]] = []
         for address, port in dict.fromkeys(places if known else reversed(places)):
-            said = answer(address, port, self.get_option("timeout"), known)
+            said = answer(address, port, *limits, known)
             tried.append({"address": address, "port": port, "answer": said})
             if said == "node":
                 break

@@ -16,8 +16,9 @@ HERE, NOBODY = "127.0.0.1", "127.0.0.2"
 
 
 @contextmanager
-def greeting(words: bytes) -> Iterator[int]:
-    """Something on this machine that greets whoever connects; its port."""
+def greeting(words: bytes, stays: bool = False) -> Iterator[int]:
+    """Something on this machine that greets whoever connects, and hangs up or says nothing more; its port."""
+    stay = []
     server = socket.create_server((HERE, 0))
 
     def greet() -> None:
@@ -27,7 +28,10 @@ def greeting(words: bytes) -> Iterator[int]:
             except OSError:
                 return
             connection.sendall(words)
-            connection.close()
+            if stays:
+                stay.append(connection)
+            else:
+                connection.close()
 
     threading.Thread(target=greet, daemon=True).start()
     yield server.getsockname()[1]
@@ -37,7 +41,9 @@ def greeting(words: bytes) -> Iterator[int]:
 
 def ask(*addresses: str, ports: list[Any], known_hosts: str = "/nonexistent") -> list[tuple[str, int, str]]:
     lookup = lookup_loader.get("ssh_answer")
-    tried = lookup.run(list(addresses), {}, name="node0", known_hosts=known_hosts, ports=ports, timeout=1)
+    tried = lookup.run(
+        list(addresses), {}, name="node0", known_hosts=known_hosts, ports=ports, timeout=1, patience=1
+    )
     return [(each["address"], each["port"], each["answer"]) for each in tried]
 
 
@@ -79,3 +85,16 @@ def test_a_known_node_is_looked_for_where_it_shall_be(ssh: int, tmp_path: Path) 
         (NOBODY, ssh, "refused"),
         (NOBODY, 1, "refused"),
     ]
+
+
+@pytest.mark.parametrize("words", [b"", b"SSH-2.0-test\r\n"])
+def test_who_is_slow_is_called_neither_absent_nor_a_stranger(words: bytes, tmp_path: Path) -> None:
+    known_hosts = tmp_path / "known_hosts"
+    known_hosts.write_text("node0 ssh-ed25519 AAAA\n")
+    with greeting(words, stays=True) as port:
+        assert ask(HERE, ports=[port], known_hosts=str(known_hosts)) == [(HERE, port, "slow")]
+
+
+def test_who_hangs_up_without_a_word_may_have_too_many_callers() -> None:
+    with greeting(b"") as port:
+        assert ask(HERE, ports=[port]) == [(HERE, port, "slow")]
