@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from aura.config import TrainConfig
 from aura.model.loss import LinearCrossEntropy
+from aura.products import linear
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -19,6 +20,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):
@@ -48,7 +52,7 @@ class LanguageModel(nn.Module):
 
     def _logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
         # The unused rows are no words: they take no part in the softmax.
-        return functional.linear(hidden, weight)[..., : self.vocab_size]
+        return linear(hidden, weight)[..., : self.vocab_size]
 
     def loss_sum(self, tokens: Tensor, targets: Tensor, gradient_scale: Tensor | None = None) -> Tensor:
         """Cross-entropy in nats, in fp32, summed over all batch * time targets.

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aura.products import product
+
 
 class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
@@ -38,7 +40,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         for first in range(0, len(hidden), chunk):
             piece = slice(first, first + chunk)
             wanted = targets[piece, None]
-            logits = (hidden[piece] @ narrow_weight.T).float()
+            logits = product(hidden[piece], narrow_weight.T).float()
             logits[:, vocab_size:] = -torch.inf
             log_p = torch.log_softmax(logits, dim=1)
             del logits
@@ -50,9 +52,9 @@ class LinearCrossEntropy(torch.autograd.Function):
                 difference.mul_(gradient_scale)
             narrow = difference.to(hidden.dtype)
             del log_p, difference  # before the products, and before the next piece, need the room
-            grad_hidden[piece] = narrow @ narrow_weight
+            grad_hidden[piece] = product(narrow, narrow_weight)
             if grad_weight is None:
-                grad_weight = narrow.T @ hidden[piece]
+                grad_weight = product(narrow.T, hidden[piece])
             elif hidden.dtype == torch.float32:
                 grad_weight.addmm_(narrow.T, hidden[piece])
             else:
