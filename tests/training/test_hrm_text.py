@@ -139,8 +139,9 @@ def test_what_saves_memory_or_time_changes_nothing(settings: dict[str, object]) 
 
 @pytest.mark.parametrize(("step", "depth"), [(0, 2), (29, 5)])
 def test_the_plan_counts_the_matrix_products(step: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against those that torch counts: of its own ones. It does not count attention on a CPU, and the plan counts a gradient of the
+    """Against those that torch counts. It does not count attention on a CPU, and the plan counts a gradient of the
     inputs of the first call that gets gradients, which with a depth of 2 nobody needs."""
+    # Nor those that oneDNN makes
     monkeypatch.setattr(products, "ONEDNN", False)
     config = made(steps=30)
     model, tokens = HrmText(config), torch.zeros(3, 16, dtype=torch.long)
