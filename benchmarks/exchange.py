@@ -163,7 +163,8 @@ def work(given: argparse.Namespace) -> None:
                 f"memory of a rank: {peak.item() / 1e9:.3f} GB at the most, predicted {predicted / 1e9:.3f} GB"
             )
     dist.barrier()
-    os._exit(0)
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for the threads of gloo
 
 
 def memory(what: str) -> int:
