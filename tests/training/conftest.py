@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from aura import products
 from aura.corpus.corpus import Corpus
 from aura.corpus.prepare import prepare
 from object_storage import Storage, storage
@@ -24,6 +25,12 @@ os.environ["AURA_LANG"] = "en"
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For who compares with others to the last bits but two, or has torch count its products."""
+    monkeypatch.setattr(products, "ONEDNN", False)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from aura import products
 from aura.cluster.activity import Activity
 from aura.commands import sample as sample_command
 from aura.config import TrainConfig, resolve
@@ -31,6 +30,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 from trainers import complete, start, stop_at
 
+pytestmark = pytest.mark.usefixtures("torchs_products")
 SMALL = {"family": "hrm-text", "layers": 4, "heads": 4, "d_model": 64, "seq_len": 16, "vocab_size": 50}
 RUN = "--family hrm-text --layers 2 --lr 5e-3"
 
@@ -138,11 +138,9 @@ def test_what_saves_memory_or_time_changes_nothing(settings: dict[str, object]) 
 
 
 @pytest.mark.parametrize(("step", "depth"), [(0, 2), (29, 5)])
-def test_the_plan_counts_the_matrix_products(step: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_counts_the_matrix_products(step: int, depth: int) -> None:
     """Against those that torch counts. It does not count attention on a CPU, and the plan counts a gradient of the
     inputs of the first call that gets gradients, which with a depth of 2 nobody needs."""
-    # Nor those that oneDNN makes
-    monkeypatch.setattr(products, "ONEDNN", False)
     config = made(steps=30)
     model, tokens = HrmText(config), torch.zeros(3, 16, dtype=torch.long)
     model.begin_step(step, 30)
