@@ -21,7 +21,6 @@ import reference_loop
 import torch
 import transformers_loop
 import wire
-from aura import products
 from aura.config import from_values, resolve
 from aura.corpus.corpus import Corpus
 from aura.model.gpt import GPT
@@ -66,10 +65,8 @@ def test_the_interval_is_that_of_student_s_t() -> None:
     assert (found["pairs"], found["largest"]) == (16, pytest.approx(-0.3))
 
 
-def test_the_arms_beside_hrm_text_have_its_size_and_its_work(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(products, "ONEDNN", False)  # torch counts its own products only
+@pytest.mark.usefixtures("torchs_products")
+def test_the_arms_beside_hrm_text_have_its_size_and_its_work(corpus: Corpus) -> None:
     jobs = {arm: hrm.Job(arm, 4e-3, 0, 400) for arm in hrm.ARMS}
     size, work = hrm.model_for(jobs["HRM-Text"]).parameter_count(), hrm.flops(jobs["HRM-Text"])
     for arm, job in jobs.items():

@@ -1,7 +1,7 @@
 """Matrix products in fp32 on the processor.
 
-torch has MKL make them, and MKL uses AVX-512 on Intel's processors only. oneDNN, which torch has as well, uses it on
-AMD's too, where its products take half as long (docs/benchmarks.md). Both round each multiplication and addition to
+torch has MKL make them. oneDNN, which torch has as well, takes half as long on an AMD processor with AVX-512, which MKL
+probably does without there (docs/benchmarks.md). Both round each multiplication and addition to
 fp32; they add up in another order.
 """
 
