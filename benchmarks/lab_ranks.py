@@ -5,6 +5,7 @@ In the lab a rank has a node's network card and address, and nothing else of it;
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ class Place:
     card: str
     address: str
     enter: tuple[str, ...] = ()  # the words before a command that is to run there
+    mbit: float = 1000  # speed of its link [Mbit/s]
 
 
 LOOPBACK = Place("lo", "127.0.0.1")
@@ -53,12 +55,20 @@ def in_the_lab(ranks: int, rate: str) -> Iterator[list[Place]]:
                 node["nic"],
                 node["addresses"][0].split("/")[0],
                 ("nsenter", f"--target={node['pid']}", "--net", "--"),
+                mbit_of(rate),
             )
             for node in nodes
         ]
     finally:
         for node in nodes:
             subprocess.check_call([LAB, "rate", node["name"], WHOLE])
+
+
+def mbit_of(rate: str) -> float:
+    """62.5 for "62500kbit". Ends the program with a sentence where it is no rate."""
+    if not (found := re.fullmatch(r"(\d+)([kmg])bit", rate)):
+        sys.exit(f"{rate!r} is no speed of a link: 1gbit, 100mbit or 62500kbit, say.")
+    return int(found[1]) * {"k": 0.001, "m": 1, "g": 1000}[found[2]]
 
 
 def run_ranks(places: Sequence[Place], program: Sequence[str], environment: Mapping[str, str] = {}) -> int:
@@ -71,7 +81,7 @@ def run_ranks(places: Sequence[Place], program: Sequence[str], environment: Mapp
                 *(*place.enter, sys.executable, *program),
                 *(f"--rank={rank}", f"--card={place.card}", f"--store={store}"),
             ],
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, "AURA_LINK_MBIT": str(place.mbit)},
         )
         for rank, place in enumerate(places)
     ]

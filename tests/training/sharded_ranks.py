@@ -39,6 +39,8 @@ SMALL = {
 }
 # Called in the process of a rank, before each step, with the number of the step and what it works with.
 Fault = Callable[[int, "Rank"], None]
+# So slow that what a small model sends is cut into several rounds
+LINK_MBIT = 1
 
 
 @dataclass
@@ -185,7 +187,7 @@ def shards(task: Task) -> list[dict[str, torch.Tensor]]:
 
 def _work(task: Task, rank: int, port: int) -> None:
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "AURA_LINK_MBIT": str(LINK_MBIT)}
     if task.world_size > 1:
         store = dist.TCPStore("127.0.0.1", port, task.world_size, rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=task.world_size)

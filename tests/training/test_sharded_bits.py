@@ -17,7 +17,7 @@ from aura.strategy.codec import bytes_of
 from aura.strategy.pieces import owners, rounds
 from aura.strategy.sharded import _round_count, whole_matrices
 from safetensors.torch import load_file
-from sharded_ranks import Rank, Task, complete, parameters, shards
+from sharded_ranks import LINK_MBIT, Rank, Task, complete, parameters, shards
 
 MUON = {"optimizer": "muon"}
 BF16 = {"precision": "bf16", "parameter_format": "bf16", "moment_format": "int8"}
@@ -33,7 +33,7 @@ def bytes_of_a_step(task: Task) -> int:
     model, ranks = GPT(task.config), task.world_size
     matrices = whole_matrices(model) if task.config.optimizer == "muon" else {}
     owned = owners({name: tuple(p.shape) for name, p in model.named_parameters()}, matrices, ranks)
-    lengths = [length for one in rounds(owned, _round_count(owned)) for length in one.lengths]
+    lengths = [length for one in rounds(owned, _round_count(owned, LINK_MBIT)) for length in one.lengths]
     legs = 2 * sum(bytes_of(task.wire, length) for length in lengths)
     return (ranks - 1) * (legs + ranks * (4 + ranks) * 8)
 

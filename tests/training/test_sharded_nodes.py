@@ -21,7 +21,7 @@ from aura.strategy.by_node import cut, nodes_of, share_links
 from aura.strategy.codec import bytes_of, encode
 from aura.strategy.pieces import owners, rounds
 from aura.strategy.sharded import Sharded, _round_count, whole_matrices
-from sharded_ranks import Rank, Task, complete, parameters, start
+from sharded_ranks import LINK_MBIT, Rank, Task, complete, parameters, start
 from test_delayed import RUN, reference
 from trainers import Fault, Trainer, at_step, send_self
 from trainers import complete as completed
@@ -64,7 +64,7 @@ def expected_bytes(task: Task, node: Sequence[int]) -> int:
     matrices = whole_matrices(model) if task.config.optimizer == "muon" else {}
     owned = owners({name: tuple(p.shape) for name, p in model.named_parameters()}, matrices, ranks)
     share = [0] * ranks
-    for one in rounds(owned, _round_count(owned)):
+    for one in rounds(owned, _round_count(owned, LINK_MBIT)):
         for owner, length in enumerate(one.lengths):
             share[owner] += bytes_of(task.wire, length)
     inside = sum(share[rank] for rank in node)

@@ -65,7 +65,7 @@ def test_the_work_of_newton_schulz_is_balanced() -> None:
 def test_rounds_are_short_and_have_a_piece_for_every_owner() -> None:
     for optimizer in ("adamw", "muon"):
         shapes, _, owned = cut(resolve("gpt2-medium", {"optimizer": optimizer}), 5)
-        cut_up = rounds(owned, _round_count(owned))
+        cut_up = rounds(owned, _round_count(owned, 1000))
         for owner, stream in enumerate(owned):
             sent = [piece for round_ in cut_up for piece in round_.pieces[owner]]
             assert sum(map(len, sent)) == sum(map(len, stream))
@@ -78,6 +78,11 @@ def test_rounds_are_short_and_have_a_piece_for_every_owner() -> None:
         for number, round_ in enumerate(cut_up[: len(cut_up) // 2]):
             needed = max(backward.index(name) for name in round_.names) / len(backward)
             assert needed < 1.2 * (number + 1) / len(cut_up) + 0.1
+
+
+def test_a_small_model_has_fewer_rounds_where_each_would_be_over_in_no_time() -> None:
+    _, _, owned = cut(resolve("gpt2-nano"), 5)
+    assert [_round_count(owned, mbit) for mbit in (10_000, 1000, 300, 100, 10)] == [1, 2, 6, 16, 16]
 
 
 def test_the_cut_depends_on_nothing_but_shapes_and_ranks() -> None:
