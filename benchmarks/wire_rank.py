@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from aura.cluster.activity import Activity
 from aura.cluster.ranks import Ranks
+from aura.strategy import sharded
 from aura.strategy.delayed import Delayed
 from aura.strategy.formats import WireFormat
 from aura.strategy.interface import Outcome, Told
@@ -27,7 +28,7 @@ from lab_ranks import bf16_on_the_wire, join
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from waits import FORWARD, Gpu, Model, Update, Waiting, moved_bytes
-from wire_arms import Arm, lengths, scaled
+from wire_arms import DILOCO, Arm, lengths, scaled
 
 LR = 1e-3
 BUCKET = 25  # MB, of DistributedDataParallel at full size: torch's default
@@ -172,6 +173,7 @@ class Ours:
         self.late = math.ceil(arm.delay * len(self.micro_batches))
         self.under_way: Callable[[], Outcome] | None = None
         config = scaled(arm.config(), task.scale)
+        sharded.ROUND_BYTES //= task.scale  # as many rounds as at full size
         self.gpu = Gpu()
         self.model = Model(config, self.gpu)
         nodes = [f"node{number}" for number in range(arm.nodes)]
@@ -282,7 +284,13 @@ def main() -> None:
     torch.set_num_threads(1)
     join(given.rank, task.arm.nodes, given.card, given.store)
     meter = Meter(task)
-    way: Way = (Ddp if task.arm.ddp else Ours)(task, given.rank, meter)
+    way: Way
+    if task.arm.rival == DILOCO:
+        from diloco_rank import TorchftDiLoCo
+
+        way = TorchftDiLoCo(task, given.rank, meter, given.store)
+    else:
+        way = (Ddp if task.arm.rival else Ours)(task, given.rank, meter)
     dist.barrier()
     while not meter.is_over:
         way.step()

@@ -131,7 +131,7 @@ TINY = ["--scale=4096", "--mfu=20", "--warm-up=1", "--steps=2"]
     [
         Arm("RTX 4090", "int4", 0.9, nodes=2),
         Arm("RTX 4090", "int4", 1.0, nodes=2, encoded_beforehand=True),
-        Arm("RTX 4090", "bf16", nodes=2, ddp=True),
+        Arm("RTX 4090", "bf16", nodes=2, rival="DDP"),
     ],
     ids=str,
 )
@@ -250,7 +250,7 @@ def test_the_last_line_is_of_one_setting_and_names_what_it_costs(tmp_path: Path)
 
 
 def test_what_the_processor_limits_is_not_compared() -> None:
-    limited = replace(row(Arm("RTX 4090", "bf16", ddp=True), 3.0), load=0.21)
+    limited = replace(row(Arm("RTX 4090", "bf16", rival="DDP"), 3.0), load=0.21)
     assert "not comparable" in limited.notes(True) and not row(limited.arm, 3.0).notes(True)
     slow = replace(row(Arm("RTX 4090", "int4", link=100), 3.0), goodput=80.0)
     assert "not full" in slow.notes(True) and not slow.notes(False)

@@ -33,7 +33,9 @@ def bytes_of_a_step(task: Task) -> int:
     model, ranks = GPT(task.config), task.world_size
     matrices = whole_matrices(model) if task.config.optimizer == "muon" else {}
     owned = owners({name: tuple(p.shape) for name, p in model.named_parameters()}, matrices, ranks)
-    lengths = [length for one in rounds(owned, _round_count(owned, LINK_MBIT)) for length in one.lengths]
+    lengths = [
+        length for one in rounds(owned, _round_count(owned, task.wire, LINK_MBIT)) for length in one.lengths
+    ]
     legs = 2 * sum(bytes_of(task.wire, length) for length in lengths)
     return (ranks - 1) * (legs + ranks * (4 + ranks) * 8)
 

@@ -64,7 +64,7 @@ def expected_bytes(task: Task, node: Sequence[int]) -> int:
     matrices = whole_matrices(model) if task.config.optimizer == "muon" else {}
     owned = owners({name: tuple(p.shape) for name, p in model.named_parameters()}, matrices, ranks)
     share = [0] * ranks
-    for one in rounds(owned, _round_count(owned, LINK_MBIT)):
+    for one in rounds(owned, _round_count(owned, task.wire, LINK_MBIT)):
         for owner, length in enumerate(one.lengths):
             share[owner] += bytes_of(task.wire, length)
     inside = sum(share[rank] for rank in node)

@@ -65,7 +65,7 @@ def test_the_work_of_newton_schulz_is_balanced() -> None:
 def test_rounds_are_short_and_have_a_piece_for_every_owner() -> None:
     for optimizer in ("adamw", "muon"):
         shapes, _, owned = cut(resolve("gpt2-medium", {"optimizer": optimizer}), 5)
-        cut_up = rounds(owned, _round_count(owned, 1000))
+        cut_up = rounds(owned, _round_count(owned, "fp32", 1000))
         for owner, stream in enumerate(owned):
             sent = [piece for round_ in cut_up for piece in round_.pieces[owner]]
             assert sum(map(len, sent)) == sum(map(len, stream))
@@ -82,7 +82,14 @@ def test_rounds_are_short_and_have_a_piece_for_every_owner() -> None:
 
 def test_a_small_model_has_fewer_rounds_where_each_would_be_over_in_no_time() -> None:
     _, _, owned = cut(resolve("gpt2-nano"), 5)
-    assert [_round_count(owned, mbit) for mbit in (10_000, 1000, 300, 100, 10)] == [1, 2, 6, 16, 16]
+    speeds = (10_000, 1000, 300, 100, 10)
+    assert [_round_count(owned, "fp32", mbit) for mbit in speeds] == [1, 2, 6, 16, 16]
+
+
+def test_fewer_bits_are_fewer_rounds_of_a_large_model() -> None:
+    _, _, owned = cut(resolve("gpt2-medium"), 5)
+    counts = [_round_count(owned, wire, 1000) for wire in ("fp32", "bf16", "int8", "int4")]
+    assert counts == [271, 136, 69, 35]
 
 
 def test_the_cut_depends_on_nothing_but_shapes_and_ranks() -> None:

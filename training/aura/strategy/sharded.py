@@ -30,6 +30,7 @@ from aura.config import TrainConfig
 from aura.optim.muon import matrices_in, optimizer_of
 from aura.strategy.by_node import legs_of
 from aura.strategy.checksum import checksum, make_equal
+from aura.strategy.codec import bytes_of
 from aura.strategy.formats import Plain, WireFormat, format_of
 from aura.strategy.gather import Outline, shapes_of, whole_state
 from aura.strategy.interface import Outcome, Told, clip_factor, outcome_of
@@ -39,11 +40,11 @@ from aura.strategy.shard import Shard
 from aura.strategy.state import MASTER, as_saved, key, put_together
 from aura.strategy.wire import Exchange, Patience, Wire
 
-# What a rank sends in one round, at the most: 34 ms at 1 Gbit/s, 0.34 s at 100 Mbit/s.
+# What a rank sends in one round, at the most, in the format of the wire: 34 ms at 1 Gbit/s, 0.34 s at 100 Mbit/s.
 ROUND_BYTES = 4 * 2**20
 # A small model's gradients leave while it computes, too, and what several senders send to one port at once is smaller:
-# so many rounds, where each of them still keeps the link busy for so long. A step of gpt2-nano on five ranks: at
-# 100 Mbit/s 0.61 s with two rounds, 0.50 with 8 and 0.48 with 16; at 1 Gbit/s 0.18 s with 8, 0.16 with two.
+# so many rounds, where each of them, in fp32, still keeps the link busy for so long. A step of gpt2-nano on five ranks,
+# at 100 Mbit/s: 0.61 s with two rounds, 0.50 with 8 and 0.48 with 16; at 1 Gbit/s: 0.18 s with 8, 0.16 with two.
 FEWEST_ROUNDS = 16
 ROUND_SECONDS = 0.01
 
@@ -65,7 +66,7 @@ class Sharded:
         shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         self.owned = owners(shapes, matrices, ranks.world_size)
         slowest = min(speed for (speed,) in ranks.gather([math.ceil(link_mbit())]))
-        self.rounds = rounds(self.owned, _round_count(self.owned, slowest))
+        self.rounds = rounds(self.owned, _round_count(self.owned, config.wire, slowest))
         self.shard = Shard(self.parameters, self.owned[ranks.rank], set(matrices), self.format.master)
         self.has_loaded = False
         self.optimizer = optimizer_of(self.shard, config)
@@ -317,9 +318,9 @@ def whole_matrices(model: nn.Module) -> dict[str, int]:
     return {name: count for name, count in parts.items() if count}
 
 
-def _round_count(owned: list[list[Segment]], mbit: float) -> int:
+def _round_count(owned: list[list[Segment]], wire: str, mbit: float) -> int:
     """mbit: of the slowest link [Mbit/s]."""
-    longest = max(sum(map(len, stream)) for stream in owned)
-    sent = (len(owned) - 1) * longest * 4
-    at_least = min(FEWEST_ROUNDS, math.ceil(sent * 8e-6 / mbit / ROUND_SECONDS))
-    return max(1, at_least, math.ceil(sent / ROUND_BYTES))
+    peers, longest = len(owned) - 1, max(sum(map(len, stream)) for stream in owned)
+    seconds = peers * longest * 32e-6 / mbit  # in fp32
+    at_least = min(FEWEST_ROUNDS, math.ceil(seconds / ROUND_SECONDS))
+    return max(1, at_least, math.ceil(peers * bytes_of(wire, longest) / ROUND_BYTES))
