@@ -4,7 +4,7 @@ Each rank is a process in the network of a lab node, whose link is shaped. To fi
 matrix has a 16th of its elements and the link a 16th of its rate (--scale), so that times are those of the full size.
 
 Real: the trainer's strategies (strategy/sharded.py, delayed.py) with their threads, rounds and codec, in a loop as that
-of run/trainer.py; gloo, TCP, the links. At the end all ranks compare their parameters.
+of run/trainer.py, as many rounds as at full size; gloo, TCP, the links. At the end all ranks compare their parameters.
 Emulated: the GPU is a clock (waits.py). Forward and backward passes, Newton-Schulz and what a step moves through the
 GPU's memory (the codec, sums of gradients) are waits, as long as the plan says for this card; gradients were made
 beforehand and leave layer by layer. The processor does encode and decode, beside the GPU's clock: where it is late, the
@@ -15,10 +15,10 @@ With --encoded-beforehand each of our arms runs a second time with bytes that we
 only the wire is real. So does the full size (--scale 1), which else needs more processor and memory than there is.
 
 Speed-up: one node without any framework (its waits for the same tokens and a whole update, nothing else) by the mean
-step of all. Tokens per second are those of steps that have ended. A figure of torch's DDP (the same waits, the same
-links) is not comparable where the processor is its limit. The last line is JSON, of one setting on both cards: int4
-with the delay that is best on the RTX 4090; `upper_95` is the learning benchmark's limit for what it costs [nats per
-token], of the arm with at least this delay.
+step of all. Tokens per second are those of steps that have ended. A figure of torch's DDP or torchft's DiLoCo (the same
+waits, the same links) is not comparable where the processor is its limit. The last line is JSON, of one setting on both
+cards: int4 with the delay that is best on the RTX 4090; `upper_95` is the learning benchmark's limit for what it costs
+[nats per token], of the arm with at least this delay.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,18 @@ from learning_arms import ARMS
 from loops import HERE, write_results
 from rich.console import Console
 from rich.table import Table
-from wire_arms import CARDS, DEFAULT, GROUPS, LOCAL_STEPS, Arm, arms, diloco, expected_seconds, lengths
+from wire_arms import (
+    CARDS,
+    DEFAULT,
+    DILOCO,
+    GROUPS,
+    LOCAL_STEPS,
+    Arm,
+    arms,
+    diloco,
+    expected_seconds,
+    lengths,
+)
 from wire_rank import Task
 
 MOST_LOAD = 0.2  # of the machine
@@ -59,6 +71,7 @@ ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "RUST_LOG": "warn",  # torchft's
 }
 
 
@@ -94,7 +107,9 @@ class Row:
         if shaped and (part := self.part_of_link()) and part < LEAST_GOODPUT:
             said.append("the link was not full")
         if self.load > MOST_LOAD:
-            said.append("not comparable: the processor" if self.arm.ddp else "the processor may be its limit")
+            said.append(
+                "not comparable: the processor" if self.arm.rival else "the processor may be its limit"
+            )
         if not self.equal:
             said.append("PARAMETERS DIFFER")
         return ", ".join(said)
@@ -127,7 +142,7 @@ def measure(arm: Arm, places: Sequence[Place], given: argparse.Namespace) -> Row
     """None where a rank has failed; it has said why."""
     waits = lengths(arm, given.mfu)
     with tempfile.TemporaryDirectory() as folder:
-        task = Task(arm, given.scale, given.mfu, given.warm_up, steps_of(arm, given), Path(folder))
+        task = Task(arm, given.scale, given.mfu, warm_up_of(arm, given), steps_of(arm, given), Path(folder))
         program = [str(HERE / "wire_rank.py"), f"--task={task.write()}"]
         if run_ranks(places[: arm.nodes], program, ENVIRONMENT):
             return None
@@ -148,7 +163,14 @@ def measure(arm: Arm, places: Sequence[Place], given: argparse.Namespace) -> Row
     )
 
 
+def warm_up_of(arm: Arm, given: argparse.Namespace) -> int:
+    """Steps; of DiLoCo with an exchange, and so are those that are measured."""
+    return LOCAL_STEPS if arm.rival == DILOCO else given.warm_up
+
+
 def steps_of(arm: Arm, given: argparse.Namespace) -> int:
+    if arm.rival == DILOCO:
+        return LOCAL_STEPS
     return given.steps or (STEPS if expected_seconds(arm, given.mfu) < LONG else STEPS_OF_LONG_ONES)
 
 
@@ -163,7 +185,7 @@ def difference(rank: dict[str, Any], name: str, *kinds: str) -> float:
 def goodput(ranks: Sequence[dict[str, Any]], arm: Arm, scale: int) -> float | None:
     """Of all ranks: what they sent by the time their wire was busy [Mbit/s at full size]. The first round of a leg
     waits for other ranks, not for the wire; so do gradients that leave during the backward pass."""
-    if arm.ddp:
+    if arm.rival:
         return None
     kinds = ("gradients", "weights") if arm.delay else ("weights",)
     sent, busy = (sum(difference(rank, name, *kinds) for rank in ranks) for name in ("sent", "wire"))
@@ -206,7 +228,7 @@ def best(rows: Sequence[Row]) -> dict[str, Row]:
     found: dict[tuple[bool, float], dict[str, Row]] = {}
     for row in rows:
         arm = row.arm
-        usual = (arm.nodes, arm.link, arm.slow, arm.ddp) == (5, 1000, False, False)
+        usual = (arm.nodes, arm.link, arm.slow, arm.rival) == (5, 1000, False, "")
         if usual and arm.wire == "int4" and arm.delay:
             found.setdefault((not arm.encoded_beforehand, arm.delay), {})[arm.card] = row
     whole = {key: of_cards for key, of_cards in found.items() if len(of_cards) == len(CARDS)}
@@ -269,11 +291,14 @@ def last_line(rows: Sequence[Row], learning: Path) -> dict[str, Any]:
 
 def chosen_arms(given: argparse.Namespace) -> Iterator[Arm]:
     for arm in arms(GROUPS if "all" in given.arms else given.arms, given.only):
+        if arm.rival == DILOCO and find_spec("torchft") is None:
+            print(f"{arm}: left out, for want of torchft (.venv/bin/pip install torchft==0.2.0)")
+            continue
         if given.scale > 1:
             yield arm
-        elif arm.ddp:
+        elif arm.rival:
             continue
-        if (given.encoded_beforehand or given.scale == 1) and not arm.ddp:
+        if (given.encoded_beforehand or given.scale == 1) and not arm.rival:
             yield replace(arm, encoded_beforehand=True)
 
 
@@ -292,7 +317,7 @@ def list_arms(chosen: Sequence[Arm], given: argparse.Namespace) -> None:
     all_seconds = 0.0
     for arm in chosen:
         expected = expected_seconds(arm, given.mfu)
-        seconds = START + (given.warm_up + steps_of(arm, given)) * expected
+        seconds = START + (warm_up_of(arm, given) + steps_of(arm, given)) * expected
         all_seconds += seconds
         print(f"{arm}: about {expected:.2f} s a step, {seconds:.0f} s")
     print(f"{len(chosen)} arms, about {all_seconds / 60:.0f} minutes")
@@ -339,9 +364,7 @@ def main() -> int:
     for arm in {(arm.nodes, arm.slow): arm for arm in chosen}.values():
         print(shares_of(arm))
     of_cards = ", ".join(f"{diloco(card, mfu=given.mfu):.2f} ({card})" for card in CARDS)
-    print(
-        f"DiLoCo, fp32 every {LOCAL_STEPS} steps, five nodes, 1 Gbit/s: {of_cards} by formula; it was not run."
-    )
+    print(f"DiLoCo, fp32 every {LOCAL_STEPS} steps, five nodes, 1 Gbit/s: {of_cards} by formula.")
     every = [{**asdict(row), "speedup": row.speedup} for row in rows]
     file = write_results("wire", {"scale": given.scale, "lab": given.lab, "rows": every})
     print(f"{time.perf_counter() - started:.0f} s; every figure: {file}")

@@ -21,6 +21,7 @@ SEQUENCES, MICRO_BATCH = 510, 6
 SLOW, MICRO_BATCHES_WITH_SLOW = 4, (4, 1)
 CARDS = ("RTX 4090", "RTX 3060")
 MEMORY_SPEED = {"RTX 4090": 1008e9, "RTX 3060": 360e9}  # bytes/s, NVIDIA's specifications
+DDP, DILOCO = "DDP", "DiLoCo"
 # DiLoCo (Douillard et al., 2023, arXiv 2311.08105) exchanges once in so many steps; the papers have 30 to 500.
 LOCAL_STEPS = 30
 
@@ -33,14 +34,14 @@ class Arm:
     nodes: int = 5
     link: float = 1000  # Mbit/s
     slow: bool = False  # the last node has a quarter of the others' speed
-    ddp: bool = False  # torch's DistributedDataParallel
+    rival: str = ""  # "DDP": torch's DistributedDataParallel; "DiLoCo": torchft's
     encoded_beforehand: bool = False
 
     @property
     def setting(self) -> str:
         """What one can choose: the same on every card, link and number of nodes."""
-        if self.ddp:
-            return f"DDP {self.wire}"
+        if self.rival:
+            return f"{self.rival} {self.wire}"
         return f"{self.wire}, {self.delay:g} of a step late" if self.delay else f"{self.wire}, strict"
 
     def __str__(self) -> str:
@@ -142,6 +143,8 @@ def wire_seconds(arm: Arm) -> float:
 
 def expected_seconds(arm: Arm, mfu: float | None = None) -> float:
     """Of a step, before anything is measured."""
+    if arm.rival == DILOCO:
+        return lengths(arm, mfu).alone / diloco(arm.card, arm.nodes, arm.link, mfu)
     compute, wire = lengths(arm, mfu).of_a_step, wire_seconds(arm)
     return max(compute, wire, (1 - arm.delay) * compute + wire)
 
@@ -164,18 +167,19 @@ LATE = 0.9  # enough for int4 on an RTX 4090 at 1 Gbit/s
 GROUPS: dict[str, list[Arm]] = {
     "delay": [*(Arm(FAST, "int4", delay) for delay in (0.5, 0.75, LATE, 1.0)), Arm(SLOW_CARD, "int4", LATE)],
     "strict": [Arm(FAST, "int4")],
-    "ddp": [Arm(FAST, "bf16", ddp=True)],
+    "ddp": [Arm(FAST, "bf16", rival=DDP)],
     "formats": [*of_both(("int8", 0), ("bf16", 0), ("fp32", 0), ("int8", 1.0)), Arm(SLOW_CARD, "int4")],
     "3060": [Arm(SLOW_CARD, "int4", delay) for delay in (0.5, 0.75, 1.0)],
     "rivals": [
-        Arm(FAST, "fp32", ddp=True),
-        *(Arm(SLOW_CARD, wire, ddp=True) for wire in ("bf16", "fp32")),
+        Arm(FAST, "fp32", rival=DDP),
+        *(Arm(SLOW_CARD, wire, rival=DDP) for wire in ("bf16", "fp32")),
     ],
     "links": [
         *(Arm(card, "int4", 1.0, link=100) for card in CARDS),  # DDP would take two minutes a step
         *(Arm(FAST, "int4", delay, link=2500) for delay in (0.0, 0.5)),
-        Arm(FAST, "bf16", ddp=True, link=2500),
+        Arm(FAST, "bf16", rival=DDP, link=2500),
     ],
+    "diloco": [Arm(FAST, "fp32", rival=DILOCO)],
     "nodes": [Arm(FAST, "int4", LATE, nodes=nodes) for nodes in (2, 3)],
     "slow": [Arm(card, "int4", LATE, slow=True) for card in CARDS],
 }
