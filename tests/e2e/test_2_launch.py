@@ -110,7 +110,7 @@ def power_cycle(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("act", "blamed"),  # in the language of the nodes
     [
-        pytest.param(kill("node3"), "rank 3 en node3", id="rank 3 killed"),
+        pytest.param(kill("node3"), "rank 3 en node3", id="rank 3 killed", marks=pytest.mark.more),
         pytest.param(kill("node0"), "rank 0 en node0", id="rank 0 killed"),
         pytest.param(kill("node3", "node0"), "", id="rank 0 and rank 3 killed", marks=pytest.mark.more),
         pytest.param(power_cycle, "rank 2 en node2", id="node2 lost power"),

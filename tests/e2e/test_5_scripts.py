@@ -86,6 +86,7 @@ def test_the_first_rank_to_fail_is_named_and_the_others_are_stopped(cluster: Clu
         assert cluster.sh(node, "systemctl is-active aura-script.service || true").strip() != "active"
 
 
+@pytest.mark.more
 def test_a_script_that_runs_is_shown_kept_apart_and_stopped(cluster: Cluster) -> None:
     """Neither a run of the trainer nor another script is started over it; a stop lets it save."""
     words = ("-e", "arguments=wait 2", "-e", "env=WORDS='two words'")
