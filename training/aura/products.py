@@ -1,8 +1,8 @@
 """Matrix products in fp32 on the processor.
 
 torch has MKL make them. oneDNN, which torch has as well, takes half as long on an AMD processor with AVX-512, which MKL
-probably does without there (docs/benchmarks.md). Both round each multiplication and addition to
-fp32; they add up in another order.
+probably does without there (docs/benchmarks.md). Both round each multiplication and addition to fp32; they add up in
+another order.
 """
 
 from __future__ import annotations
