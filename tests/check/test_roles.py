@@ -176,3 +176,28 @@ def variables(text: str, path: Path) -> set[str]:
         return jinja2.meta.find_undeclared_variables(environment.parse(text))
     except jinja2.TemplateSyntaxError as error:
         pytest.fail(f"{tree.relative(path)}: not valid Jinja: {error.message} in {text.strip()[:200]!r}")
+
+
+def test_what_a_node_has_made_is_unpacked_by_nobody() -> None:
+    """A file that one node packs and root unpacks on another makes the first one root there (roles/packages/README.md)."""
+    fetched = "fetch", "ansible.builtin.fetch"
+    unpacked = [
+        f"{tree.relative(path)}: {task.get('name')}"
+        for path in [*tree.ROOT.glob("roles/*/tasks/*.yml"), *tree.ROOT.glob("playbooks/**/*.yml")]
+        for task in tasks_of(read(path))
+        if any(name in task for name in fetched)
+    ]
+    assert not unpacked, (
+        f"{unpacked}: what the controller takes from a node is data, and goes to no other as root"
+    )
+
+
+def tasks_of(value: Any) -> Iterator[dict[str, Any]]:
+    """Every task of a file, those in blocks and plays too."""
+    if isinstance(value, list):
+        for entry in value:
+            yield from tasks_of(entry)
+    elif isinstance(value, dict):
+        yield value
+        for key in ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks", "handlers"):
+            yield from tasks_of(value.get(key))

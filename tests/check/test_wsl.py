@@ -105,9 +105,6 @@ def test_no_second_chronyd_comes_by_another_way(tmp_path: Path) -> None:
     folder = inventory(tmp_path, BESIDE)
     assert told(folder, "node3", ["base_packages"], facts)["base_packages"] == []
     assert told(folder, "node2", ["base_packages"], facts)["base_packages"] == ["chrony", "nftables"]
-    assert {"chrony", "nftables"} <= set(
-        told(folder, "node3", ["cluster_unneeded"], facts)["cluster_unneeded"]
-    )
 
 
 def test_over_a_switch_of_its_own_our_firewall_stands(tmp_path: Path) -> None:
