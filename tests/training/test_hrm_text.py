@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from aura.cluster.activity import Activity
 from aura.commands import sample as sample_command
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import TOKENIZER, Corpus
@@ -21,7 +20,6 @@ from aura.model.hrm_text import HrmText
 from aura.optim.muon import optimizer_of
 from aura.plan.flops import flops_per_token, update_flops
 from aura.plan.shapes import CALLS, backward_depth, parameter_count
-from aura.run import trainer as train
 from aura.strategy.sharded import Sharded
 from safetensors.torch import load_file
 from sharded_ranks import Rank, Task
@@ -228,15 +226,15 @@ def test_a_run_of_the_smallest_formats_is_exported_and_continues_a_text(
     assert said[0] == said[1] and said[0].startswith("la casa")
 
 
-def test_ranks_wait_longer_where_another_depth_is_compiled(corpus: Corpus, tmp_path: Path) -> None:
-    def note() -> None:
-        train.compiles = lambda *_: True  # type: ignore[assignment]
-        torch.compile = lambda function, **_: function  # type: ignore[assignment]
-        Activity.expect_delay = lambda _: print("later")  # type: ignore[method-assign]
-
-    (trainer,) = complete(start(tmp_path, corpus, 1, f"{RUN} --steps 10", {0: note}))
-    # From 5 to 2, and up again: at the beginning of the step, and at its end.
-    assert trainer.text.count("later") == 2 * (1 + len({3, 5}))
+def test_another_depth_needs_no_other_kernels() -> None:
+    model = HrmText(made())
+    model.compile_blocks()
+    graphs = []
+    for step in (0, 2, 29):  # gradients through 2 calls, 3, 5
+        model.begin_step(step, 30)
+        loss_of(model).backward()
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert 0 < graphs[0] == graphs[1] == graphs[2]
 
 
 def dawdle(number: int, rank: Rank) -> None:

@@ -94,7 +94,8 @@ def test_what_saves_memory_or_time_changes_nothing(settings: dict[str, object]) 
     assert other.parameter_count() == plain.parameter_count()
 
 
-def test_the_gradients_of_the_loss_are_those_of_the_plain_formula(config: TrainConfig) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_gradients_of_the_loss_are_those_of_the_plain_formula(compiled: bool) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(20, 8), torch.randn(64, 8)
     targets = torch.randint(50, (20,))
@@ -104,12 +105,24 @@ def test_the_gradients_of_the_loss_are_those_of_the_plain_formula(config: TrainC
         if plain:
             loss = functional.cross_entropy(h @ w[:50].T, targets, reduction="sum")
         else:
-            loss = LinearCrossEntropy.apply(h, w, targets, 50, 7, torch.tensor(1024.0))
+            loss = LinearCrossEntropy.apply(h, w, targets, 50, 7, torch.tensor(1024.0), compiled)
         (loss * 1024).backward()
         results.append((loss, h.grad, w.grad))
     for wanted, got in zip(*results, strict=True):
         assert wanted is not None and got is not None
         assert torch.allclose(wanted, got, rtol=1e-4, atol=1e-3)
+
+
+def test_blocks_that_are_alike_share_their_kernels() -> None:
+    counts = []
+    for layers in (2, 5):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = GPT(resolve("gpt2-nano", {**SMALL, "layers": layers}))
+        model.compile_blocks()
+        model.loss_sum(torch.ones(2, 16, dtype=torch.int64), torch.ones(2, 16, dtype=torch.int64)).backward()
+        counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert counts == [2, 2]  # a block, and the loss
 
 
 def test_many_chunks_are_as_exact_as_one() -> None:

@@ -6,6 +6,7 @@ The modules are named as in the original, so an export renames and transposes bu
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +92,9 @@ class GPT(LanguageModel):
                 parameter.zero_()[: len(drawn)].copy_(drawn.normal_(std=std, generator=generator))
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+    def blocks(self) -> Iterable[nn.Module]:
+        return self.h
 
     def before_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         positions = torch.arange(tokens.shape[1], device=tokens.device)

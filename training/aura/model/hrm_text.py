@@ -9,6 +9,7 @@ as in transformers, so an export renames and never splits or merges.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -137,10 +138,12 @@ class HrmText(LanguageModel):
         start = torch.empty(config.d_model, device=self.z_L_init.device)
         self.z_L_init.copy_(truncated_normal(start, 1.0, generator))
 
-    def begin_step(self, step: int, steps: int) -> bool:
+    def begin_step(self, step: int, steps: int) -> None:
         """Gradients go back through few calls of the stacks at first, through more later."""
-        before, self.depth = self.depth, backward_depth(step, steps)
-        return self.depth != before
+        self.depth = backward_depth(step, steps)
+
+    def blocks(self) -> Iterable[nn.Module]:
+        return [*self.L_module.layers, *self.H_module.layers]
 
     def before_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self._rotation(tokens.shape[1], tokens.device)

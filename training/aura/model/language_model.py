@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +35,10 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.seq_len, self.vocab_size, self.d_model = config.seq_len, config.vocab_size, config.d_model
         self.loss_chunk, self.gradient_checkpointing = config.loss_chunk, config.gradient_checkpointing
+        self.is_compiled = False
 
-    def begin_step(self, step: int, steps: int) -> bool:
-        """What follows is computed for this step (from 0) of so many. True where it is computed in another way than
-        before, so that what is compiled is compiled anew."""
-        return False
+    def begin_step(self, step: int, steps: int) -> None:
+        """What follows is computed for this step (from 0) of so many."""
 
     def before_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids (batch, time) to hidden states (batch, time, d_model), and the matrix (rows, d_model) that makes
@@ -68,7 +67,7 @@ class LanguageModel(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):
             chunk = self.loss_chunk or len(targets)
             return LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-                hidden, weight, targets, self.vocab_size, chunk, gradient_scale
+                hidden, weight, targets, self.vocab_size, chunk, gradient_scale, self.is_compiled
             )
 
     def _cross_entropy(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -85,6 +84,18 @@ class LanguageModel(nn.Module):
             return result
         return block(*inputs)
 
+    def compile_blocks(self) -> None:
+        """From now on torch.compile makes the kernels of training: of a block, once for all that are alike, and of the
+        loss. One graph of the whole model would keep the logits of several chunks at once, and all gradients of a
+        micro-batch beside the sum of those before."""
+        self.is_compiled = True
+        for block in self.blocks():
+            block.forward = _by_kernels_while_training(block)
+
+    def blocks(self) -> Iterable[nn.Module]:
+        """What `through` is called with."""
+        raise NotImplementedError
+
     def parameter_count(self) -> int:
         """Without the rows of embedding and output matrix that are no words."""
         counted = (self._words(name, parameter) for name, parameter in self.named_parameters())
@@ -94,6 +105,13 @@ class LanguageModel(nn.Module):
         return parameter[: self.vocab_size] if name in self.vocabulary else parameter
 
     vocabulary: frozenset[str]  # the parameters that have a row for each word, and rows that are none
+
+
+def _by_kernels_while_training(block: nn.Module) -> Callable[..., Tensor]:
+    """Validation and samples have other shapes: kernels for each of them would take longer than they save."""
+    eager = block.forward
+    compiled = torch.compile(eager, dynamic=False)
+    return lambda *inputs: (compiled if block.training else eager)(*inputs)
 
 
 def as_matrix_products_read(x: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 The formulas follow aura/model and aura/optim/adamw.py operation by operation, and test_plan_memory.py holds
 them against the tensors that are really alive. A unit is one element per token and channel: micro-batch x sequence x
-d_model. Assumed: attention of the flash kind (no matrix of all pairs of positions), and eager execution;
-torch.compile usually keeps less.
+d_model. Assumed: attention of the flash kind (no matrix of all pairs of positions). What torch.compile makes of a block
+and of the loss (LanguageModel.compile_blocks) keeps no more.
 """
 
 from __future__ import annotations

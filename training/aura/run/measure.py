@@ -13,7 +13,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from aura.cluster.place import compiles
 from aura.cluster.ranks import Ranks
 from aura.model.forward import autocast
 from aura.model.language_model import LanguageModel
@@ -68,15 +67,12 @@ def nanoseconds(seconds: float) -> int:
 def micro_batch_seconds(run: Run, model: LanguageModel, batches: Batches) -> float:
     """The median of a forward and backward pass over this rank's first windows, after one that warms up."""
     config, device = run.config, run.device
-    loss_sum_of: Callable[..., torch.Tensor] = model.loss_sum
-    if compiles(config, device):
-        loss_sum_of = torch.compile(model.loss_sum, dynamic=False)
     scale = torch.ones((), device=device) if config.precision == "fp16" else None
     batch = next(iter(batches.of_step(0)))
 
     def compute() -> None:
         with autocast(config, device):
-            loss = loss_sum_of(batch.inputs, batch.targets, scale)
+            loss = model.loss_sum(batch.inputs, batch.targets, scale)
         (loss if scale is None else loss * scale).backward()  # type: ignore[no-untyped-call]
 
     compute()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from aura.checkpoint import store
-from aura.cluster.place import link_mbit, why_not_compiled
+from aura.cluster.place import compiles, link_mbit, why_not_compiled
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, as_words
 from aura.corpus.corpus import Corpus
@@ -57,6 +57,8 @@ def trainer_of(run: Run, resume_from: Path | None = None) -> Trainer:
     allow_tensor_cores(run.config, run.device)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run.directory / COMPILED).absolute()))
     model = model_of(run.config, run.device)
+    if compiles(run.config, run.device):
+        model.compile_blocks()
     windows = Windows(run.corpus, "train", run.config.seq_len)
     run, said = with_setting(run, model, windows)
     plan = plan_of(run, said)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aura.cluster.place import compiles
 from aura.errors import DataError
 from aura.model.forward import autocast
 from aura.model.language_model import LanguageModel
@@ -59,10 +58,6 @@ class Trainer:
         self.gradient_sum: GradientSum | None = None
         if run.config.parameter_format == "bf16" and batches.accumulates:
             self.gradient_sum = GradientSum(model, run.config.seed)
-        self.loss_sum_of: Callable[..., Tensor] = model.loss_sum
-        self.compiled = compiles(run.config, run.device)
-        if self.compiled:
-            self.loss_sum_of = torch.compile(model.loss_sum, dynamic=False)
 
     def train(self) -> bool:
         """Until `config.steps`, or until a rank is asked to stop; True when the run is complete."""
@@ -123,9 +118,7 @@ class Trainer:
         ahead = 1 if self.under_way else 0
         windows_seen = self.progress.windows_seen + ahead * self.batches.per_step
         self.batches.begin_step(self.progress.step + ahead + 1)
-        compiles_anew = self.model.begin_step(self.progress.step + ahead, self.config.steps) and self.compiled
-        if compiles_anew:
-            self.expect_delay()
+        self.model.begin_step(self.progress.step + ahead, self.config.steps)
         self.meter.begin_step()
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         # Filled in by the device; copied there, it would be waited for.
@@ -139,7 +132,7 @@ class Trainer:
                 if self.is_over:
                     return None
             with autocast(self.config, device):
-                loss = self.loss_sum_of(batch.inputs, batch.targets, scale)
+                loss = self.model.loss_sum(batch.inputs, batch.targets, scale)
             with self.strategy.last_backward() if batch.is_last else nullcontext():
                 (loss if scale is None else loss * scale).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
@@ -148,15 +141,9 @@ class Trainer:
             self.settle()
             if self.is_over:
                 return None
-        if compiles_anew:  # on other ranks it may take longer; the end of the step before has forgotten it
-            self.expect_delay()
         # While the device computes; the strategy will wait for it.
         self.batches.prepare(windows_seen + self.batches.per_step)
         return loss_sum
-
-    def expect_delay(self) -> None:
-        self.strategy.expect_delay()
-        self.run.activity.expect_delay()
 
     def refuse_what_is_not_finite(self, outcome: Outcome) -> None:
         """Raises DataError, on all ranks alike; not where a lower loss scale may help (fp16): the step is left out."""
