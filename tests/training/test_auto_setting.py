@@ -305,7 +305,6 @@ def test_what_auto_shall_choose_is_not_given(settings: dict[str, Any], message: 
         ({"ranks": None}, "", "ranks=None"),
         ({"delay": 0.5}, "--optimizer adamw", "a delay ruins what AdamW learns"),
         ({}, "--wire int8 --delay 0", "says delay, wire already"),
-        ({}, "--strategy ddp", "is for strategy=sharded, this is strategy=ddp"),
     ],
 )
 def test_a_plan_that_cannot_be_replayed_is_one_sentence(

@@ -53,11 +53,10 @@ def test_gpt2_medium_is_what_guide_000_runs() -> None:
         ("gpt2-nano", {"min_lr_ratio": "1.5"}, ["at most 1"]),
         ("gpt2-nano", {"precision": "bf61"}, ["'bf61'", "Did you mean 'bf16'?", "fp32"]),
         ("gpt2-nano", {"heads": "3"}, ["d_model=128", "heads=3"]),
-        ("gpt2-nano", {"strategy": "shard"}, ["strategy='shard' is unknown", "'sharded'", "sharded, ddp"]),
+        ("gpt2-nano", {"strategy": "shard"}, ["strategy='shard' is unknown", "'sharded'", "sharded, auto"]),
         ("gpt2-nano", {"compile": "yes"}, ["compile='yes' is unknown", "auto, true, false"]),
         ("gpt2-nano", {"strategy": True}, ["strategy=True is not a word"]),
         ("gpt2-nano", {"wire": "fp16"}, ["wire='fp16' is unknown", "fp32, bf16"]),
-        ("gpt2-nano", {"wire": "bf16", "strategy": "ddp"}, ["wire=bf16 needs strategy=sharded", "set both"]),
     ],
 )
 def test_a_mistake_is_one_sentence(preset: str, overrides: dict[str, Any], words: list[str]) -> None:

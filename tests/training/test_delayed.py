@@ -196,8 +196,6 @@ def test_a_rank_that_is_killed_costs_what_came_after_the_checkpoint(corpus: Corp
 
 
 def test_settings_that_do_not_go_together_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"delay=0\.5 needs strategy=sharded"):
-        resolve("gpt2-nano", {"delay": 0.5, "strategy": "ddp", "optimizer": "muon"})
     with pytest.raises(ConfigError, match="a delay ruins what AdamW learns"):
         resolve("gpt2-nano", {"delay": 0.5, "optimizer": "adamw"})
     assert resolve("gpt2-nano", {"delay": 0.5, "allow_delayed_adamw": True}).optimizer == "adamw"

@@ -122,20 +122,6 @@ def test_two_ranks_learn_as_one_and_a_resume_changes_nothing(corpus: Corpus, tmp
     assert resumed[0].files("checkpoint-step-20") == straight[0].files("checkpoint-step-20")
 
 
-def test_ranks_on_different_devices_are_refused_where_each_computes_all_updates(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    def another() -> None:
-        muon.device_name = lambda device: "another one"
-
-    ranks = start(tmp_path, corpus, 3, f"{SETTINGS} --strategy ddp", faults={2: another})
-    for trainer in ranks:
-        assert trainer.end() == 64, trainer.text
-        assert "that of rank 2 on node2 is another one than the others'" in trainer.text
-        assert "Use --strategy sharded or --optimizer adamw" in trainer.text
-    complete(start(tmp_path, corpus, 3, f"{SETTINGS} --steps 2", faults={2: another}))
-
-
 def test_fp16_scales_its_loss_with_muon_too(corpus: Corpus, tmp_path: Path) -> None:
     (trainer,) = complete(start(tmp_path, corpus, 1, f"{SETTINGS} --precision fp16 --validation-windows 2"))
     assert trainer.done["validation_loss"] < trainer.done["first_validation_loss"] - 0.3

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
 from aura.model.family import model_of
 from aura.model.forward import autocast
@@ -31,7 +30,6 @@ from aura.plan.memory import (
     parameter_bytes,
     settings_that_fit,
 )
-from aura.strategy.data_parallel import DataParallel
 from aura.strategy.pieces import owners
 from aura.strategy.shard import Shard
 from aura.strategy.sharded import whole_matrices
@@ -93,11 +91,13 @@ class Step:
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.model = config, model_of(config)
         self.optimizer = optimizer_of(self.model, config)
-        self.strategy = DataParallel(self.model, Ranks(0, ["node"], CPU))
+        self.gradients = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
+        for parameter, gradient in zip(self.model.parameters(), self.gradients, strict=True):
+            parameter.grad = gradient
         self.tokens = torch.randint(config.vocab_size, (config.batch_size, config.seq_len))
 
     def static(self) -> list[Tensor]:
-        return [*self.model.state_dict().values(), *self.strategy.buckets, *self.optimizer.tensors().values()]
+        return [*self.model.state_dict().values(), *self.gradients, *self.optimizer.tensors().values()]
 
     def loss(self) -> Tensor:
         with autocast(self.config, CPU):
@@ -124,7 +124,7 @@ def test_parameters_gradients_and_moments_are_exact(formats: tuple[str, str, str
     step.optimizer.step(1e-3)
     predicted = memory_of(config, config.batch_size, on_gpu=False)
     assert predicted.parameters == nbytes(step.model.parameters()) == parameter_bytes(config)
-    assert predicted.gradients == nbytes(step.strategy.buckets)
+    assert predicted.gradients == nbytes(step.gradients)
     assert predicted.moments == nbytes(step.optimizer.tensors().values()) == moment_bytes(config)
     assert checkpoint_bytes(config, 1) == predicted.parameters + predicted.moments
 
@@ -146,8 +146,6 @@ def test_owners_divide_the_moments(preset: str, optimizer: str) -> None:
         assert predicted.gradients - parameter_bytes(config) == pytest.approx(shard.gradient.nbytes, rel=0.01)
     alone = memory_of(config, config.batch_size, on_gpu=False)
     assert predicted.moments == pytest.approx(alone.moments / 5, rel=1e-3)
-    with_ddp = replace(config, strategy="ddp")
-    assert memory_of(with_ddp, config.batch_size, on_gpu=False, ranks=5) == alone
 
 
 @pytest.mark.parametrize("formats", [FORMATS[0], FORMATS[1], FORMATS[4]])

@@ -68,9 +68,8 @@ def ends(ranks: list[Trainer]) -> None:
     assert "rank 1 on node1" in ranks[0].status["message"]
 
 
-@pytest.mark.parametrize("strategy", ["sharded", "ddp"])
-def test_it_saves_as_suspect_and_all_end_for_good(corpus: Corpus, tmp_path: Path, strategy: str) -> None:
-    settings = f"--strategy {strategy} --steps 12 --keep-checkpoints 1"
+def test_it_saves_as_suspect_and_all_end_for_good(corpus: Corpus, tmp_path: Path) -> None:
+    settings = "--steps 12 --keep-checkpoints 1"
     faults = tmp_path / "faults"
     ranks = start(tmp_path, corpus, 2, settings, {1: found_at(8, faults)})
     ends(ranks)
@@ -83,13 +82,12 @@ def test_it_saves_as_suspect_and_all_end_for_good(corpus: Corpus, tmp_path: Path
     def still_there() -> None:
         os.environ["AURA_FAULTS"] = str(faults)
 
-    if strategy == "sharded":
-        again = start(tmp_path, corpus, 2, settings, {1: still_there})
-        assert [rank.end() for rank in again] == [69, 69]
-        assert "Restart node1." in again[0].text
-        assert ranks[0].files("checkpoint-step-5") == good
-        (alone,) = complete(start(tmp_path, corpus, 1, settings))
-        assert "after step 5" in alone.text
+    again = start(tmp_path, corpus, 2, settings, {1: still_there})
+    assert [rank.end() for rank in again] == [69, 69]
+    assert "Restart node1." in again[0].text
+    assert ranks[0].files("checkpoint-step-5") == good
+    (alone,) = complete(start(tmp_path, corpus, 1, settings))
+    assert "after step 5" in alone.text
 
 
 def test_one_that_hangs_is_ended_without_a_checkpoint(corpus: Corpus, tmp_path: Path) -> None:

@@ -224,8 +224,8 @@ def test_another_number_of_ranks_goes_on_with_the_same_data(
 
 
 @pytest.mark.parametrize("settings", ["", "--optimizer muon"], ids=["adamw", "muon"])
-def test_five_ranks_three_and_two_with_ddp_are_one_run(settings: str, corpus: Corpus, tmp_path: Path) -> None:
-    """A checkpoint knows neither how many have written it nor with which strategy (tolerance 1e-4 nats)."""
+def test_five_ranks_three_and_two_are_one_run(settings: str, corpus: Corpus, tmp_path: Path) -> None:
+    """A checkpoint does not know how many have written it (tolerance 1e-4 nats)."""
     (one,) = complete(start(tmp_path / "one", corpus, 1, f"{settings} --batch-size 30"))
 
     def until(step: int, world_size: int, more: str) -> str:
@@ -238,25 +238,28 @@ def test_five_ranks_three_and_two_with_ddp_are_one_run(settings: str, corpus: Co
 
     until(4, 5, "--batch-size 6")
     assert "ranks 5 -> 3" in until(8, 3, "--batch-size 10")
-    text = until(13, 2, "--batch-size 15 --strategy ddp")
-    assert "strategy sharded -> ddp" in text and "ranks 3 -> 2" in text
+    text = until(13, 2, "--batch-size 15")
+    assert "ranks 3 -> 2" in text
     five = complete(start(tmp_path, corpus, 5, f"{settings} --batch-size 6"))
-    assert "strategy ddp -> sharded" in five[0].text and "ranks 2 -> 5" in five[0].text
+    assert "ranks 2 -> 5" in five[0].text
     assert "sends step 13 to rank 2 on node2, rank 3 on node3, rank 4 on node4" in five[4].text
     assert len({trainer.files("checkpoint-step-20") for trainer in five}) == 1
     assert curve(five[0]) == pytest.approx(curve(one), abs=1e-4)
 
 
-def test_a_checkpoint_from_before_there_were_strategies_goes_on(
+def test_a_checkpoint_of_a_strategy_that_is_gone_goes_on(
     reference: list[Trainer], corpus: Corpus, tmp_path: Path
 ) -> None:
     stop = at_step(9, send_self(signal.SIGTERM))
     for trainer in start(tmp_path, corpus, 2, "--strategy ddp", {0: stop}):
         assert trainer.end() in (0, 75), trainer.text
+        assert "strategy=ddp is now strategy=sharded" in trainer.text
     for node in ("node0", "node1"):
         path = tmp_path / node / "run/checkpoints/interrupt-step-10"
         state = json.loads((path / "state.json").read_text())
         del state["config"]["wire"]
+        assert state["config"]["strategy"] == "sharded"
+        state["config"]["strategy"] = "ddp"
         (path / "state.json").write_text(json.dumps(state))
         manifest = json.loads((path / "manifest.json").read_text())
         file = path / "state.json"
@@ -376,8 +379,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
         assert trainer.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "sharded --wire bf16"])
-def test_ranks_that_have_drifted_apart_stop(strategy: str, corpus: Corpus, tmp_path: Path) -> None:
+def test_ranks_that_have_drifted_apart_stop(corpus: Corpus, tmp_path: Path) -> None:
     def drift() -> None:
         original, calls = GPT.loss_sum, 0
 
@@ -390,9 +392,8 @@ def test_ranks_that_have_drifted_apart_stop(strategy: str, corpus: Corpus, tmp_p
 
         GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
-    ranks = start(tmp_path, corpus, 3, f"--strategy {strategy}", faults={1: drift})
+    ranks = start(tmp_path, corpus, 3, "--wire bf16", faults={1: drift})
     stop_after_five_steps(ranks)
-    assert ("Unlike machines need --strategy sharded." in ranks[0].text) == (strategy == "ddp")
 
 
 def test_a_bit_that_changes_after_the_owners_have_sent_their_weights_is_found(

@@ -71,7 +71,7 @@ class TrainConfig:
     clip: float = _setting(above=0)
     allow_dataset_oversubscription: bool = _setting()
     # How ranks agree
-    strategy: str = _setting(choices=("sharded", "ddp", "auto"))
+    strategy: str = _setting(choices=("sharded", "auto"))
     loss_tolerance: float = _setting(minimum=0)
     wire: str = _setting(choices=("fp32", "bf16", "int8", "int4"))
     delay: float = _setting(minimum=0, maximum=1)
@@ -99,10 +99,6 @@ class TrainConfig:
             )
         if self.strategy == "auto" and (self.wire != "fp32" or self.delay):
             raise ConfigError("auto_chooses", wire=self.wire, delay=self.delay)
-        if self.wire != "fp32" and self.strategy != "sharded":
-            raise ConfigError("wire_needs_sharded", wire=self.wire, strategy=self.strategy)
-        if self.delay and self.strategy != "sharded":
-            raise ConfigError("delay_needs_sharded", delay=self.delay, strategy=self.strategy)
         if self.delay and self.optimizer == "adamw" and not self.allow_delayed_adamw:
             raise ConfigError("delay_ruins_adamw", delay=self.delay)
         if self.balance == "speed" and not self.global_batch_tokens:
@@ -193,6 +189,7 @@ BEFORE = {
     "balance": "equal",
     "tokens": 0,
 }
+DDP = "ddp"  # a strategy that there was: every rank computed all updates. `sharded` gives the same gradients.
 # Who gives both means something else than what would happen.
 SAY_THE_SAME = {
     ("tokens", "steps"): "length_said_twice",
@@ -279,6 +276,8 @@ def flags(name: str) -> list[str]:
 def from_values(values: Mapping[str, Any]) -> TrainConfig:
     """A configuration from all its settings, for example from config.json."""
     values = BEFORE | dict(values)
+    if str(values.get("strategy")).lower() == DDP:
+        values["strategy"] = "sharded"
     for name in values:
         if name not in SETTINGS and name != "preset":
             raise _unknown_setting(name)

@@ -15,6 +15,7 @@ from aura import __version__
 from aura.cluster.activity import Activity
 from aura.commands.fetched import checkpoint_in, corpus_here
 from aura.commands.flags import add_flags, given_settings
+from aura.config import DDP
 from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
 from aura.plan.auto import resolve_here, take_best_gpu
 from aura.plan.replay import replayed
@@ -102,6 +103,8 @@ def train(argv: list[str]) -> int:
     watchdog.start(activity)  # before torch, which a slow disk takes long to read
     try:
         given = given_settings(arguments)
+        if given.get("strategy", "").lower() == DDP:
+            put(text("ddp_is_sharded"))
         corpus = corpus_here(arguments.corpus)
         config = resolve_here(arguments.preset, given, corpus, run_dir, put)
         if arguments.plan:

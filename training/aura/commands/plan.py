@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 def _decision(config: TrainConfig, devices: list[Gpu], arguments: argparse.Namespace) -> Decision | None:
     """What strategy=auto would take; None where there is nothing to choose, or not enough is known."""
-    if arguments.nodes == 1 or config.strategy == "ddp":
+    if arguments.nodes == 1:
         return None
     cluster = cluster_of(config, devices, arguments.nodes, arguments.link, arguments.mfu)
     return decide(config, cluster) if cluster else None

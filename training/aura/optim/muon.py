@@ -6,16 +6,11 @@ al., 2025) to the size of AdamW's updates, so that learning rate and weight deca
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
 from aura.cluster.place import compiles
-from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
-from aura.errors import ConfigError
 from aura.optim.adamw import AdamW, Optimizer
 
 BLOCKS = ("h.", "L_module.", "H_module.")  # how their parameters' names begin, of GPT-2 and of HRM-Text
@@ -87,19 +82,3 @@ def orthogonalised(matrices: Tensor) -> Tensor:
         del gram
         x = torch.baddbmm(x, polynomial, x, beta=a)
     return x if wide else x.mT
-
-
-def check_devices(ranks: Ranks, device: torch.device) -> None:
-    """Refuse ranks on different devices, whose matrix products differ in the last bit. Raises the same error on all."""
-    name = hashlib.sha256(device_name(device).encode()).hexdigest()
-    if odd := ranks.odd_ones(int(name[:15], 16)):
-        raise ConfigError("muon_on_unlike_devices", ranks=ranks.name(odd))
-
-
-def device_name(device: torch.device) -> str:
-    """What decides how a matrix product is rounded: the model of the GPU, or of the processor and its threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    model = next((line for line in lines if line.startswith("model name")), "")
-    return f"{model}, {torch.get_num_threads()} threads"

@@ -78,14 +78,12 @@ def link_bytes(config: TrainConfig, ranks: int, nodes: int) -> int:
     as evenly as they go.
 
     With N ranks on M nodes, L of them on this one, it sends (N - L) / N of the gradients, added up inside the node, and
-    L / N of the weights to each of the M - 1 others (strategy/by_node.py): together N + L (M - 2) of N parts. In the
-    ring of DDP's all-reduce one rank of a node sends to the next node: 2 (N - 1), which is the same for L = 1.
+    L / N of the weights to each of the M - 1 others (strategy/by_node.py): together N + L (M - 2) of N parts.
     """
     if nodes == 1:
         return 0
     most = math.ceil(ranks / nodes)
-    parts = 2 * (ranks - 1) if config.strategy == "ddp" else ranks + most * (nodes - 2)
-    return parts * wire_bytes(config) // ranks
+    return (ranks + most * (nodes - 2)) * wire_bytes(config) // ranks
 
 
 def is_delayed(config: TrainConfig, ranks: int) -> bool:
@@ -135,15 +133,9 @@ def checkpoint_bytes(config: TrainConfig, ranks: int) -> int:
     return parameter_bytes(config) + state_bytes(config, ranks)
 
 
-def owners(config: TrainConfig, ranks: int) -> int:
-    """How many divide the optimizer's state and work between them."""
-    return 1 if config.strategy == "ddp" else ranks
-
-
 def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool, ranks: int = 1) -> Memory:
     """Of one of so many ranks, with that micro-batch [sequences]."""
-    parts = owners(config, ranks)
-    share = math.ceil(stored_parameters(config) / parts) if parts > 1 else 0  # elements that this rank owns
+    share = math.ceil(stored_parameters(config) / ranks) if ranks > 1 else 0  # elements that this rank owns
     sizes = Sizes(config, micro_batch)
     moments = _moments(config, sizes, on_gpu, share)
     name = max(moments, key=lambda name: sum(moments[name]))
@@ -152,7 +144,7 @@ def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool, ranks: int = 
         parameters=parameter_bytes(config),
         # An owner adds up the gradients of all ranks in fp32.
         gradients=parameter_bytes(config) + 4 * share,
-        moments=math.ceil(owned_bytes(config, ranks) / parts),
+        moments=math.ceil(owned_bytes(config, ranks) / ranks),
         weight_copies=weight_copies,
         activations=activations,
         logits=logits,

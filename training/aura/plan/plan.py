@@ -20,7 +20,6 @@ from aura.plan.memory import (
     is_delayed,
     link_bytes,
     memory_of,
-    owners,
     settings_that_fit,
     wire_bytes,
 )
@@ -263,7 +262,7 @@ class RankPlan:
             speed, count = self.peak * self.utilisation / sharing, math.ceil(share / micro_batch)
             tokens = share * config.seq_len
             work = tokens * flops_per_token(config)
-            self.seconds = (work + update_flops(config) / owners(config, ranks)) / speed
+            self.seconds = (work + update_flops(config) / ranks) / speed
             self.work = Work(count, work / speed / count, tokens / count)
 
     def assumptions(self, config: TrainConfig) -> Iterator[str]:
@@ -349,7 +348,7 @@ def _note_on_traffic(compute: float | None, exposed: float, config: TrainConfig)
     if compute is not None and exposed > 1.1 * compute:
         larger = "global_batch_tokens" if config.global_batch_tokens else "gradient_accumulation_steps"
         yield text("note_traffic", times=exposed / compute, larger=larger, now=getattr(config, larger))
-        if config.strategy != "ddp" and config.wire not in CODE_BITS:
+        if config.wire not in CODE_BITS:
             second = exposed / wire_bytes(config)
             strict = replace(config, strategy="sharded", delay=0.0)
             bits = {name: second * wire_bytes(replace(strict, wire=name)) for name in CODE_BITS}

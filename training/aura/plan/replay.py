@@ -66,8 +66,6 @@ def replayed(config: TrainConfig, file: Path, given: Mapping[str, Any]) -> Train
     """The configuration with what the file says. given: the settings of the command line. Raises ConfigError."""
     if said := sorted({"wire", "delay", "predicted_weights"} & set(given)):
         raise ConfigError("plan_and_settings", file=file, names=", ".join(said))
-    if config.strategy == "ddp":
-        raise ConfigError("plan_with_ddp", file=file)
     try:
         return parse(file.read_bytes()).applied_to(config)
     except OSError as error:

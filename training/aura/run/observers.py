@@ -19,7 +19,7 @@ from aura.texts import console
 
 
 class Comparison:
-    """Are the parameters of all ranks bit-equal, where the strategy says that they must be?"""
+    """Are the parameters of all ranks bit-equal?"""
 
     def __init__(self, run: Run, strategy: Strategy, progress: Progress) -> None:
         self.run, self.strategy, self.progress = run, strategy, progress
@@ -36,13 +36,12 @@ class Comparison:
 
     def compare(self) -> str:
         """'OK' when they are; '-' where there is nothing to compare. Raises DataError on all ranks alike."""
-        if self.run.place.world_size == 1 or not self.strategy.agrees_after(self.progress.step):
+        if self.run.place.world_size == 1:
             return "-"
         self.strategy.complete()
         if odd := self.strategy.compare():
             self.run.status.set(sync="FAILED")
-            key = "sync_failed_with_ddp" if self.run.config.strategy == "ddp" else "sync_failed"
-            raise DataError(key, step=self.progress.step, ranks=self.run.ranks.name(odd))
+            raise DataError("sync_failed", step=self.progress.step, ranks=self.run.ranks.name(odd))
         return "OK"
 
 

@@ -21,7 +21,6 @@ from aura.model.family import model_of
 from aura.model.forward import allow_tensor_cores
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
-from aura.optim.muon import check_devices, optimizer_of
 from aura.optim.schedule import warmup_steps
 from aura.plan.candidates import CHOSEN
 from aura.plan.memory import largest_micro_batch
@@ -40,7 +39,6 @@ from aura.run.saving import Completion, Saving
 from aura.run.setting import with_setting
 from aura.run.trainer import Trainer
 from aura.strategy.alone import Alone
-from aura.strategy.ddp import Ddp
 from aura.strategy.delayed import Delayed
 from aura.strategy.interface import Strategy
 from aura.strategy.sharded import Sharded
@@ -103,8 +101,7 @@ def plan_of(run: Run, said: list[str]) -> Plan:
         corpus_tokens=run.corpus.tokens["train"],
     )
     if run.place.world_size > 1:
-        names = ("strategy",) if run.config.strategy == "ddp" else CHOSEN
-        run.status.set(setting=as_words({name: getattr(run.config, name) for name in names}))
+        run.status.set(setting=as_words({name: getattr(run.config, name) for name in CHOSEN}))
     if run.leads:
         lines = [*plan.lines(), *said]
         for line in lines:
@@ -114,15 +111,10 @@ def plan_of(run: Run, said: list[str]) -> Plan:
 
 
 def strategy_of(run: Run, model: LanguageModel) -> Strategy:
-    """Raises the same error on all ranks."""
     config, ranks = run.config, run.ranks
     if ranks.world_size == 1:
         return Alone(model, config)
-    if config.strategy == "sharded":
-        return Delayed(model, ranks, config) if config.delay else Sharded(model, ranks, config)
-    if config.optimizer == "muon":
-        check_devices(ranks, run.device)
-    return Ddp(model, optimizer_of(model, config), ranks, config.clip)
+    return Delayed(model, ranks, config) if config.delay else Sharded(model, ranks, config)
 
 
 def loss_scale_of(config: TrainConfig, delayed: bool) -> LossScale:

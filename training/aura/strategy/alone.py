@@ -76,9 +76,6 @@ class Alone:
     def expect_delay(self) -> None:
         pass
 
-    def agrees_after(self, step: int) -> bool:
-        return False
-
     def compare(self) -> list[int]:
         return []
 

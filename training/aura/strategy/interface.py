@@ -44,8 +44,6 @@ class Outcome:
 
 
 class Strategy(Protocol):
-    """The loop never assumes that parameters agree, it asks `agrees_after`."""
-
     gathers: bool  # the optimizer's whole state is nowhere, and has to be put together
 
     def start(self) -> None:
@@ -71,9 +69,6 @@ class Strategy(Protocol):
 
     def expect_delay(self) -> None:
         """The next step may begin much later on some ranks: they have saved, validated or compiled."""
-
-    def agrees_after(self, step: int) -> bool:
-        """Must the parameters of all ranks be bit-equal after this step?"""
 
     def compare(self) -> list[int]:
         """The ranks whose parameters differ from those of the majority."""

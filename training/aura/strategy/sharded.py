@@ -170,9 +170,6 @@ class Sharded:
     def expect_delay(self) -> None:
         self.wire.patience.delayed = True
 
-    def agrees_after(self, step: int) -> bool:
-        return True
-
     def compare(self) -> list[int]:
         self.complete()
         return self.ranks.odd_ones(checksum(self.flat.values()))

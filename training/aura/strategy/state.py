@@ -7,7 +7,7 @@ their owners have them, where these are more exact than everybody's. Nothing els
 parts together: not who owned them, nor how many ranks there were.
 
 A checkpoint holds the whole state by whole parameters, whoever has owned what: gather.py puts it together, and a rank
-takes what it owns out of it. So any one disk is enough, and any number of ranks can go on, with any strategy.
+takes what it owns out of it. So any one disk is enough, and any number of ranks can go on.
 """
 
 from __future__ import annotations
