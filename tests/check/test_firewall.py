@@ -6,38 +6,35 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from expressions import says
+from expressions import problems, says
 
 SEEN = {
     "cards": [{"name": "lan0", "addresses": ["10.9.0.1/24", "fe80::1/64"]}],
     "session": {"client": "10.8.0.9", "here": "10.9.0.1", "port": 22},
-    "ufw": False, "firewalld": False, "table": "", "missing": [], "files": {}, "texts": {}, "units": {},
+    "ufw": False, "firewalld": False,
 }  # fmt: skip
-SETTINGS = {
-    "firewall_address": "10.9.0.1",
-    "firewall_peers": ["10.9.0.1", "10.9.0.2"],
-    "firewall_admin_networks": ["10.8.0.0/24"],
-}
-
-
-def firewall(name: str, **variables: Any) -> Any:
-    return says("firewall", name, **{"__firewall_seen": SEEN, **SETTINGS, **variables})
+SETTINGS = {"address": "10.9.0.1", "peers": ["10.9.0.1", "10.9.0.2"], "admin_networks": ["10.8.0.0/24"]}
+ELSEWHERE = {"client": "192.168.1.9", "here": "192.168.1.57", "port": 22}
 
 
 def test_a_node_that_does_not_have_its_address_yet_may_be_looked_at() -> None:
     """--tags preflight and --check on a bare node. The controller may come from elsewhere later."""
-    assert firewall("__firewall_problem") == ""
+    assert problems("firewall", SEEN, **SETTINGS) == ""
     bare = {**SEEN, "cards": [{"name": "lan0", "addresses": ["192.168.1.57/24"]}]}
-    assert firewall("__firewall_problem", __firewall_seen=bare) == ""
-    assert firewall("__firewall_has_address", __firewall_seen=bare) is False
-    elsewhere = {"session": {"client": "192.168.1.9", "here": "192.168.1.57", "port": 22}}
-    assert firewall("__firewall_problem", __firewall_seen={**bare, **elsewhere}) == ""
-    assert "the firewall would lock you out" in firewall(
-        "__firewall_problem", __firewall_seen={**SEEN, **elsewhere}
+    assert problems("firewall", bare, **SETTINGS) == ""
+    assert problems("firewall", {**bare, "session": ELSEWHERE}, **SETTINGS) == ""
+    assert "the firewall would lock you out" in problems(
+        "firewall", {**SEEN, "session": ELSEWHERE}, **SETTINGS
     )
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    said = problems("firewall", {**SEEN, "ufw": True, "firewalld": True}, **{**SETTINGS, "peers": []})
+    assert "firewall_peers is empty" in said
+    assert "sudo ufw disable" in said
+    assert "disable --now firewalld" in said
 
 
 # Two machines with three cables: lan0 (10.9.0.0/24), home0 (10.7.0.0/24), virbr0 (10.6.0.0/24).
@@ -104,7 +101,12 @@ def namespaces_work() -> bool:
 @pytest.mark.skipif(not namespaces_work(), reason="needs nft, and the right to make network namespaces")
 def test_a_peer_comes_by_the_card_that_leads_to_it_whatever_its_name(tmp_path: Path) -> None:
     rules = tmp_path / "rules.nft"
-    rules.write_text(firewall("__firewall_rules_text"))
+    variables = {f"firewall_{name}": value for name, value in SETTINGS.items()}
+    rules.write_text(
+        says(
+            "firewall", "lookup('template', 'aura-firewall.nft.j2', template_vars={'mark': ''})", **variables
+        )
+    )
     script = tmp_path / "cables"
     script.write_text(CABLES)
     other = subprocess.Popen(["unshare", "--net", "sleep", "120"])
