@@ -19,7 +19,7 @@ Problems = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], list[str]]
 
 class ActionModule(ActionBase):
     """`role: NAME` fails with the sentences of this role. `roles: [NAME, …]` only says what all of them find, in
-    `problems`: role and sentence.
+    `problems`: role and sentence; one without problems.py refuses nothing.
 
     A role's problems.py has `problems(settings, node, nodes) -> [sentence, …]`: settings are the role's variables
     (meta/argument_specs.yml) without its name before them, and `check` (whether this is a check); node is what
@@ -36,6 +36,8 @@ class ActionModule(ActionBase):
         one = self._task.args.get("role", "")
         found = []
         for role in [one] if one else self._task.args["roles"]:
+            if not one and not (folder_of(role) / "problems.py").is_file():
+                continue
             settings = self._settings(role, variables)
             if not settings.get("enabled", True):
                 continue

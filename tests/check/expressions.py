@@ -1,8 +1,5 @@
 """What a role makes of what it sees: its expressions alone, without a node."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import tree
@@ -36,20 +33,12 @@ def filled_in(text: str, variables: dict[str, Any]) -> Any:
     return Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text))
 
 
-def loaded(path: str) -> ModuleType:
-    """A Python file of a role or a plugin, by its path in the repository."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, tree.ROOT / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def problems(role: str, node: dict[str, Any], nodes: dict[str, Any] | None = None, **settings: Any) -> str:
     """What the role's problems.py says of a node, with the role's defaults."""
     defaults = yaml.safe_load((tree.ROOT / f"roles/{role}/defaults/main.yml").read_text(encoding="utf-8"))
     known = {name.removeprefix(f"{role}_"): value for name, value in defaults.items()}
     return " ".join(
-        loaded(f"roles/{role}/problems.py").problems({"check": False, **known, **settings}, node, nodes or {})
+        tree.module(f"roles/{role}/problems.py").problems(
+            {"check": False, **known, **settings}, node, nodes or {}
+        )
     )
