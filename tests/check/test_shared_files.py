@@ -357,5 +357,5 @@ def test_the_drivers_packages_are_kept_as_ours() -> None:
     """For the list of reset.yml; at the first look of all it is not known yet which they are."""
     packages = yaml.safe_load((tree.ROOT / "roles/nvidia_driver/meta/look.yml").read_text())["packages"]
     assert filled_in(packages, {}) == []
-    decided = {"__nvidia_driver_seen": {}, "__nvidia_driver_decision": {"packages": ["nvidia-utils-580"]}}
+    decided = {"nvidia_driver_decision": {"packages": ["nvidia-utils-580"]}}
     assert filled_in(packages, decided) == ["nvidia-utils-580"]

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import bisect
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Seen = dict[str, Any]
 
-# Where each run of PCI device numbers begins (the PCI ID database, pci-ids.ucw.cz, October 2026).
-GENERATION_FROM = [
-    (0x0000, "Kepler"), (0x1340, "Maxwell"), (0x15C0, "Pascal"), (0x1600, "Maxwell"), (0x1720, "Pascal"),
-    (0x1740, "Maxwell"), (0x1B00, "Pascal"), (0x1D80, "Volta"), (0x1E00, "Turing"), (0x2080, "Ampere"),
-    (0x2180, "Turing"), (0x2200, "Ampere"), (0x2300, "Hopper"), (0x2400, "Ampere"), (0x2600, "Ada"),
-    (0x2900, "Blackwell"),
-]  # fmt: skip
 
+class Generation(NamedTuple):
+    """least, last: the branches that serve (0: no end yet). modules: the kinds."""
 
-@dataclass(frozen=True)
-class Generation:
-    """capability: the lowest of its cards. least, last: the branches that serve (0: no end yet). modules: the kinds."""
-
-    capability: float
     least: int
     last: int = 0
     modules: tuple[str, ...] = ("open", "proprietary")
@@ -31,17 +19,16 @@ class Generation:
 # 535 is the least that the guides accept. Blackwell knows 570, but torch 2.13 has a build for it only with CUDA 13,
 # which needs 580.
 GENERATIONS = {
-    "Kepler": Generation(3.0, 0, 470, ("proprietary",)),  # and all before it
-    "Maxwell": Generation(5.0, 535, 580, ("proprietary",)),
-    "Pascal": Generation(6.0, 535, 580, ("proprietary",)),
-    "Volta": Generation(7.0, 535, 580, ("proprietary",)),
-    "Turing": Generation(7.5, 535),
-    "Ampere": Generation(8.0, 535),
-    "Hopper": Generation(9.0, 535),
-    "Ada": Generation(8.9, 535),
-    "Blackwell": Generation(10.0, 580, modules=("open",)),  # and what came after it
+    "Maxwell": Generation(535, 580, ("proprietary",)),
+    "Pascal": Generation(535, 580, ("proprietary",)),
+    "Volta": Generation(535, 580, ("proprietary",)),
+    "Turing": Generation(535),
+    "Ampere": Generation(535),
+    "Hopper": Generation(535),
+    "Ada": Generation(535),
+    "Blackwell": Generation(580, modules=("open",)),  # and what came after it
 }
-LEAST_CAPABILITY = 5.0  # of torch 2.13's builds
+TOO_OLD = "Kepler"  # and all before it: torch has no build for them
 
 DRIVER = re.compile(
     r"(nvidia-(driver|headless|utils|compute-utils|kernel-common|kernel-source|dkms|open)|libnvidia-compute"
@@ -50,15 +37,11 @@ DRIVER = re.compile(
 MODULES = re.compile(r"linux-modules-nvidia-(?P<branch>\d+(?:-server)?)(?P<open>-open)?-(?P<kernel>[a-z].*)")
 DKMS = re.compile(r"nvidia-dkms-(?P<branch>\d+(?:-server)?)(?P<open>-open)?")
 UTILS = re.compile(r"nvidia-utils-(?P<branch>\d+(?:-server)?)")
-# The packages that keep Ubuntu's kernels new, by the kernel's kind.
-KERNEL = re.compile(r"linux-image-(?!extra)(?P<kind>[a-z][a-z-]*(?:-\d\d\.\d\d)?)")
+# The packages that keep Ubuntu's kernels new, by the kernel's kind: generic-hwe-22.04 and oem-24.04c are two.
+KERNEL = re.compile(
+    r"linux-image-(?P<kind>(?P<flavour>[a-z][a-z-]*?)(?:-hwe)?(?:-\d\d\.\d\d[a-z]?)?(?:-edge)?)"
+)
 LEAVE = "Or leave everything about its cards to yourself: nvidia_driver_enabled: false for this node in hosts.yml."
-
-
-def generation(device_id: str) -> str:
-    """10de:2504 -> Ampere. A number that is higher than all known ones belongs to the newest."""
-    number = int(device_id.rpartition(":")[2], 16)
-    return GENERATION_FROM[bisect.bisect_right([first for first, _ in GENERATION_FROM], number) - 1][1]
 
 
 def ubuntus(package: dict[str, str]) -> bool:
@@ -69,8 +52,7 @@ def ubuntus(package: dict[str, str]) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The driver that the packages of a node make up."""
 
     branch: str = ""  # 580-server
@@ -109,15 +91,14 @@ def found_driver(packages: dict[str, dict[str, str]], kernel: str) -> Found:
     )
 
 
-def kernel_kind(packages: dict[str, dict[str, str]]) -> str:
-    """generic, generic-hwe-22.04, lowlatency, …: of the installed ones the newest, since that is what GRUB boots."""
-    kinds = {}
+def kernel_kind(packages: dict[str, dict[str, str]], running: str) -> str:
+    """generic-hwe-22.04, oem-24.04c, …: of the running flavour the newest that is installed, which GRUB boots."""
+    flavour, kinds = re.sub(r".*\d-", "", running), {}
     for name, package in packages.items():
-        match = KERNEL.fullmatch(name)
-        if match:
-            # linux-image-virtual is the generic kernel without its rarer modules, for virtual machines.
-            kind = match["kind"].replace("virtual", "generic")
-            kinds[kind] = [int(part) for part in re.findall(r"\d+", package["version"])]
+        # linux-image-virtual is the generic kernel without its rarer modules, for virtual machines.
+        match = KERNEL.fullmatch(name.replace("virtual", "generic"))
+        if match and match["flavour"] == flavour:
+            kinds[match["kind"]] = [int(part) for part in re.findall(r"\d+", package["version"])]
     return max(kinds, key=lambda kind: kinds[kind]) if kinds else ""
 
 
@@ -193,19 +174,21 @@ def not_ours(driver: Found, seen: Seen, distribution: str) -> str:
     return ""
 
 
-def forbidden(driver: Found, machine: Seen, kernel: str) -> str:
+def forbidden(driver: Found, seen: Seen, kernel: str) -> str:
     """What makes it useless to install or to load a driver: empty when nothing does."""
+    machine = seen["machine"]
     if machine["live"]:
         return (
             "it runs a live system (from a USB stick, say), which starts again without whatever is installed now. "
             "Install Ubuntu on its disk."
         )
-    if driver.built and machine["secure_boot"]:
+    if driver.built and machine["secure_boot"] and not (seen["driver"] or machine["key_enrolled"]):
         package = f"nvidia-dkms-{driver.branch}{'-open' if driver.kind == 'open' else ''}"
         return (
-            "Secure Boot is on, and its driver is built on the node by DKMS, so the kernel does not load it. Take "
-            f"that away (sudo apt-get purge {package}) and run this again: modules that Canonical has signed take its "
-            "place. Or switch Secure Boot off in its firmware."
+            "Secure Boot is on, its driver is built on the node by DKMS, and the firmware does not know the key that "
+            f"signs it, so the kernel does not load it. Take that away (sudo apt-get purge {package}) and run this "
+            "again: modules that Canonical has signed take its place. Or enrol the key (sudo mokutil --import "
+            "/var/lib/shim-signed/mok/MOK.der, a restart, and Enroll MOK on its screen)."
         )
     if not kernel:
         return (
@@ -233,16 +216,12 @@ def has_modules(machine: Seen, driver: Found) -> bool:
     return of_dkms or any(single.fullmatch(name) for name in machine["packages"])
 
 
-@dataclass(frozen=True)
-class Settings:
-    """branch: what is installed where nothing fits. reboot: the node may be restarted. own: it is the controller
-    itself, which only a person restarts. power_limit: [W], 0 for none. apt_config: the file by which apt takes packages
-    from a bundle, empty with internet.
+class Settings(NamedTuple):
+    """branch: what is installed where nothing fits. power_limit: [W], 0 for none. apt_config: the file by which apt
+    takes packages from a bundle, empty with internet.
     """
 
     branch: str
-    reboot: bool = False
-    own: bool = False
     power_limit: int = 0
     apt_config: str = ""
 
@@ -252,24 +231,6 @@ def install_command(packages: list[str], settings: Settings) -> str:
     if settings.apt_config:
         return f"sudo env APT_CONFIG={settings.apt_config} apt-get install {' '.join(packages)}"
     return f"sudo apt-get update && sudo apt-get install {' '.join(packages)}"
-
-
-def needs_a_person(seen: Seen, packages: list[str], settings: Settings, restarts: bool) -> str:
-    """Why the restart that may be needed is not ours to make: empty when it is."""
-    by_hand = f"{install_command(packages, settings)} && sudo reboot" if packages else "sudo reboot"
-    if seen["machine"]["passphrase"] and settings.reboot:
-        return (
-            "one of its disks asks for a passphrase when it starts, so it would not come back by itself. Sit down at "
-            f"it and type on it: {by_hand}. Then run this again."
-        )
-    if restarts and not settings.reboot:
-        loaded = f"driver {seen['driver']} is loaded" if seen["driver"] else "no driver is loaded"
-        what = "nouveau has its card" if seen["machine"]["nouveau"] else loaded
-        return (
-            f"{what}, and only a restart changes that, which is not allowed. Allow it (nvidia_driver_reboot: true in "
-            f"settings.yml), or type on it: {by_hand}. Then run this again."
-        )
-    return ""
 
 
 def cards_problem(seen: Seen, generations: list[str], settings: Settings) -> str:
@@ -301,56 +262,88 @@ def cards_problem(seen: Seen, generations: list[str], settings: Settings) -> str
     )
 
 
+def are_ready(seen: Seen, limit: int) -> bool:
+    """Whether ranks find the cards as aura-gpu.service makes them."""
+    cards = seen["smi"]
+    limited = all(not limit or card["power_limit"] == limit for card in cards)
+    return seen["machine"]["devices"] and limited and all(card["persistence"] for card in cards)
+
+
 def decided(seen: Seen, distribution: str, settings: Settings, generations: list[str]) -> dict[str, Any]:
     """The decision about a node whose cards can train."""
     machine = seen["machine"]
-    kernel = kernel_kind(machine["packages"])
+    kernel = kernel_kind(machine["packages"], machine["kernel"])
     driver = found_driver(machine["packages"], kernel)
     problem = not_ours(driver, seen, distribution)
     if problem:
         return {"problem": problem}
     why = unfit(driver, generations, machine)
     if not why and seen["driver"] == driver.version and seen["smi"]:
-        return {"driver": driver.version, "problem": power_problem(seen["smi"], settings.power_limit)}
-    problem = forbidden(driver, machine, kernel)
+        problem = power_problem(seen["smi"], settings.power_limit)
+        ready = are_ready(seen, settings.power_limit)
+        return {"driver": driver.version, "problem": problem, "ready": ready}
+    problem = forbidden(driver, seen, kernel)
     if problem:
         return {"problem": problem}
     if why:
         packages = wanted_packages(settings.branch, wanted_kind(generations), kernel, machine)
-        restarts = machine["nouveau"] or bool(seen["driver"])
-        person = "" if settings.own else needs_a_person(seen, packages, settings, restarts)
         command = install_command(packages, settings)
-        return {"action": "install", "why": why, "packages": packages, "command": command, "problem": person}
+        branch = settings.branch.partition("-")[0]
+        return {"action": "install", "why": why, "packages": packages, "command": command, "driver": branch}
     loaded = f"{seen['driver']} is loaded" if seen["driver"] else "none is loaded"
     silent = ", but nvidia-smi gives no answer" if seen["driver"] == driver.version else ""
     why = f"driver {driver.version} is installed, and {loaded}{silent}"
-    if not seen["driver"] and not machine["nouveau"] and has_modules(machine, driver):
-        return {"action": "load", "why": why, "driver": driver.version}
-    person = "" if settings.own else needs_a_person(seen, [], settings, restarts=True)
-    return {"action": "restart", "why": why, "driver": driver.version, "problem": person}
+    loads = not seen["driver"] and not machine["nouveau"] and has_modules(machine, driver)
+    return {"action": "load" if loads else "restart", "why": why, "driver": driver.version}
 
 
-def driver_decision(seen: Seen, distribution: str, **settings: Any) -> dict[str, Any]:
+def card_line(card: Seen) -> str:
+    limit = (
+        f", at most {card['power_limit']:.0f} W of {card['power_default']:.0f} W"
+        if card["power_limit"]
+        else ""
+    )
+    return f"{card['name']}, {card['memory_mib']} MiB, driver {card['driver']}, {card['uuid']}{limit}"
+
+
+def decided_beside_runs(seen: Seen, distribution: str, settings: Settings, run: bool) -> dict[str, Any]:
+    """The decision about a node with cards. run: whether one is active there."""
+    # An old card beside one that can train is nobody's business.
+    generations = list(dict.fromkeys(card["generation"] for card in seen["cards"]))
+    generations = [name for name in generations if name != TOO_OLD]
+    problem = cards_problem(seen, generations, settings)
+    answer = {"problem": problem} if problem else decided(seen, distribution, settings, generations)
+    if run and answer.get("action") == "install":
+        answer["problem"] = (
+            f"a run is active there, and its driver cannot be changed under it ({answer['why']}). End the run first: "
+            "ansible-playbook playbooks/stop.yml."
+        )
+    return answer
+
+
+def driver_decision(node: Seen, enabled: bool = True, **settings: Any) -> dict[str, Any]:
     """What is to be done about the driver of a node.
 
-    seen: node_state's `gpu`. settings: see Settings. The answer has action: `none`, `install` (of packages; command:
-    what a person would type for it), `load` (the modules are there) or `restart`; why: in words; driver: the version of
-    the one that is installed and fits; problem: a sentence when a person is needed first, and then nothing may be done.
+    node: the answer of node_state. settings: see Settings. The answer has ours: whether there are cards to look after;
+    action: `none`, `install` (of packages; command: what a person would type for it; a restart may follow), `load` (the
+    modules are there) or `restart`; why: in words; driver: the version (of what is to be installed: the branch) that
+    runs when that is done; ready: whether the cards are as ranks need them; problem: a sentence when nothing of this
+    can be done; own, start, script: whether and how the node comes back from a restart, and what that would end.
     """
-    told = Settings(**settings)
-    answer = {"action": "none", "why": "", "problem": "", "packages": [], "command": "", "driver": ""}
-    if seen["elsewhere"] or not seen["cards"]:
+    seen, units = node["gpu"], node["units"]
+    script = units["aura-script.service"]["active"]
+    answer = {
+        "action": "none", "why": "", "problem": "", "packages": [], "command": "", "driver": "", "ready": False,
+        "ours": bool(enabled and seen["cards"] and not seen["elsewhere"]),
+        "own": node["session"]["client"] == node["session"]["here"], "start": node["start"], "script": script,
+    }  # fmt: skip
+    if not answer["ours"]:
         return answer
-    # An old card beside one that can train is nobody's business.
-    generations = [
-        name
-        for name in dict.fromkeys(generation(card["device_id"]) for card in seen["cards"])
-        if GENERATIONS[name].capability >= LEAST_CAPABILITY
-    ]
-    problem = cards_problem(seen, generations, told)
-    return answer | ({"problem": problem} if problem else decided(seen, distribution, told, generations))
+    told = Settings(**{**settings, "power_limit": int(settings.get("power_limit", 0))})
+    run = script or units["aura-train@0.service"]["active"]
+    return answer | decided_beside_runs(seen, node["distribution"], told, run)
 
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"driver_decision": driver_decision}
+        return {"card_line": card_line, "driver_decision": driver_decision}
