@@ -17,21 +17,25 @@ class ActionModule(ActionBase):
 
     name: in full (`chrony.service`). state: `started`, `stopped` or `masked`. enabled: whether it starts at boot.
     reads: paths that it reads when it starts, beside its own unit files; a directory is as new as the last file that
-    came into it or went. renew: how it takes a newer one over, `restart` or `reload`.
+    came into it or went. renew: how it takes a newer one over, `restart` or `reload`. also: units whose files systemd
+    has to have read too (a timer's service); whether they run is not this task's business.
     """
 
-    _VALID_ARGS = frozenset(("name", "state", "enabled", "reads", "renew"))
+    _VALID_ARGS = frozenset(("name", "state", "enabled", "reads", "renew", "also"))
     _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         variables = task_vars or {}
         name, reads = self._task.args["name"], self._task.args.get("reads", [])
-        seen = self._look({"units": [name], "files": reads}, variables)
+        also = self._task.args.get("also", [])
+        seen = self._look({"units": [name, *also], "files": reads}, variables)
         if seen.get("failed") or seen.get("unreachable"):
             return seen
         read = [seen["files"][path]["mtime"] for path in reads]
-        todo = steps(self._task.args, seen["units"][name], read, seen["now"])
+        reload = any(seen["units"][one]["reload"] for one in [name, *also])
+        unit = {**seen["units"][name], "reload": reload}
+        todo = steps(self._task.args, unit, read, seen["now"])
         answer: dict[str, Any] = {"changed": bool(todo), "done": todo}
         if todo:
             answer["diff"] = {"prepared": "".join(f"systemctl {verb} {name}\n" for verb in todo)}
@@ -62,6 +66,8 @@ def steps(asked: dict[str, Any], unit: dict[str, Any], read: list[float], now: f
     state, masked = asked.get("state", "started"), unit["enabled_state"] == "masked"
     if state == "masked":
         return [*(["stop"] if unit["active"] else []), *([] if masked else ["mask"])]
+    if state == "stopped" and not unit["exists"]:
+        return []
     todo = ["daemon-reload"] if unit["reload"] or not unit["exists"] else []
     if masked:
         todo.append("unmask")
@@ -74,4 +80,5 @@ def steps(asked: dict[str, Any], unit: dict[str, Any], read: list[float], now: f
     old = unit["stale"] or any(unit["started"] < moment <= now for moment in read)
     if not unit["active"]:
         return [*todo, "start"]
-    return [*todo, *([asked.get("renew", "restart")] if old else [])]
+    renew = asked.get("renew", "restart")
+    return [*todo, *([renew] if old and renew != "never" else [])]
