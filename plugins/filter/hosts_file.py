@@ -1,4 +1,4 @@
-"""What /etc/hosts of a node should be, from what it is."""
+"""What /etc/hosts of a node should be (role node_name), from what it is."""
 
 from __future__ import annotations
 
