@@ -48,7 +48,7 @@ def command(tmp_path: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"ANSIBLE_STDOUT_CALLBACK": "aura", "ANSIBLE_FORCE_COLOR": "0", "TERM": "xterm"}
+    return os.environ | {"ANSIBLE_STDOUT_CALLBACK": "aura", "ANSIBLE_NOCOLOR": "1", "TERM": "xterm"}
 
 
 def test_what_matters_is_a_line_and_a_failure_is_its_sentence_once(command: list[str]) -> None:
@@ -98,6 +98,6 @@ def test_on_a_terminal_one_line_moves_and_none_of_it_stays(command: list[str]) -
     text = said.decode().replace("\r\n", "\n")
     assert "3/3  Nothing happens" in text
     # What a terminal shows at the end: of each line what was written after it was erased last.
-    shown = [line.rpartition("\033[K")[2] for line in text.splitlines()]
+    shown = [line.rpartition("\033[K")[2] for line in text.split("\n")]
     assert "  all 3 nodes: All get one" in shown
     assert not [line for line in shown if "Nothing happens" in line]
