@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Any
 
 Seen = dict[str, Any]
@@ -35,6 +36,17 @@ def lists(settings: Seen) -> list[str]:
             "firewall_admin_networks is empty: nobody could log in any more. Name the network that you administer the "
             "nodes from (admin_networks)."
         )
+    ports = [settings["ssh_port"], settings["tensorboard_port"]]
+    for service in settings["lan_services"]:
+        found = re.fullmatch(r"(?:tcp|udp)/(\d{1,5})(?:-\d{1,5})?", service)
+        if not found:
+            said.append(
+                f"firewall_lan_services (lan_services) names {service}; it is like udp/5353 or tcp/47984-48010."
+            )
+        elif int(found[1]) in ports:
+            said.append(
+                f"firewall_lan_services (lan_services) names {service}, which is for the admin networks only: admin_networks."
+            )
     strange = [text for text in [*peers, *admins] if not is_network(text)]
     return [*said, f"this is neither a network nor an address: {', '.join(strange)}."] if strange else said
 
