@@ -44,9 +44,8 @@ def lists(settings: Seen) -> list[str]:
                 f"firewall_lan_services (lan_services) names {service}; it is like udp/5353 or tcp/47984-48010."
             )
         elif int(found[1]) in ports:
-            said.append(
-                f"firewall_lan_services (lan_services) names {service}, which is for the admin networks only: admin_networks."
-            )
+            only = "is for the admin networks only: admin_networks"
+            said.append(f"firewall_lan_services (lan_services) names {service}, which {only}.")
     strange = [text for text in [*peers, *admins] if not is_network(text)]
     return [*said, f"this is neither a network nor an address: {', '.join(strange)}."] if strange else said
 
