@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+# Prints "NAME (PROCESS)" of who has the lock of this file.
+HOLDER = """for process in $(awk -v i=":$(stat -c %i {path})$" '$2 == "POSIX" && $6 ~ i {{ print $5 }}' /proc/locks); do
+    echo "$(cat /proc/$process/comm) ($process)"; break
+done"""
+LOCK = "/var/lib/dpkg/lock-frontend"
 
 
 class ActionModule(ActionBase):
@@ -39,5 +46,19 @@ class ActionModule(ActionBase):
             "cache_valid_time": 86400 if seen["apt_lists"] else 0,
             "lock_timeout": 1800,
         }
+        name = variables.get("inventory_hostname")
+        if holder := self._holder():
+            Display().display(
+                f"{name}: {holder} is at work on its packages. This waits for it, half an hour at most."
+            )
         done = self._execute_module("ansible.builtin.apt", how, task_vars=variables)
+        if done.get("failed") and "lock" in done.get("msg", "") and (holder := self._holder()):
+            done["msg"] = (
+                f"{holder} is still at work on its packages. Run this again when it has ended. {done['msg']}"
+            )
         return {**done, **said, "changed": True, "ansible_facts": {"node_looks": {}}}
+
+    def _holder(self) -> str:
+        """Who holds apt's lock; empty when nobody does."""
+        said = self._low_level_execute_command(HOLDER.format(path=LOCK))["stdout"]
+        return str(said).strip()
