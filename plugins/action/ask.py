@@ -21,7 +21,7 @@ class ActionModule(ActionBase):
         while answer not in ("yes", "no"):
             try:
                 said = Display().prompt_until(f"\n{self._task.args['question']} [Y/n] ")
-            except AnsiblePromptNoninteractive:
+            except (AnsiblePromptNoninteractive, OSError):  # the second: a terminal that is another session's
                 return {"changed": False, "answer": ""}
             except AnsiblePromptInterrupt:
                 raise AnsibleActionFail("Interrupted. Nothing has been changed on any node.") from None

@@ -39,7 +39,7 @@ DKMS = re.compile(r"nvidia-dkms-(?P<branch>\d+(?:-server)?)(?P<open>-open)?")
 UTILS = re.compile(r"nvidia-utils-(?P<branch>\d+(?:-server)?)")
 # The packages that keep Ubuntu's kernels new, by the kernel's kind: generic-hwe-22.04 and oem-24.04c are two.
 KERNEL = re.compile(
-    r"linux-image-(?P<kind>(?P<flavour>[a-z][a-z-]*?)(?:-hwe)?(?:-\d\d\.\d\d[a-z]?)?(?:-edge)?)"
+    r"linux-image-(?!extra)(?P<kind>(?P<flavour>[a-z][a-z-]*?)(?:-hwe)?(?:-\d\d\.\d\d[a-z]?)?(?:-edge)?)"
 )
 LEAVE = "Or leave everything about its cards to yourself: nvidia_driver_enabled: false for this node in hosts.yml."
 
@@ -92,13 +92,18 @@ def found_driver(packages: dict[str, dict[str, str]], kernel: str) -> Found:
 
 
 def kernel_kind(packages: dict[str, dict[str, str]], running: str) -> str:
-    """generic-hwe-22.04, oem-24.04c, …: of the running flavour the newest that is installed, which GRUB boots."""
-    flavour, kinds = re.sub(r".*\d-", "", running), {}
+    """generic-hwe-22.04, oem-24.04c, …: of the running flavour the newest that is installed, which GRUB boots.
+
+    Where no package keeps that flavour new (it is somebody's own, or was taken away), the newest of all.
+    """
+    flavour = re.sub(r".*\d-", "", running)
+    kinds: dict[str, tuple[bool, list[int]]] = {}
     for name, package in packages.items():
         # linux-image-virtual is the generic kernel without its rarer modules, for virtual machines.
         match = KERNEL.fullmatch(name.replace("virtual", "generic"))
-        if match and match["flavour"] == flavour:
-            kinds[match["kind"]] = [int(part) for part in re.findall(r"\d+", package["version"])]
+        if match:
+            version = [int(part) for part in re.findall(r"\d+", package["version"])]
+            kinds[match["kind"]] = (match["flavour"] == flavour, version)
     return max(kinds, key=lambda kind: kinds[kind]) if kinds else ""
 
 
