@@ -11,6 +11,6 @@ Seen = dict[str, Any]
 
 def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
     torch_build = filter_loader.get("torch_build").j2_function
-    coming = (node["gpu"].get("machine") or {}).get("installed", "")
+    coming = settings["driver"] or (node["gpu"].get("machine") or {}).get("installed", "")
     problem = torch_build(node["gpu"], settings["torch_backend"], settings["cards"], coming)["problem"]
     return [f"{problem}. Its Python and its torch were left as they are."] if problem else []
