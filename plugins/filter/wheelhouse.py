@@ -1,4 +1,4 @@
-"""Which wheelhouse a node gets, and what of it the controller has."""
+"""Which wheelhouse and which release of the trainer a node gets: both are called after what is in them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,15 @@ def wheelhouse(build: str, system: str, requirements: str, cache: str, script: s
     }
 
 
+def release_name(content: str, requirements: str, script: str, environment: str) -> str:
+    """TRAINER-BUILD-WHEELHOUSE. Ranks with the same first word train the same way: it stands for the trainer (content),
+    the locked packages and torch's version. The build of torch and the interpreter may differ from node to node.
+    """
+    torch = text_of(Path(requirements).with_name("torch.in"))
+    text = f"trainer-{content}{text_of(requirements)}{torch}{text_of(script)}"
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:12]}-{environment}"
+
+
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"wheelhouse": wheelhouse}
+        return {"release_name": release_name, "wheelhouse": wheelhouse}
