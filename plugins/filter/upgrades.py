@@ -116,7 +116,8 @@ def restarts(nodes: Iterable[Node]) -> dict[str, Any]:
     """Of the nodes whose driver waits for a restart: `now`, those that may be restarted, and `said`, by the name of
     each other one, what a person does.
     """
-    now, said = [], {}
+    now: list[str] = []
+    said: dict[str, str] = {}
     for node, decision in waiting(nodes, "restart"):
         name = node["inventory_hostname"]
         told = str(node.get("reboot", node.get("nvidia_driver_reboot", "ask"))).lower()

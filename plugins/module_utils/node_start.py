@@ -64,10 +64,8 @@ def efi_variable(name: str) -> bytes:
 
 
 def efi_numbers(name: str) -> list[int]:
-    return [
-        number
-        for (number,) in struct.iter_unpack("<H", efi_variable(name)[: len(efi_variable(name)) // 2 * 2])
-    ]
+    content = efi_variable(name)
+    return [number for (number,) in struct.iter_unpack("<H", content[: len(content) // 2 * 2])]
 
 
 def firmware_starts() -> tuple[str, str]:

@@ -228,7 +228,7 @@ def test_what_cannot_be_is_refused(seen: dict[str, Any], settings: dict[str, Any
 
 
 def test_whose_docker_is_there_stays() -> None:
-    lacks = {"missing": ["docker.io", "docker-compose", "docker-compose-v2"]}
+    lacks: dict[str, Any] = {"missing": ["docker.io", "docker-compose", "docker-compose-v2"]}
     bare = node(files={"/usr/bin/dockerd": ABSENT}, **lacks)
     assert SETTINGS.docker_packages(bare) == ["docker.io", "docker-compose"]
     assert SETTINGS.docker_packages(bare | {"distribution": "Ubuntu"}) == ["docker.io", "docker-compose-v2"]
