@@ -37,7 +37,7 @@ def bundle_problems(
 ) -> list[str]:
     """Sentences about why this node cannot be set up from this bundle; none when it can.
 
-    bundle: what playbooks/files/bundle says of it. seen: the answer of node_state. wheelhouse: the name of the one that
+    bundle: what files/bundle says of it. seen: the answer of node_state. wheelhouse: the name of the one that
     the node needs, with this `build` of torch. room: bytes that are free below /opt. driver: the packages that the role
     nvidia_driver will install there.
     """
