@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
+Seen = dict[str, Any]
+LINKS = ("current", "previous")
 # Systems with a good Python 3.11 of their own. Elsewhere a standalone one is brought along: jammy's is a release
 # candidate, and noble has 3.12.
 SYSTEM_PYTHON = {"Debian 12": "/usr/bin/python3.11"}
@@ -48,6 +51,28 @@ def release_name(content: str, requirements: str, script: str, environment: str)
     return f"{hashlib.sha256(text.encode()).hexdigest()[:12]}-{environment}"
 
 
+def rollback_problem(nodes: dict[str, Seen]) -> str:
+    """Why these nodes (by name, as node_state sees them) cannot go back to the release before, all the same way."""
+    ways = {}
+    for name, seen in nodes.items():
+        current, previous = (
+            seen["files"][f"/opt/aura/{link}"]["target"].rpartition("/")[2] for link in LINKS
+        )
+        if seen["files"]["/opt/aura/previous/complete"]["kind"] != "file" or previous in ("", current):
+            return (
+                f"{name} has no previous release to go back to: it has had {current or 'none'} only. No node was "
+                "changed. To install what an older checkout of this repository has: ansible-playbook site.yml there."
+            )
+        # The first word: nodes with other cards have other builds of the same trainer.
+        ways[f"{current.partition('-')[0]} to {previous.partition('-')[0]}"] = name
+    if len(ways) > 1:
+        return (
+            f"The nodes have not had the same releases: {'; '.join(ways)}. No node was changed. Bring all of them to "
+            "one release first (ansible-playbook site.yml), or go back on some of them with --limit."
+        )
+    return ""
+
+
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"release_name": release_name, "wheelhouse": wheelhouse}
+        return {"release_name": release_name, "rollback_problem": rollback_problem, "wheelhouse": wheelhouse}
