@@ -20,7 +20,7 @@ def card(name: str, *addresses: str, **more: Any) -> dict[str, Any]:
     number = sum(map(ord, name)) % 256
     mac = f"3c:7c:3f:00:00:{number:02x}"
     return {
-        "name": name, "mac": mac, "permanent_mac": mac, "up": True, "carrier": True, "speed": 1000, "driver": "r8169",
+        "name": name, "mac": mac, "permanent_mac": mac, "up": True, "carrier": True,
         "kind": "ethernet", "addresses": [*addresses, "fe80::3e7c:3fff:fe00:1/64"], "dynamic": [], "gateway": "",
         "manager": "networkd", **more,
     }  # fmt: skip
@@ -30,13 +30,13 @@ def home(name: str = "enp3s0", **more: Any) -> dict[str, Any]:
     return card(name, "192.168.1.57/24", **{"gateway": "192.168.1.1", "dynamic": ["192.168.1.57/24"], **more})
 
 
-NO_CABLE = {"carrier": False, "speed": 0}
-OFF = {"up": False, "carrier": False, "speed": 0, "manager": "none"}
+NO_CABLE = {"carrier": False}
+OFF = {"up": False, "carrier": False, "manager": "none"}
 DOCKER = card("docker0", "172.17.0.1/16", kind="virtual", carrier=False, permanent_mac="")
 
 
 def wifi(*addresses: str, **more: Any) -> dict[str, Any]:
-    return card("wlp2s0", *addresses, kind="wifi", driver="iwlwifi", manager="NetworkManager", **more)
+    return card("wlp2s0", *addresses, kind="wifi", manager="NetworkManager", **more)
 
 
 @pytest.mark.parametrize(
