@@ -172,7 +172,12 @@ def test_only_one_card_has_the_way_out(cards: list[dict[str, Any]], gateway: str
 
 # ── netplan's files ──────────────────────────────────────────────────────────────────────────────
 
-OURS = {"address": WANTED, "prefix": 24, "gateway": "192.168.50.1", "nameservers": ["192.168.50.1"]}
+OURS: dict[str, Any] = {
+    "address": WANTED,
+    "prefix": 24,
+    "gateway": "192.168.50.1",
+    "nameservers": ["192.168.50.1"],
+}
 MAC = card("enp3s0")["mac"]
 
 
@@ -338,7 +343,7 @@ def test_network_managers_own_profile_of_the_card_goes_too() -> None:
 
 # ── what there is to do ──────────────────────────────────────────────────────────────────────────
 
-SETTINGS = OURS | {"interface": "", "first_address": "192.168.1.57"}
+SETTINGS: dict[str, Any] = OURS | {"interface": "", "first_address": "192.168.1.57"}
 NONE = {"kind": "absent", "sha256": "", "mode": ""}
 
 
@@ -413,6 +418,6 @@ def test_where_the_node_is_when_its_network_was_taken_back(
 
 def test_the_role_says_all_that_is_wrong() -> None:
     seen = {"cards": [wifi("192.168.50.20/24")], "netplan": {}}
-    said = problems("static_network", seen, **OURS)
+    said = problems("static_network", seen, None, **OURS)
     assert "which is Wi-Fi" in said
     assert "static_network_enabled: false" in said
