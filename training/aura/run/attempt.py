@@ -43,8 +43,7 @@ from aura.plan.shapes import with_vocabulary
 from aura.run import sick_gpu
 from aura.run.directory import DONE, FINAL, steps_done
 from aura.run.progress import Progress
-from aura.run.run import Run
-from aura.run.start import trainer_of, with_steps
+from aura.run.start import Run, trainer_of, with_steps
 from aura.run.status import Status
 from aura.run.stop import StoppedWhileWaiting, StopSignal
 from aura.texts import console
@@ -240,12 +239,12 @@ class Attempt:
         attempt = self.members.attempt if self.members else f"alone-{secrets.token_hex(4)}"
         this_run = Run(
             config=self.config,
-            asked=self.config,
             corpus=corpus,
             directory=self.run_dir,
-            shares_from=self.shares_from,
             log_dir=log_dir,
-            place=self.place,
+            resume_from=resume_from,
+            shares_from=self.shares_from,
+            saves=self.place.local_rank == 0,
             device=self.device,
             ranks=ranks,
             devices=of_all_ranks(ranks, gpu_of(self.device)),
@@ -254,10 +253,9 @@ class Attempt:
             stop=self.stop,
             saver=self.saver,
             writer=next_writer(self.run_dir / "checkpoints", attempt, ranks),
-            activity=self.activity,
         )
         sick_gpu.watch(self.device, self.stop, self._end_sick)
-        return trainer_of(this_run, resume_from).train()
+        return trainer_of(this_run).train()
 
     def _already_done(self, steps: int) -> int:
         self.status.set(step=steps, max_steps=steps)

@@ -30,8 +30,8 @@ class Outcome:
     loss_sum: float  # nats
     tokens: int
     gradient_norm: float  # L2, of the mean over all tokens, before clipping
-    stopping: bool  # a rank was asked to stop
-    suspect: bool  # a rank cannot trust its numbers
+    stopping: bool  # a rank was asked to stop: no step follows in this attempt
+    suspect: bool  # because its GPU is sick: what it has computed may be wrong
     bad_loss: list[int]  # the ranks whose loss is not finite
     # The ranks whose gradient is not finite; empty too when only the sum over all is not.
     bad_gradient: list[int]

@@ -85,11 +85,17 @@ class Console:
 
     def __init__(self, rank: int, world_size: int, node: str, device: str) -> None:
         self.head = f"[Rank {rank}/{world_size} | Node {node} | Device {device}]"
-        self.is_live = rank == 0 and sys.stdout.isatty()
+        self.leads = rank == 0
+        self.is_live = self.leads and sys.stdout.isatty()
         self.shown = -math.inf  # when the live line was written
 
     def say(self, text: str) -> None:
         put(f"{CLEAR if self.is_live else ''}{self.head} {text}")
+
+    def say_once(self, text: str) -> None:
+        """One rank speaks for all."""
+        if self.leads:
+            self.say(text)
 
     def show(self, text: str) -> None:
         """A line that the next one replaces, on a terminal and no more than every LIVE_PAUSE seconds."""
