@@ -9,7 +9,6 @@ decision is written down (shares.jsonl of rank 0), and what goes on from an olde
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections import deque
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from aura.cluster.activity import UNCOUNTED
 from aura.cluster.ranks import Ranks
+from aura.durable import replace_text
 from aura.errors import ConfigError, reason_of
 from aura.run.division import Division, decision_of, read_decisions, shares_by_speed, slowest
 from aura.run.meter import Meter
@@ -135,10 +135,8 @@ class Balance(Observer):
     def _replace(self, old: str, new: str) -> None:
         if new == old:
             return
-        temporary = self.path.with_name(f"{self.path.name}.tmp-{os.getpid()}")
         try:
-            temporary.write_text(new, encoding="utf-8")
-            temporary.replace(self.path)
+            replace_text(self.path, new)
         except OSError as error:
             self.speaker.say(text("log_ends", path=self.path, error=reason_of(error)))
 
