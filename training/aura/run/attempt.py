@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -20,7 +20,6 @@ import torch.distributed as dist
 from aura.checkpoint import manifest, store
 from aura.checkpoint.newest import next_writer
 from aura.cluster.activity import Activity
-from aura.cluster.devices import of_all_ranks
 from aura.cluster.gang import Gang
 from aura.cluster.join import join
 from aura.cluster.place import (
@@ -31,7 +30,7 @@ from aura.cluster.place import (
     place_from_environment,
 )
 from aura.cluster.ranks import CollectiveFailed, Ranks, collective
-from aura.cluster.rendezvous import GangBroken, GangMismatch, GangRefused, card_of
+from aura.cluster.rendezvous import NoGang, card_of
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows, check_corpus
@@ -87,18 +86,9 @@ def tell_the_others(error: AuraError, run_dir: Path, join_timeout: float) -> Non
     if error.exit_code not in FOR_GOOD:
         return
     # What goes wrong from here on hides nothing: the sentence has been said.
-    with suppress(AuraError, GangBroken, GangMismatch, GangRefused, StoppedWhileWaiting):
+    with suppress(AuraError, NoGang, StoppedWhileWaiting):
         if (place := place_from_environment()).world_size > 1:
-            join(
-                rank=place.rank,
-                world_size=place.world_size,
-                master_address=place.master_address,
-                master_port=place.master_port,
-                run=run_dir.absolute().name,
-                node=place.node,
-                join_timeout=join_timeout,
-                refusal=error,
-            )
+            join(place, run_dir.absolute().name, join_timeout, refusal=error)
 
 
 class Attempt:
@@ -152,11 +142,7 @@ class Attempt:
             finished = self._train(corpus, log_dir, nodes, resume_from)
         except StoppedWhileWaiting:
             return self._end("stopped", console.text("stopped_waiting"), EXIT_OK)
-        except GangBroken as error:
-            return self._end("failed", str(error), EXIT_TEMPORARY)
-        except GangMismatch as error:
-            return self._end("failed", str(error), ConfigError.exit_code)
-        except GangRefused as error:
+        except NoGang as error:
             return self._end("failed", str(error), error.exit_code)
         except CollectiveFailed as error:
             assert self.members
@@ -195,17 +181,8 @@ class Attempt:
             self.stop.waiting = False
             return [place.node]
         self.status.set(state="joining", message=console.text("waiting_for_ranks"))
-        self.members = members = join(
-            rank=place.rank,
-            world_size=place.world_size,
-            master_address=place.master_address,
-            master_port=place.master_port,
-            run=self.run_dir.absolute().name,
-            node=place.node,
-            backend=self.backend,
-            join_timeout=timeout,
-            report=say,
-        )
+        run = self.run_dir.absolute().name
+        self.members = members = join(place, run, timeout, self.backend, report=say)
         self.status.set(attempt=members.attempt, message="")
         members.watch(self._end_now, self.activity)
         self.stop.waiting = False
@@ -247,7 +224,7 @@ class Attempt:
             saves=self.place.local_rank == 0,
             device=self.device,
             ranks=ranks,
-            devices=of_all_ranks(ranks, gpu_of(self.device)),
+            devices=[gpus.Gpu(**gpu) for gpu in ranks.all_of(asdict(gpu_of(self.device)))],
             speaker=self.speaker,
             status=self.status,
             stop=self.stop,

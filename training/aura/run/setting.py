@@ -41,8 +41,7 @@ def setting_of(
         return Setting(config)
     if len(set(ranks.nodes)) == 1:
         why = text("setting", name=text("candidate_exact"), why=text("setting_one_node"))
-        lines = (why,) if ranks.world_size > 1 else ()
-        return Setting(exchanging(config, "fp32", 0.0), lines=lines)
+        return Setting(exchanging(config, "fp32", 0.0), lines=(why,) if ranks.world_size > 1 else ())
     file = directory / PLAN
     found = _decided_before(config, ranks, file, speaker) or _decided_now(config, ranks, measured())
     if saves:
