@@ -176,7 +176,7 @@ class Attempt:
         """Wait for the other ranks; the node of every rank. Raises GangBroken, GangMismatch, CollectiveFailed."""
         place, say = self.place, self.speaker.say
         if place.world_size == 1:
-            say(console.alone())
+            say(console.text("alone"))
             self.status.set(state="joining", attempt="alone")
             self.stop.waiting = False
             return [place.node]
@@ -189,8 +189,8 @@ class Attempt:
         # A node without a usable GPU talks gloo only, and so do all with it.
         if self.backend == "nccl" and (slower := members.without_nccl()):
             self.backend = "gloo"
-            say(console.backend_agreed(self.backend, ", ".join(map(str, slower))))
-        say(console.distributed(self.backend))
+            say(console.text("backend_agreed", backend=self.backend, ranks=", ".join(map(str, slower))))
+        say(console.text("distributed", backend=self.backend))
         self._begin_collectives(members)
         return [member.node for member in members.members]
 
@@ -248,7 +248,7 @@ class Attempt:
             compared = self.place.world_size > 1
             return self._end("done", console.completed(ranks_compared=compared), EXIT_OK)
         if self.stop.requested:
-            return self._end("stopped", console.stopped(), EXIT_OK)
+            return self._end("stopped", console.text("stopped"), EXIT_OK)
         return self._end("stopped", console.text("stopped_with_another"), EXIT_TEMPORARY)
 
     def _end(self, state: str, sentence: str, code: int) -> int:
@@ -300,7 +300,7 @@ def export_final(run_dir: Path, say: Callable[[str], None]) -> None:
     except (AuraError, OSError) as error:
         say(console.text("export_later", error=error, path=run_dir))
     else:
-        say(console.final(run_dir / FINAL))
+        say(console.text("final", path=run_dir / FINAL))
 
 
 def verify_first(resume_from: Path) -> None:

@@ -18,8 +18,7 @@ from aura.run.progress import Observer, Progress, Step
 from aura.run.runlog import Row, RunLog
 from aura.run.status import Status
 from aura.strategy.interface import Strategy
-from aura.texts import console
-from aura.texts.console import Console
+from aura.texts.console import Console, text
 
 
 @dataclass
@@ -63,7 +62,8 @@ class Lines(Observer):
 
     def after(self, step: Step) -> None:
         if step.loss_scales:
-            self.speaker.say_once(console.left_out(step.number, *step.loss_scales))
+            before, now = step.loss_scales
+            self.speaker.say_once(text("left_out", step=step.number, before=before, now=now))
         loss, tokens = step.outcome.loss, step.outcome.tokens
         self.pace.add(step.seconds, tokens)
         self.seconds, self.tokens = self.seconds + step.seconds, self.tokens + tokens
@@ -79,7 +79,8 @@ class Lines(Observer):
                 waited=round(self.waited, 3),
             )
             self.seconds = self.tokens = self.waited = 0.0
-            self.speaker.say(console.step(step.epoch, step.number, loss, step.sync))
+            shown = {"epoch": step.epoch, "number": step.number, "loss": loss, "sync": step.sync}
+            self.speaker.say(text("step", **shown))
             self.speaker.say_once(self.pace.line(step.number))
         self.status.set(at_once=step.is_first, step=step.number, epoch=step.epoch, loss=loss)
 
@@ -98,15 +99,15 @@ class Validation(Observer):
     def begin(self) -> None:
         if self.progress.first_validation_loss is None:
             self.progress.first_validation_loss = loss = self._validate()
-            vocab_size = self.config.vocab_size
-            self.speaker.say_once(console.validation_at_start(loss, vocab_size, math.log(vocab_size)))
+            guessing = {"vocab_size": self.config.vocab_size, "uniform": math.log(self.config.vocab_size)}
+            self.speaker.say_once(text("validation_at_start", loss=loss, **guessing))
 
     def after(self, step: Step) -> None:
         if step.number % self.config.validate_every == 0 or step.ends_epoch or step.is_last:
             step.validation_loss = self._validate()
 
     def _validate(self) -> float:
-        self.status.set(message=console.text("validating"))
+        self.status.set(message=text("validating"))
         self.strategy.complete()
         self.strategy.expect_delay()
         loss = self.loss()
@@ -184,6 +185,8 @@ class Epochs(Observer):
         progress = self.progress
         assert step.validation_loss is not None
         loss, seconds = progress.epoch_loss_sum / progress.epoch_tokens, progress.epoch_seconds
-        self.speaker.say_once(console.epoch(step.epoch, self.count, loss, step.validation_loss, seconds))
+        numbers = {"number": step.epoch, "epochs": self.count, "seconds": seconds}
+        losses = {"train": loss, "validation": step.validation_loss}
+        self.speaker.say_once(text("epoch", **numbers, **losses))
         self.board.add_epoch(step.epoch, loss, step.validation_loss, seconds)
         progress.epoch_loss_sum = progress.epoch_tokens = progress.epoch_seconds = 0.0

@@ -145,7 +145,7 @@ class Saving(Observer):
         if saves == 0:
             raise DataError("no_rank_saved", name=name)
         if saved and self.speaker.leads:
-            self.speaker.say(console.saved(name, self.stall, saver.seconds))
+            self.speaker.say(console.text("saved", name=name, stall=self.stall, seconds=saver.seconds))
             self.board.add("Time/save_stall_seconds", self.stall, self.snapshot.progress.step)
         self.under_way = ""
 
@@ -173,7 +173,8 @@ class Completion(Observer):
         if self.speaker.leads:
             assert progress.first_validation_loss is not None and progress.validation_loss is not None
             start, end = progress.first_validation_loss, progress.validation_loss
-            self.speaker.say(console.validation_at_end(end, start, corpus.unigram_entropy))
+            losses = {"end": end, "start": start, "unigram": corpus.unigram_entropy}
+            self.speaker.say(console.text("validation_at_end", **losses))
             self.speaker.say(outcome := self.pace.compared())
             self.status.set(outcome=outcome)
         self.status.set(sync=self.comparison.compare())

@@ -107,7 +107,7 @@ def trainer_of(run: Run) -> Trainer:
         refuse_a_run_that_is_over(run.config, progress)
         loss_scale.load(state["scaler"])
         batches.division.load(state.get("division", {}), progress.step)
-        run.speaker.say(console.continuing(progress.step))
+        run.speaker.say(console.text("continuing", step=progress.step))
     strategy.start()
     if run.saves:
         take_directory(run, model, progress)
@@ -173,7 +173,7 @@ def say_what_is_trained(run: Run, model: LanguageModel, batches: Batches) -> Non
         for line in batch_lines(run, batches):
             say(line)
         if warmup >= config.steps:
-            say(console.long_warmup(warmup, config.steps))
+            say(console.text("long_warmup", warmup=warmup, steps=config.steps))
 
 
 def batch_lines(run: Run, batches: Batches) -> Iterator[str]:
