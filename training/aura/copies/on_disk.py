@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.checkpoint import manifest
-from aura.checkpoint.copy_runs import Pace
+from aura.copies.copy_runs import Pace
 from aura.durable import publish
 from aura.texts import console
 
