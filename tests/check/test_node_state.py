@@ -1,27 +1,10 @@
-"""How what a node is gets compared with what is wanted, and which answer serves which question."""
+"""What a node says of itself, and which answer serves which question."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
-
-
-@pytest.mark.parametrize(
-    ("seen", "wanted", "differ"),
-    [
-        ({"/a": {"kind": "file", "mode": "0644"}}, {"/a": {"kind": "file"}}, []),
-        ({"/a": {"kind": "file", "mode": "0600"}}, {"/a": {"kind": "file", "mode": "0644"}}, ["/a"]),
-        ({"/a": {"kind": "link", "mode": "0777"}}, {"/a": {"kind": "directory"}}, ["/a"]),
-        ({"/a": {"kind": "absent", "mode": ""}}, {"/a": {"kind": "absent"}}, []),
-        ({}, {"/a": {"kind": "absent"}}, ["/a"]),  # not looked at is not known
-        ({"/a": {"kind": "file"}, "/b": {"kind": "file"}}, {"/a": {"kind": "file"}}, []),
-    ],
-)
-def test_only_what_is_wanted_is_compared(
-    seen: dict[str, dict[str, str]], wanted: dict[str, dict[str, str]], differ: list[str]
-) -> None:
-    assert tree.plugin("filter/differing").differing(seen, wanted) == differ
 
 
 def test_an_answer_serves_who_asks_for_no_more() -> None:
@@ -44,8 +27,8 @@ def node_state() -> Any:
     return tree.plugin("modules/node_state")
 
 
-def test_what_a_unit_says_of_itself(node_state: Any) -> None:
-    unit = node_state.unit
+def test_what_a_unit_says_of_itself() -> None:
+    unit = tree.plugin("module_utils/node_units").unit
     off = unit(
         "LoadState=loaded\nActiveState=inactive\nUnitFileState=disabled\nNeedDaemonReload=no\n", now=100.0
     )
