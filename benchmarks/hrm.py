@@ -34,7 +34,7 @@ from aura.model.hrm_text import HrmText, norm
 from aura.model.language_model import LanguageModel
 from aura.optim.schedule import learning_rate
 from aura.plan.flops import flops_per_token
-from aura.plan.shapes import matrices_of_a_block, parameter_count
+from aura.plan.shapes import parameter_count, shape_of
 from aura.strategy.alone import Alone
 from aura.strategy.interface import Told
 from loops import prepare_corpus, spanish_text
@@ -96,7 +96,7 @@ def flops(job: Job) -> int:
     config = job.config()
     if not ARMS[job.arm].once:
         return flops_per_token(config)
-    block = 2 * sum(map(len, matrices_of_a_block(config))) + 4 * config.d_model * config.seq_len
+    block = 2 * shape_of(config).in_matrices + 4 * config.d_model * config.seq_len
     return 3 * config.layers * block + 6 * config.vocab_size * config.d_model
 
 

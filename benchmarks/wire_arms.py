@@ -11,7 +11,7 @@ from aura.config import TrainConfig, resolve
 from aura.plan import gpus
 from aura.plan.flops import flops_per_token, update_flops, utilisation
 from aura.plan.plan import plan_for
-from aura.plan.shapes import rows, stored_parameters
+from aura.plan.shapes import rows, shape_of
 
 PRESET = "gpt2-medium"
 # 510 sequences of 1,024 tokens are 522,240 tokens. On 5, 2 and 1 nodes equal shares, on 5 of 17 micro-batches, so that
@@ -127,7 +127,7 @@ def lengths(arm: Arm, mfu: float | None = None) -> Lengths:
         alone=sequence * sum(shares) + whole_update,
         tokens=sum(shares) * config.seq_len,
         shares=tuple(shares),
-        moving=tuple(stored_parameters(config) / MEMORY_SPEED[arm.card] * slower for slower in arm.slowness),
+        moving=tuple(shape_of(config).stored / MEMORY_SPEED[arm.card] * slower for slower in arm.slowness),
     )
 
 

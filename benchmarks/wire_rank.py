@@ -140,18 +140,16 @@ class OnlyTheWireDelayed(OnlyTheWire, Timestamped):
     pass
 
 
-class Beforehand:
-    """A format that encodes the first numbers of a length, and then sends these bytes again and again."""
+@dataclass(frozen=True)
+class Beforehand(WireFormat):
+    """Encodes the first numbers of a length, and then sends these bytes again and again."""
 
-    def __init__(self, inner: WireFormat) -> None:
-        self.inner, self.changes, self.master = inner, inner.changes, inner.master
-        self.units, self.unpack = inner.units, inner.unpack
-        self.packed: dict[tuple[int, ...], Tensor] = {}
+    packed: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def pack(self, groups: list[list[Tensor]]) -> Tensor:
         key = tuple(sum(map(len, group)) for group in groups)
         if key not in self.packed:
-            self.packed[key] = self.inner.pack(groups)
+            self.packed[key] = super().pack(groups)
         return self.packed[key]
 
 
@@ -190,7 +188,7 @@ class Ours:
         self.strategy.optimizer = Update(updated, self.gpu, waits.update[rank])
         if self.only_the_wire:
             legs = self.strategy.legs
-            legs.gradient_format = legs.weight_format = Beforehand(self.strategy.format)
+            legs.gradient_format = legs.weight_format = Beforehand(**asdict(self.strategy.format))
             legs._add_up = lambda *_: None  # type: ignore[method-assign]
         self.strategy.start()
         self.gpu.nothing_before(time.perf_counter())

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from aura.cluster import activity as activity_module
 from aura.cluster.activity import Activity
 from aura.cluster.join import join
+from aura.cluster.place import Place
 from aura.cluster.rendezvous import GangBroken, GangMismatch, GangRefused
 from aura.errors import DataError
 
@@ -50,13 +51,9 @@ def work(
     activity_module.LEAST = least
     try:
         gang = join(
-            rank=rank,
-            world_size=world_size,
-            master_address="127.0.0.1",
-            master_port=reached_at or port,
-            run=run,
-            node=f"node{rank}",
-            join_timeout=40,
+            Place(rank, 0, world_size, "127.0.0.1", reached_at or port, f"node{rank}"),
+            run,
+            timeout=40,
             refusal=DataError("is_empty", path="its corpus") if fault == "refuse" else None,
             report=say,
         )

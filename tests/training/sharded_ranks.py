@@ -131,7 +131,7 @@ class Rank:
         if task.resume_from:
             for name, tensor in load_file(task.resume_from / "parameters-0.safetensors").items():
                 self.model.get_parameter(name).data.copy_(tensor)
-            self.strategy.load(*(load_file(path) for path in sorted(task.resume_from.glob("shard-*"))))
+            self.strategy.load(load_file(task.resume_from / "whole-0.safetensors"))
         self.strategy.start()
         for number in range(task.first, task.first + task.steps):
             if self.rank in task.faults:

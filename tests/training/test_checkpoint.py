@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from aura import durable
 from aura.checkpoint import manifest
 from aura.checkpoint import store as checkpoint
 from aura.checkpoint.newest import EMPTY, Ballot, newest_valid, next_writer, winner
@@ -281,7 +282,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_that_save_at_most(moment: int, tmp
     save(tmp_path, 1)
 
     def die() -> None:
-        original, count = checkpoint.flush, 0
+        original, count = durable.flush, 0
 
         def flush(path: Path) -> None:
             nonlocal count
@@ -290,7 +291,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_that_save_at_most(moment: int, tmp
             count += 1
             original(path)
 
-        checkpoint.flush = flush
+        durable.flush = flush
         saver = checkpoint.Saver(tmp_path, keep=1, keep_every=0)
         begin(saver, 2)
         saver.wait()
@@ -327,7 +328,7 @@ def test_an_error_at_any_moment_of_a_save_leaves_the_older_one_alone(
 ) -> None:
     """flush is called for each file, the directory, and after the rename."""
     save(tmp_path, 1)
-    original, count = checkpoint.flush, 0
+    original, count = durable.flush, 0
 
     def fail(path: Path) -> None:
         nonlocal count
@@ -336,7 +337,7 @@ def test_an_error_at_any_moment_of_a_save_leaves_the_older_one_alone(
         count += 1
         original(path)
 
-    monkeypatch.setattr(checkpoint, "flush", fail)
+    monkeypatch.setattr(durable, "flush", fail)
     with pytest.raises(OSError):
         save(tmp_path, 2)
     found = newest_valid(tmp_path, print)

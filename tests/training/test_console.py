@@ -143,18 +143,21 @@ def test_the_locale_chooses(
 def test_an_unknown_language_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     set_locale(monkeypatch, AURA_LANG="de")
     with pytest.raises(ConfigError, match=r"AURA_LANG='de' is unknown\. There are: es, en\."):
-        console.alone()
+        console.text("alone")
+
+
+EPOCH = {"number": 1, "epochs": 5, "train": 2.0813, "validation": 2.0456, "seconds": 318.4}
 
 
 def test_the_lines_of_the_guides(monkeypatch: pytest.MonkeyPatch) -> None:
     set_locale(monkeypatch)
     config = resolve("gpt2-medium")
     spanish = [
-        console.distributed("nccl"),
+        console.text("distributed", backend="nccl"),
         console.model(config),
         console.precision("fp32"),
-        console.step(1, 200, 2.1345, "OK"),
-        console.epoch(1, 5, 2.0813, 2.0456, 318.4),
+        console.text("step", epoch=1, number=200, loss=2.1345, sync="OK"),
+        console.text("epoch", **EPOCH),
         console.completed(ranks_compared=True),
     ]
     assert spanish == [
@@ -166,7 +169,7 @@ def test_the_lines_of_the_guides(monkeypatch: pytest.MonkeyPatch) -> None:
         "Entrenamiento completado. Gradientes sincronizados.",
     ]
     set_locale(monkeypatch, AURA_LANG="en")
-    assert console.epoch(1, 5, 2.0813, 2.0456, 318.4) == (
+    assert console.text("epoch", **EPOCH) == (
         "Epoch 1/5 | Training loss: 2.0813 | Validation loss: 2.0456 | Epoch took: 318.4s"
     )
     assert console.completed(ranks_compared=False) == "Training completed."

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura.checkpoint import copy_runs, manifest, on_disk
+from aura.checkpoint import manifest
 from aura.checkpoint import store as checkpoint
 from aura.commands import copy_runs as command
+from aura.copies import copy_runs, on_disk
 from aura.errors import EXIT_OK, EXIT_TEMPORARY
 from spanish import english_in
 

@@ -12,7 +12,7 @@ import torch
 from aura.config import resolve
 from aura.model.gpt import GPT
 from aura.plan.memory import memory_of, wire_bytes
-from aura.plan.shapes import stored_parameters
+from aura.plan.shapes import shape_of
 from aura.strategy.codec import bytes_of
 from aura.strategy.pieces import owners, rounds
 from aura.strategy.sharded import _round_count, whole_matrices
@@ -119,8 +119,8 @@ def test_a_gradient_that_is_not_finite_names_its_rank_and_changes_nothing(wire: 
 @pytest.mark.parametrize("wire", WIRES)
 def test_the_plan_knows_the_bytes_and_the_owners_weights(wire: str) -> None:
     config = resolve("gpt2", {"wire": wire})
-    assert wire_bytes(config) == bytes_of(wire, stored_parameters(config))
+    assert wire_bytes(config) == bytes_of(wire, shape_of(config).stored)
     exact = memory_of(replace(config, wire="fp32"), 1, on_gpu=False, ranks=5)
-    master = 4 * stored_parameters(config) / 5
+    master = 4 * shape_of(config).stored / 5
     assert memory_of(config, 1, on_gpu=False, ranks=5).moments - exact.moments == pytest.approx(master, abs=1)
     assert memory_of(config, 1, on_gpu=False) == memory_of(replace(config, wire="fp32"), 1, on_gpu=False)

@@ -14,7 +14,7 @@ from aura.strategy import pieces, wire
 from aura.strategy.interface import outcome_of
 from aura.strategy.pieces import Segment, newton_schulz_work, owners, rounds
 from aura.strategy.sharded import ROUND_BYTES, _round_count, whole_matrices
-from aura.strategy.state import put_together
+from aura.strategy.state import take
 from aura.strategy.wire import ENOUGH, SHORTEST, Patience
 
 GIGABIT = 118e6  # bytes of payload per second
@@ -144,34 +144,25 @@ def test_numbers_are_added_in_the_order_of_the_ranks() -> None:
     assert outcome_of(rows).bad_loss == [1]
 
 
-def test_state_is_put_together_by_element() -> None:
+def test_an_owner_takes_its_elements_out_of_the_whole_state() -> None:
     values = torch.arange(1000.0)
-    parts = [
-        {"w.exp_avg[0:300]": values[:300], "w.exp_avg[512:1000]": values[512:], "w.step": torch.tensor(7.0)}
-    ]
-    parts += [{"w.exp_avg[200:600]": values[200:600].view(2, 200)}, {"v.exp_avg": torch.ones(2, 2)}]
-    w, v, step = torch.zeros(1, 500), torch.zeros(2), torch.zeros(())
-    wanted = {
-        "a": (Segment("w", 256, 756), "exp_avg", w),
-        "b": (Segment("v", 2, 4), "exp_avg", v),
-        "c": (Segment("w", 256, 756), "step", step),
-    }
-    put_together(wanted, parts)
-    assert torch.equal(w.view(-1), values[256:756]) and v.tolist() == [1, 1] and step.item() == 7
-    with pytest.raises(DataError, match="no a from element 300 on: a shard is missing"):
-        put_together(wanted, [parts[0], parts[2]])
-    with pytest.raises(DataError, match="'nonsense' is no name of an optimizer state"):
-        put_together(wanted, [{"nonsense": w}])
+    whole = {"w.exp_avg": values.view(10, 100), "w.step": torch.tensor(7.0)}
+    target, step = torch.zeros(1, 500), torch.zeros(())
+    take(whole, Segment("w", 256, 756), "exp_avg", target)
+    take(whole, Segment("w", 256, 756), "step", step)
+    assert torch.equal(target.view(-1), values[256:756]) and step.item() == 7
+    for name, stop in (("v", 500), ("w", 1500)):  # of another model
+        with pytest.raises(DataError, match=f"no {name}.exp_avg that fits"):
+            take(whole, Segment(name, 0, stop), "exp_avg", torch.zeros(stop))
+    with pytest.raises(DataError, match=r"no v.step that fits"):
+        take(whole, Segment("v", 0, 500), "step", step)
 
 
 def test_scales_belong_to_blocks() -> None:
     scales = torch.arange(8.0).view(2, 4)  # of 1,000 elements
-    parts = [
-        {"w.scales[0:512]": scales[:, :2].contiguous(), "w.scales[512:1000]": scales[:, 2:].contiguous()}
-    ]
     for start, stop, columns in ((256, 768, slice(1, 3)), (768, 1000, slice(3, 4)), (0, 1000, slice(0, 4))):
         target = torch.zeros(2, columns.stop - columns.start)
-        put_together({"x": (Segment("w", start, stop), "scales", target)}, parts)
+        take({"w.scales": scales}, Segment("w", start, stop), "scales", target)
         assert torch.equal(target, scales[:, columns])
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,17 @@ def flush(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: dict[str, Any], flushed: bool = False) -> None:
-    """As JSON. Whoever reads sees the old file or the new one, never half of one. flushed: a power cut does not lose
-    it. Raises OSError."""
+    """As JSON, see `replace_text`."""
+    replace_text(path, json.dumps(content, indent=1) + "\n", flushed)
+
+
+def replace_text(path: Path, content: str, flushed: bool = False) -> None:
+    """Whoever reads sees the old file or the new one, never half of one. flushed: a power cut does not lose it. Raises
+    OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(content, encoding="utf-8")
         if flushed:
             flush(temporary)
         temporary.replace(path)
@@ -31,3 +38,26 @@ def write_atomically(path: Path, content: dict[str, Any], flushed: bool = False)
             flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """A directory of files, whole: on the disk first, and then under its name, in place of what had it. Raises
+    OSError."""
+    for file in temporary.iterdir():
+        flush(file)
+    _flush_names(temporary)
+    aside = temporary.with_name(f".old-{temporary.name}")  # who cleans up after a power cut knows both
+    if final.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        final.rename(aside)
+    temporary.rename(final)
+    _flush_names(final.absolute().parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _flush_names(directory: Path) -> None:
+    try:
+        flush(directory)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file servers know it of files only
+            raise

@@ -47,7 +47,7 @@ from aura.checkpoint.newest import Ballot, age, ballot_of, newest_valid, winner
 from aura.cluster.ranks import Ranks
 from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import Corpus, sha256_of
-from aura.durable import flush
+from aura.durable import publish
 from aura.errors import ConfigError
 from aura.strategy.state import copies
 from aura.texts.console import text
@@ -156,20 +156,9 @@ def write(
             file: {"sha256": sha256_of(temporary / file), "bytes": (temporary / file).stat().st_size}
             for file in (MODEL, OPTIMIZER, STATE)
         }
-        manifest = {
-            "format": FORMAT,
-            "step": state["step"],
-            "writer": state.get("writer", {}),
-            "files": files,
-        }
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        for file in temporary.iterdir():
-            flush(file)
-        flush(temporary)
-        if final.exists():  # of an attempt that was given up: the same step, computed again
-            final.rename(directory / f"{name}{TEMPORARY}old-{os.getpid()}")
-        temporary.rename(final)
-        flush(directory)
+        about = {"format": FORMAT, "step": state["step"], "writer": state.get("writer", {})}
+        (temporary / MANIFEST).write_text(json.dumps({**about, "files": files}, indent=1), encoding="utf-8")
+        publish(temporary, final)  # what has its name is of an attempt that was given up: the same step
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -209,7 +198,9 @@ def read_state(path: Path) -> State:
 
 def load_parameters(path: Path, model: nn.Module) -> None:
     """Overwrite the parameters of `model` with those of a checkpoint."""
-    _overwrite(parameters_of(model), load_file(path / MODEL))
+    sources = load_file(path / MODEL)
+    for name, target in parameters_of(model).items():
+        target.copy_(sources[name])
 
 
 def agree_and_load(
@@ -246,14 +237,8 @@ def agree_and_load(
         load_optimizer(optimizer := load_file(found.path / OPTIMIZER))
     if lacking:
         if ranks.rank in (source, *lacking):
-            report(
-                text(
-                    "sends_checkpoint",
-                    source=ranks.name([source]),
-                    step=best.step,
-                    others=ranks.name(lacking),
-                )
-            )
+            who = {"source": ranks.name([source]), "others": ranks.name(lacking)}
+            report(text("sends_checkpoint", step=best.step, **who))
         for tensor in parameters_of(model).values():
             ranks.send(tensor, source, lacking)
         received = ranks.send_tensors(optimizer, source, lacking)
@@ -273,20 +258,13 @@ def tidy(directory: Path, step: int) -> None:
     for path in checkpoints(directory):
         if step_of(path) <= step:
             continue
-        if _is_damaged(path):
+        try:
+            verify(path)
+            _supersede(path)
+        except Damaged:
             aside = directory / f"{DAMAGED}{path.name}"
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
-        else:
-            _supersede(path)
-
-
-def _is_damaged(path: Path) -> bool:
-    try:
-        verify(path)
-    except Damaged:
-        return True
-    return False
 
 
 def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_size: int) -> list[str]:
@@ -320,11 +298,6 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     """And what is never trained, but belongs to the model."""
     tensors: dict[str, Tensor] = model.state_dict()
     return tensors
-
-
-def _overwrite(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
-    for name, target in targets.items():
-        target.copy_(sources[name])
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:

@@ -105,14 +105,7 @@ class Gang:
     def leave(self, timeout: float = 15.0) -> None:
         """End in good order: nobody is blamed any more, and rank 0 keeps the store up until all have left."""
         self._leaving.set()
-        left = PrefixStore(self.attempt, self._base)
-        try:
-            left.add("left", 1)
-            deadline = now() + timeout
-            while self.rank == 0 and left.add("left", 0) < self.world_size and now() < deadline:
-                time.sleep(0.05)
-        except RuntimeError:
-            pass  # rank 0 has gone before us; we are leaving anyway
+        self._linger(PrefixStore(self.attempt, self._base), timeout)
 
     def _beat_loop(self) -> None:
         """Watch until the attempt is over. A watch that ended silently would look like one that sees nothing."""
@@ -184,11 +177,11 @@ class Gang:
         self._linger(store)
         return verdict
 
-    def _linger(self, store: Store) -> None:
-        """This rank knows the verdict; rank 0 keeps the store up until the others do."""
+    def _linger(self, store: Store, seconds: float = LINGER) -> None:
+        """This rank knows all that it has to; rank 0 keeps the store up until the others do."""
         try:
             left = store.add("left", 1)
-            deadline = now() + LINGER
+            deadline = now() + seconds
             while self.rank == 0 and left < self.world_size and now() < deadline:
                 time.sleep(0.05)
                 left = store.add("left", 0)

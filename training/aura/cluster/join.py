@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed import PrefixStore, Store
 
 from aura.cluster.gang import SILENCE_HURT, Gang
+from aura.cluster.place import Place
 from aura.cluster.rendezvous import (
     CONNECT_TIMEOUT,
     GangBroken,
@@ -35,43 +36,36 @@ Report = Callable[[str], None]
 
 
 def join(
-    *,
-    rank: int,
-    world_size: int,
-    master_address: str,
-    master_port: int,
+    place: Place,
     run: str,
-    node: str,
+    timeout: float,
     backend: str = "gloo",
-    join_timeout: float = 600.0,
     refusal: AuraError | None = None,
     report: Report = print,
 ) -> Gang:
-    """Wait until all `world_size` ranks of one attempt have come, and return the gang.
+    """Wait until all ranks of one attempt of the run have come, and return the gang.
 
     `refusal`: this rank comes only to say that it cannot take part. Raises GangBroken when not all have come within
-    `join_timeout` seconds or the port is taken, GangMismatch when rank 0 has another run or another world size,
+    `timeout` seconds or the port is taken, GangMismatch when rank 0 has another run or another world size,
     GangRefused when a rank cannot take part: the same on all ranks.
     """
-    deadline = now() + join_timeout
+    deadline = now() + timeout
     me = Member(
-        rank,
-        node,
-        own_address(master_address, master_port),
+        place.rank,
+        place.node,
+        own_address(place.master_address, place.master_port),
         secrets.token_hex(8),
         backend,
         str(refusal) if refusal else "",
         refusal.exit_code if refusal else 0,
     )
-    if rank == 0:
-        return _open_attempt(me, world_size, master_address, master_port, run, deadline, report)
-    return _join_attempt(me, world_size, master_address, master_port, run, deadline, report)
+    way_in = _open_attempt if place.rank == 0 else _join_attempt
+    return way_in(me, place, run, deadline, report)
 
 
-def _open_attempt(
-    me: Member, world_size: int, address: str, port: int, run: str, deadline: float, report: Report
-) -> Gang:
+def _open_attempt(me: Member, place: Place, run: str, deadline: float, report: Report) -> Gang:
     """Rank 0: hold the store, issue the attempt's id, wait for everybody, seal."""
+    world_size, address, port = place.world_size, place.master_address, place.master_port
     store = open_store(address, port, me.node, deadline, report)
     attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     store.set("attempt", json.dumps({"attempt": attempt, "run": run, "world_size": world_size}))
@@ -154,10 +148,9 @@ class _Patient:
         patiently(lambda: self.store.add(f"beat/{token}", 1))
 
 
-def _join_attempt(
-    me: Member, world_size: int, address: str, port: int, run: str, deadline: float, report: Report
-) -> Gang:
+def _join_attempt(me: Member, place: Place, run: str, deadline: float, report: Report) -> Gang:
     """Every other rank: find the store, join its attempt, wait for the seal; start over when rank 0 goes."""
+    world_size, address, port = place.world_size, place.master_address, place.master_port
     said = ""
 
     def say(sentence: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -109,6 +110,11 @@ class Ranks:
         if self.rank == source:
             buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         return bytes(self.broadcast(buffer, source).cpu().numpy())
+
+    def all_of(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """What every rank says of itself, by rank; as JSON."""
+        said = json.dumps(own).encode()
+        return [json.loads(self.broadcast_bytes(said, rank)) for rank in range(self.world_size)]
 
     def send_tensors(self, tensors: dict[str, Tensor], source: int, lacking: list[int]) -> dict[str, Tensor]:
         """Those of rank `source` by name, in the CPU's memory, where they are lacking. All ranks have to call this."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import psutil
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from aura.errors import EXIT_TEMPORARY, ConfigError
 from aura.texts.console import text
 
 CONNECT_TIMEOUT = 10.0  # seconds for one try to reach the store
@@ -26,15 +27,23 @@ PATIENCE = 8.0  # seconds without an answer after which a connection to the stor
 T = TypeVar("T")
 
 
-class GangBroken(Exception):
-    """The gang cannot go on; a new attempt may. The text is a sentence for a person."""
+class NoGang(Exception):
+    """The text is a sentence for a person."""
+
+    exit_code = EXIT_TEMPORARY
 
 
-class GangMismatch(Exception):
+class GangBroken(NoGang):
+    """The gang cannot go on; a new attempt may."""
+
+
+class GangMismatch(NoGang):
     """This rank and rank 0 do not mean the same run: trying again does not help."""
 
+    exit_code = ConfigError.exit_code
 
-class GangRefused(Exception):
+
+class GangRefused(NoGang):
     """A rank cannot take part, and starting again does not help: nobody trains."""
 
     def __init__(self, sentence: str, exit_code: int) -> None:

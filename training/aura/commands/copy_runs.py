@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aura.checkpoint.copy_runs import Copier, Later, Pace, Target
-from aura.checkpoint.in_bucket import Runs
-from aura.checkpoint.on_disk import Disk
+from aura.copies.copy_runs import Copier, Later, Pace, Target
+from aura.copies.in_bucket import Runs
+from aura.copies.on_disk import Disk
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, Parser
 from aura.storage.address import Address, place
 from aura.texts.console import text

@@ -25,8 +25,8 @@ def checkpoint_here(place: Path | Address) -> Path:
     """With the tokenizer of its run."""
     if isinstance(place, Path):
         return place
-    from aura.checkpoint.fetch import fetch_to_use
     from aura.commands.bars import Bars
+    from aura.copies.fetch import fetch_to_use
 
     with Bars() as bars:
         return fetch_to_use(place, bars)
@@ -36,8 +36,8 @@ def checkpoint_in(place: Path | Address, checkpoints: Path) -> Path:
     """Among the checkpoints of a run."""
     if isinstance(place, Path):
         return place
-    from aura.checkpoint.fetch import fetch
     from aura.commands.bars import Bars
+    from aura.copies.fetch import fetch
 
     with Bars() as bars:
         return fetch(place, checkpoints, bars)

@@ -14,34 +14,38 @@ from aura.config import TrainConfig
 from aura.model.hrm_text import EPSILON, THETA
 from aura.plan.shapes import DEEPEST, HIGH_CYCLES, LOW_CYCLES, mlp_width
 
-MATRIX_OF_A_BLOCK = re.compile(r"h\.\d+\.(attn|mlp)\.c_\w+\.weight")
+CONV1D = re.compile(r"h\.\d+\.(attn|mlp)\.c_\w+\.weight")  # matrices of GPT-2's blocks
 
 
 @dataclass(frozen=True)
 class Names:
     model_type: str
-    of: Callable[[str], str]  # our parameter's name in transformers
-    turned: Callable[[str, Tensor], Tensor]  # to the layout there, and back
-    config: Callable[[TrainConfig], dict[str, Any]]  # without vocab_size
-    shape: Callable[[Mapping[str, Any]], dict[str, Any]]  # our settings, of such a config
+    architecture: str
+    prefix: str  # of all parameters but the output matrix
+    settings: Mapping[str, str]  # what ours are called there
+    stacks: int  # it counts the layers of one
+    others: Callable[[TrainConfig], dict[str, Any]]  # what else is in its configuration, but vocab_size
+
+    def of(self, name: str) -> str:
+        return name if name.startswith("lm_head") else self.prefix + name
+
+    def turned(self, name: str, tensor: Tensor) -> Tensor:
+        """To the layout there, and back: GPT-2's original code multiplies x @ W ("Conv1D"), torch's Linear x @ W.T."""
+        return tensor.t() if CONV1D.fullmatch(name) else tensor
+
+    def config(self, config: TrainConfig) -> dict[str, Any]:
+        shape = {theirs: getattr(config, ours) for ours, theirs in self.settings.items()}
+        shape[self.settings["layers"]] //= self.stacks
+        return {"architectures": [self.architecture], **shape, **self.others(config)}
+
+    def shape(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Our settings, of such a configuration."""
+        shape = {ours: values[theirs] for ours, theirs in self.settings.items()}
+        return shape | {"layers": self.stacks * shape["layers"]}
 
 
-def _gpt2_name(name: str) -> str:
-    return f"transformer.{name}"
-
-
-def _gpt2_turned(name: str, tensor: Tensor) -> Tensor:
-    """GPT-2's original code multiplies x @ W ("Conv1D"), torch's Linear x @ W.T."""
-    return tensor.t() if MATRIX_OF_A_BLOCK.fullmatch(name) else tensor
-
-
-def _gpt2_config(config: TrainConfig) -> dict[str, Any]:
+def _of_gpt2(config: TrainConfig) -> dict[str, Any]:
     return {
-        "architectures": ["GPT2LMHeadModel"],
-        "n_positions": config.seq_len,
-        "n_embd": config.d_model,
-        "n_layer": config.layers,
-        "n_head": config.heads,
         "n_inner": None,
         "activation_function": "gelu_new",
         "attn_pdrop": config.dropout,
@@ -53,29 +57,10 @@ def _gpt2_config(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _gpt2_shape(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "layers": values["n_layer"],
-        "heads": values["n_head"],
-        "d_model": values["n_embd"],
-        "seq_len": values["n_positions"],
-    }
-
-
-def _hrm_text_name(name: str) -> str:
-    return name if name.startswith("lm_head") else f"model.{name}"
-
-
-def _hrm_text_config(config: TrainConfig) -> dict[str, Any]:
+def _of_hrm_text(config: TrainConfig) -> dict[str, Any]:
     std = 1 / math.sqrt(config.d_model)
     return {
-        "architectures": ["HrmTextForCausalLM"],
-        "max_position_embeddings": config.seq_len,
-        "hidden_size": config.d_model,
         "intermediate_size": mlp_width(config),
-        "num_hidden_layers": config.layers
-        // 2,  # of a stack; it multiplies this by the number of calls itself
-        "num_attention_heads": config.heads,
         "head_dim": config.d_model // config.heads,
         "hidden_act": "silu",
         "rms_norm_eps": EPSILON,
@@ -91,20 +76,14 @@ def _hrm_text_config(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _hrm_text_shape(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "layers": 2 * values["num_hidden_layers"],
-        "heads": values["num_attention_heads"],
-        "d_model": values["hidden_size"],
-        "seq_len": values["max_position_embeddings"],
-    }
-
-
-def _as_it_is(name: str, tensor: Tensor) -> Tensor:
-    return tensor
-
-
+OF_GPT2 = {"seq_len": "n_positions", "d_model": "n_embd", "layers": "n_layer", "heads": "n_head"}
+OF_HRM_TEXT = {
+    "seq_len": "max_position_embeddings",
+    "d_model": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+}
 NAMES = {
-    "gpt2": Names("gpt2", _gpt2_name, _gpt2_turned, _gpt2_config, _gpt2_shape),
-    "hrm-text": Names("hrm_text", _hrm_text_name, _as_it_is, _hrm_text_config, _hrm_text_shape),
+    "gpt2": Names("gpt2", "GPT2LMHeadModel", "transformer.", OF_GPT2, 1, _of_gpt2),
+    "hrm-text": Names("hrm_text", "HrmTextForCausalLM", "model.", OF_HRM_TEXT, 2, _of_hrm_text),
 }

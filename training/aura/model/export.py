@@ -30,7 +30,7 @@ from aura.checkpoint.newest import newest_valid
 from aura.config import TrainConfig, from_values, resolve
 from aura.corpus.corpus import TOKENIZER
 from aura.corpus.tokenizer import ENDS, PADS
-from aura.durable import flush
+from aura.durable import publish
 from aura.errors import ConfigError, DataError
 from aura.model.as_transformers import NAMES
 from aura.model.family import class_of, model_of
@@ -91,7 +91,7 @@ def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path
         there = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(there, temporary / MODEL, metadata={"format": "pt"})
         (temporary / MODEL).chmod(0o640)  # as checkpoints: what copies runs is another user, in this group
-        _replace(output, temporary)
+        publish(temporary, output)
     except (OSError, SafetensorError) as error:
         raise DataError("export_not_written", path=output, error=error) from None
     finally:
@@ -170,18 +170,6 @@ def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
     end = _first_of(ENDS, tokenizer)
     tokens = {"bos_token": end, "eos_token": end, "pad_token": _first_of(PADS, tokenizer) or end}
     return {name: token for name, token in tokens.items() if token is not None}
-
-
-def _replace(output: Path, temporary: Path) -> None:
-    """On the disk first, then in place of an earlier export."""
-    for file in (*temporary.iterdir(), temporary):
-        flush(file)
-    aside = temporary.with_name(f"{temporary.name}-old")
-    if output.exists():
-        output.rename(aside)
-    temporary.rename(output)
-    flush(output.absolute().parent)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def newest(run_dir: Path, say: Callable[[str], None]) -> Path:

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from aura.config import TrainConfig
 from aura.plan.gpus import Gpu
-from aura.plan.shapes import (
-    CALLS,
-    is_recurrent,
-    matrices_of_a_block,
-    mean_depth,
-    parameter_count,
-)
+from aura.plan.shapes import CALLS, is_recurrent, mean_depth, parameter_count, shape_of
 from aura.texts.console import text
 
 EAGER = 1 / 1.85  # nanoGPT's README: torch.compile takes a step from 250 ms to 135 ms
@@ -45,8 +39,7 @@ def recomputed_flops_per_token(config: TrainConfig) -> int:
 
 def _forward_of_a_call(config: TrainConfig) -> int:
     """Of half of the layers: of a stack, where there are two."""
-    matrices = sum(map(len, matrices_of_a_block(config)))
-    return config.layers * (2 * matrices + 4 * config.d_model * config.seq_len) // 2
+    return config.layers * (2 * shape_of(config).in_matrices + 4 * config.d_model * config.seq_len) // 2
 
 
 def update_flops(config: TrainConfig) -> int:
@@ -55,7 +48,7 @@ def update_flops(config: TrainConfig) -> int:
     if config.optimizer != "muon":
         return 0
     work = 0
-    for matrix in matrices_of_a_block(config):
+    for matrix in shape_of(config).matrices:
         short, long = sorted((matrix.rows // matrix.parts, matrix.columns))
         work += matrix.parts * (4 * short * short * long + 2 * short**3)
     return config.layers * 5 * work

@@ -14,17 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aura.config import TrainConfig
-from aura.plan.shapes import (
-    DEEPEST,
-    HIGH_CYCLES,
-    is_recurrent,
-    matrices_of_a_block,
-    mlp_width,
-    outside_the_blocks,
-    rows,
-    stored_parameters,
-    vectors_of_a_block,
-)
+from aura.plan.shapes import shape_of
 
 GIB = 2**30
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -61,16 +51,16 @@ class Memory:
 
 
 def parameter_bytes(config: TrainConfig) -> int:
-    return stored_parameters(config) * BYTES[config.parameter_format]
+    return shape_of(config).stored * BYTES[config.parameter_format]
 
 
 def wire_bytes(config: TrainConfig) -> int:
     """All gradients, or all weights, in the number format in which ranks send them."""
     if config.wire in CODE_BITS:
-        return math.ceil(stored_parameters(config) / CODE_BLOCK) * (
+        return math.ceil(shape_of(config).stored / CODE_BLOCK) * (
             CODE_BLOCK * CODE_BITS[config.wire] // 8 + 1
         )
-    return stored_parameters(config) * min(BYTES[config.parameter_format], BYTES[config.wire])
+    return shape_of(config).stored * min(BYTES[config.parameter_format], BYTES[config.wire])
 
 
 def link_bytes(config: TrainConfig, ranks: int, nodes: int) -> int:
@@ -94,18 +84,19 @@ def is_delayed(config: TrainConfig, ranks: int) -> bool:
 def master_bytes(config: TrainConfig, ranks: int) -> int:
     """Of all owners: the weights in fp32 that each has beside everybody's, see strategy/formats.py."""
     has_some = config.wire in CODE_BITS or config.delay > 0
-    return 4 * stored_parameters(config) if ranks > 1 and has_some else 0
+    return 4 * shape_of(config).stored if ranks > 1 and has_some else 0
 
 
 def change_bytes(config: TrainConfig, ranks: int) -> int:
     """By how much the last step has changed the weights, in bf16: what predicts them (strategy/delayed.py)."""
-    return 2 * stored_parameters(config) if is_delayed(config, ranks) and config.predicted_weights else 0
+    return 2 * shape_of(config).stored if is_delayed(config, ranks) and config.predicted_weights else 0
 
 
 def moment_bytes(config: TrainConfig) -> int:
     """Both moments of AdamW, and what belongs to them; one of Muon for the matrices of the blocks."""
-    matrices = [len(matrix) for matrix in matrices_of_a_block(config)] * config.layers
-    tensors = outside_the_blocks(config) + vectors_of_a_block(config) * config.layers
+    shape = shape_of(config)
+    matrices = [len(matrix) for matrix in shape.matrices] * shape.layers
+    tensors = [*shape.outside, *shape.vectors * shape.layers]
     momentum = 0
     if config.optimizer == "muon":
         momentum = 4 * sum(matrices)
@@ -135,7 +126,7 @@ def checkpoint_bytes(config: TrainConfig, ranks: int) -> int:
 
 def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool, ranks: int = 1) -> Memory:
     """Of one of so many ranks, with that micro-batch [sequences]."""
-    share = math.ceil(stored_parameters(config) / ranks) if ranks > 1 else 0  # elements that this rank owns
+    share = math.ceil(shape_of(config).stored / ranks) if ranks > 1 else 0  # elements that this rank owns
     sizes = Sizes(config, micro_batch)
     moments = _moments(config, sizes, on_gpu, share)
     name = max(moments, key=lambda name: sum(moments[name]))
@@ -163,61 +154,35 @@ class Sizes:
         self.parameter = BYTES[config.parameter_format]
         self.autocast = config.precision != "fp32" and self.parameter == 4
         self.narrow = 2 if self.autocast else self.parameter  # of what matrix products read and write
-        self.unit, self.embedding = tokens * d, rows(config) * d  # elements
+        self.shape = shape = shape_of(config)
+        self.unit, self.embedding = tokens * d, shape.outside[0]  # elements
         self.several_chunks = 0 < config.loss_chunk < tokens
         self.chunk = config.loss_chunk if self.several_chunks else tokens  # tokens
-        matrices = matrices_of_a_block(config)
-        self.matrix, in_matrices = max(map(len, matrices)), sum(map(len, matrices))  # elements
-        self.input_of_block = self.parameter * self.unit
-        if is_recurrent(config):
-            self._of_hrm_text(config, tokens, in_matrices)
-        else:
-            self._of_gpt2(config, tokens, in_matrices)
-        self.kept_of_block = self.input_of_block if config.gradient_checkpointing else self.block
+        self.matrix = max(map(len, shape.matrices))  # elements
+        self.widest = shape.widest * tokens
+        in_norms = 4 if shape.norms_in_fp32 else self.parameter
+        self.statistics, self.input_of_norm = shape.statistics * tokens * in_norms, in_norms * self.unit
+        # A block keeps the inputs and statistics of its two norms, what matrix products, attention and activation
+        # function read, and an fp32 number per token and head.
+        self.block = 2 * (self.input_of_norm + self.statistics) + 4 * tokens * config.heads
+        self.block += self.narrow * shape.kept * tokens
+        self.kept_of_block = self.parameter * self.unit if config.gradient_checkpointing else self.block
         # After the blocks: the input of the last norm, and the gradient of what the output matrix has read.
         self.end = self.input_of_norm + self.statistics + self.narrow * self.unit
-        norms = (self.calls - 1) * (self.input_of_norm + self.statistics)  # behind the calls before the last
-        self.kept = self.blocks * self.kept_of_block + norms + self.end
-        self.copy_of_embedding = 2 * self.embedding if self.autocast else 0
-
-    def _of_gpt2(self, config: TrainConfig, tokens: int, in_matrices: int) -> None:
-        # A block keeps, per unit, the two inputs of LayerNorm in the format of the parameters, and what the matrix
-        # products, attention and GELU read: 1 + 3 + 1 + 1 + 4 + 4. A LayerNorm keeps two statistics.
-        self.statistics = 2 * tokens * self.parameter
-        self.input_of_norm = self.input_of_block
-        self.block = 2 * self.input_of_norm + 14 * self.narrow * self.unit
-        self.block += 2 * self.statistics + 4 * tokens * config.heads
-        self.widest = 4 * self.unit  # elements of GELU's output
-        self.calls, self.blocks = 1, config.layers
+        norms = (shape.calls - 1) * (self.input_of_norm + self.statistics)  # behind the calls before the last
+        self.kept = shape.blocks * self.kept_of_block + norms + self.end
         # The copies of the matrices and biases of a block
-        self.copy_of_block = 2 * (in_matrices + 9 * config.d_model) if self.autocast else 0
-        # The gradient of the embedding that waits for its other half, and both of them
-        self.waiting, self.of_embedding = self.embedding, 2 * self.embedding
-        self.shared = 0
-
-    def _of_hrm_text(self, config: TrainConfig, tokens: int, in_matrices: int) -> None:
-        # A call of a block keeps, per unit, the two inputs of the norms, and what the matrix products, attention, its
-        # gate and SwiGLU read: 1 + 3 + 1 + 1 + 1 + 1, and four times SwiGLU's width.
-        width = mlp_width(config)
-        self.statistics = 4 * tokens
-        # In fp32 always, as torch computes it on a CPU.
-        self.input_of_norm = 4 * self.unit
-        self.block = 2 * self.input_of_norm + self.narrow * (8 * self.unit + 4 * tokens * width)
-        self.block += 2 * self.statistics + 4 * tokens * config.heads
-        self.widest = 3 * tokens * width  # elements of the gradients of SwiGLU's output and factors
-        self.calls, self.blocks = DEEPEST, DEEPEST * config.layers // 2
-        self.copy_of_block = 2 * in_matrices if self.autocast else 0
-        self.waiting, self.of_embedding = 0, self.embedding
-        # Gradients of what is called several times wait for the call that was the first
-        self.shared = config.layers * in_matrices
+        self.copy_of_block = 2 * (shape.in_matrices + shape.biases) if self.autocast else 0
+        self.copy_of_embedding = 2 * self.embedding if self.autocast else 0
 
 
 def _moments(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> dict[str, tuple[int, int, int, int]]:
     """The moments of a step that may need most: (weight copies, kept activations, logits, workspace). share: elements
     that the rank owns where there are several owners."""
-    all_copies = s.blocks * s.copy_of_block
+    shape = s.shape
+    all_copies = shape.blocks * s.copy_of_block
     copies = s.copy_of_block if config.gradient_checkpointing else all_copies
-    logits = s.chunk * rows(config)
+    logits = s.chunk * s.embedding // config.d_model
     of_blocks = 0 if config.gradient_checkpointing else all_copies
     of_loss = (of_blocks + s.copy_of_embedding, s.kept)
     # The last block: gradients of the residual stream (twice where it is cast), of the widest output, of one matrix;
@@ -246,19 +211,26 @@ def _moments(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> dict[st
             + (s.parameter * s.embedding if gradient != s.parameter * s.embedding else 0)
             + (s.parameter if s.autocast else 0) * s.unit,
         ),
-        "block": (copies, s.kept - s.end + s.statistics, 0, s.parameter * s.waiting + of_block),
+        # Beside the block, the half of the embedding's gradient that waits for its other half
+        "block": (
+            copies,
+            s.kept - s.end + s.statistics,
+            0,
+            s.parameter * shape.tied * s.embedding + of_block,
+        ),
         # Both halves of the embedding's gradient. (To round its sum at random takes less than the update will.)
-        "embedding": (0, 0, 0, s.parameter * (s.of_embedding + s.unit)),
+        "embedding": (0, 0, 0, s.parameter * ((1 + shape.tied) * s.embedding + s.unit)),
         "optimizer": (0, 0, 0, max(0, _of_update(config, s, on_gpu, share))),
     }
-    if s.shared:
-        # All stacks' gradients are on their way, and all but the last call of each still kept.
-        left = s.calls - HIGH_CYCLES
+    if shape.stacks > 1:
+        # Gradients of what is called several times wait for the call that was the first: all stacks' are on their way,
+        # and all but the last call of each still kept.
+        left = shape.calls - shape.stacks
         moments["stacks"] = (
-            max(s.copy_of_block, of_blocks * left // s.calls),
-            (s.kept - s.end) * left // s.calls,
+            max(s.copy_of_block, of_blocks * left // shape.calls),
+            (s.kept - s.end) * left // shape.calls,
             0,
-            s.parameter * s.shared + of_block,
+            s.parameter * shape.layers * shape.in_matrices + of_block,
         )
     return moments
 

@@ -1,7 +1,8 @@
-"""The parameters of a model, family by family, without the model. Standard library only.
+"""What a model consists of and what its forward pass keeps, family by family, without the model. Standard library only.
 
-GPT-2, output tied to the embedding: each block has four matrices, their biases and two LayerNorms. HRM-Text, output not
-tied: five matrices of attention and three of SwiGLU in each block, and no other parameter.
+Whoever plans asks `shape_of`, and need not know the family. GPT-2, output tied to the embedding: each block has four
+matrices, their biases and two LayerNorms. HRM-Text, output not tied: five matrices of attention and three of SwiGLU in
+each block, and no other parameter.
 """
 
 from __future__ import annotations
@@ -29,6 +30,80 @@ class Matrix:
         return self.rows * self.columns
 
 
+@dataclass(frozen=True)
+class Shape:
+    """Counts are elements; what is outside of the blocks has the unused rows too."""
+
+    layers: int
+    matrices: tuple[Matrix, ...]  # of a block
+    vectors: tuple[int, ...]  # of a block
+    outside: tuple[int, ...]
+    unused: int
+    # Of one token in a block that gets gradients
+    kept: int  # what matrix products, attention and activation function read, and keep for the backward pass
+    widest: int  # what that computes at once: GELU's output, or the gradients of SwiGLU's output and factors
+    statistics: int  # of a norm
+    norms_in_fp32: bool  # whatever the parameters are in: as torch computes it on a CPU
+    biases: int = 0  # of the matrices of a block
+    stacks: int = 1
+    calls: int = 1  # of stacks, that get gradients
+    tied: bool = True  # the output matrix is the embedding, whose gradient has two halves
+
+    @property
+    def in_matrices(self) -> int:
+        """Of a block."""
+        return sum(map(len, self.matrices))
+
+    @property
+    def stored(self) -> int:
+        """All parameters, with the unused rows of embedding and output matrix."""
+        return sum(self.outside) + self.layers * (self.in_matrices + sum(self.vectors))
+
+    @property
+    def blocks(self) -> int:
+        """That get gradients, as often as they are called."""
+        return self.calls * self.layers // self.stacks
+
+
+@lru_cache(maxsize=64)
+def shape_of(config: TrainConfig) -> Shape:
+    return _hrm_text(config) if is_recurrent(config) else _gpt2(config)
+
+
+def _gpt2(config: TrainConfig) -> Shape:
+    d, embedding = config.d_model, rows(config) * config.d_model
+    return Shape(
+        layers=config.layers,
+        matrices=(Matrix(3 * d, d, parts=3), Matrix(d, d), Matrix(4 * d, d), Matrix(d, 4 * d)),
+        vectors=(3 * d, 4 * d, d, d, d, d, d, d),
+        outside=(embedding, config.seq_len * d, d, d),
+        unused=embedding - config.vocab_size * d,
+        kept=(1 + 3 + 1 + 1 + 4 + 4) * d,
+        widest=4 * d,
+        statistics=2,
+        norms_in_fp32=False,
+        biases=9 * d,
+    )
+
+
+def _hrm_text(config: TrainConfig) -> Shape:
+    d, embedding, width = config.d_model, rows(config) * config.d_model, mlp_width(config)
+    return Shape(
+        layers=config.layers,
+        matrices=(*[Matrix(d, d)] * 5, Matrix(width, d), Matrix(width, d), Matrix(d, width)),
+        vectors=(),
+        outside=(embedding, embedding),
+        unused=2 * (embedding - config.vocab_size * d),
+        kept=(1 + 3 + 1 + 1 + 1 + 1) * d + 4 * width,
+        widest=3 * width,
+        statistics=1,
+        norms_in_fp32=True,
+        stacks=2,
+        calls=DEEPEST,
+        tied=False,
+    )
+
+
 def is_recurrent(config: TrainConfig) -> bool:
     return config.family == "hrm-text"
 
@@ -38,36 +113,9 @@ def mlp_width(config: TrainConfig) -> int:
     return 256 * math.ceil(round(8 * config.d_model / 3) / 256)
 
 
-def matrices_of_a_block(config: TrainConfig) -> list[Matrix]:
-    d = config.d_model
-    if is_recurrent(config):
-        width = mlp_width(config)
-        return [Matrix(d, d)] * 5 + [Matrix(width, d)] * 2 + [Matrix(d, width)]
-    return [Matrix(3 * d, d, parts=3), Matrix(d, d), Matrix(4 * d, d), Matrix(d, 4 * d)]
-
-
-def vectors_of_a_block(config: TrainConfig) -> list[int]:
-    """Elements."""
-    d = config.d_model
-    return [] if is_recurrent(config) else [3 * d, 4 * d, d, d, d, d, d, d]
-
-
-def outside_the_blocks(config: TrainConfig) -> list[int]:
-    """Elements, with the unused rows."""
-    d, embedding = config.d_model, rows(config) * config.d_model
-    return [embedding, embedding] if is_recurrent(config) else [embedding, config.seq_len * d, d, d]
-
-
-def stored_parameters(config: TrainConfig) -> int:
-    """With the unused rows of embedding and output matrix."""
-    block = sum(map(len, matrices_of_a_block(config))) + sum(vectors_of_a_block(config))
-    return sum(outside_the_blocks(config)) + config.layers * block
-
-
 def parameter_count(config: TrainConfig) -> int:
     """Without the unused rows."""
-    unused = (rows(config) - config.vocab_size) * config.d_model
-    return stored_parameters(config) - unused * (2 if is_recurrent(config) else 1)
+    return shape_of(config).stored - shape_of(config).unused
 
 
 def rows(config: TrainConfig) -> int:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from aura.config import TrainConfig
 from aura.plan.flops import flops_per_token, update_flops
 from aura.plan.memory import link_bytes
-from aura.plan.shapes import stored_parameters
+from aura.plan.shapes import shape_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def coding_seconds(config: TrainConfig, ranks: int, codings: Mapping[str, Coding
     """Each rank encodes all gradients and what it owns, and decodes from all as many gradients as it owns, and all
     changes. `codings`: by wire; what is not in it takes no time."""
     coding = codings.get(config.wire, Coding())
-    return stored_parameters(config) * ((1 + 1 / ranks) * coding.encode + 2 * coding.decode)
+    return shape_of(config).stored * ((1 + 1 / ranks) * coding.encode + 2 * coding.decode)
 
 
 def step_seconds(

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -20,7 +20,6 @@ import torch.distributed as dist
 from aura.checkpoint import manifest, store
 from aura.checkpoint.newest import next_writer
 from aura.cluster.activity import Activity
-from aura.cluster.devices import of_all_ranks
 from aura.cluster.gang import Gang
 from aura.cluster.join import join
 from aura.cluster.place import (
@@ -31,7 +30,7 @@ from aura.cluster.place import (
     place_from_environment,
 )
 from aura.cluster.ranks import CollectiveFailed, Ranks, collective
-from aura.cluster.rendezvous import GangBroken, GangMismatch, GangRefused, card_of
+from aura.cluster.rendezvous import NoGang, card_of
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows, check_corpus
@@ -43,8 +42,7 @@ from aura.plan.shapes import with_vocabulary
 from aura.run import sick_gpu
 from aura.run.directory import DONE, FINAL, steps_done
 from aura.run.progress import Progress
-from aura.run.run import Run
-from aura.run.start import trainer_of, with_steps
+from aura.run.start import Run, trainer_of, with_steps
 from aura.run.status import Status
 from aura.run.stop import StoppedWhileWaiting, StopSignal
 from aura.texts import console
@@ -88,18 +86,9 @@ def tell_the_others(error: AuraError, run_dir: Path, join_timeout: float) -> Non
     if error.exit_code not in FOR_GOOD:
         return
     # What goes wrong from here on hides nothing: the sentence has been said.
-    with suppress(AuraError, GangBroken, GangMismatch, GangRefused, StoppedWhileWaiting):
+    with suppress(AuraError, NoGang, StoppedWhileWaiting):
         if (place := place_from_environment()).world_size > 1:
-            join(
-                rank=place.rank,
-                world_size=place.world_size,
-                master_address=place.master_address,
-                master_port=place.master_port,
-                run=run_dir.absolute().name,
-                node=place.node,
-                join_timeout=join_timeout,
-                refusal=error,
-            )
+            join(place, run_dir.absolute().name, join_timeout, refusal=error)
 
 
 class Attempt:
@@ -153,11 +142,7 @@ class Attempt:
             finished = self._train(corpus, log_dir, nodes, resume_from)
         except StoppedWhileWaiting:
             return self._end("stopped", console.text("stopped_waiting"), EXIT_OK)
-        except GangBroken as error:
-            return self._end("failed", str(error), EXIT_TEMPORARY)
-        except GangMismatch as error:
-            return self._end("failed", str(error), ConfigError.exit_code)
-        except GangRefused as error:
+        except NoGang as error:
             return self._end("failed", str(error), error.exit_code)
         except CollectiveFailed as error:
             assert self.members
@@ -191,30 +176,21 @@ class Attempt:
         """Wait for the other ranks; the node of every rank. Raises GangBroken, GangMismatch, CollectiveFailed."""
         place, say = self.place, self.speaker.say
         if place.world_size == 1:
-            say(console.alone())
+            say(console.text("alone"))
             self.status.set(state="joining", attempt="alone")
             self.stop.waiting = False
             return [place.node]
         self.status.set(state="joining", message=console.text("waiting_for_ranks"))
-        self.members = members = join(
-            rank=place.rank,
-            world_size=place.world_size,
-            master_address=place.master_address,
-            master_port=place.master_port,
-            run=self.run_dir.absolute().name,
-            node=place.node,
-            backend=self.backend,
-            join_timeout=timeout,
-            report=say,
-        )
+        run = self.run_dir.absolute().name
+        self.members = members = join(place, run, timeout, self.backend, report=say)
         self.status.set(attempt=members.attempt, message="")
         members.watch(self._end_now, self.activity)
         self.stop.waiting = False
         # A node without a usable GPU talks gloo only, and so do all with it.
         if self.backend == "nccl" and (slower := members.without_nccl()):
             self.backend = "gloo"
-            say(console.backend_agreed(self.backend, ", ".join(map(str, slower))))
-        say(console.distributed(self.backend))
+            say(console.text("backend_agreed", backend=self.backend, ranks=", ".join(map(str, slower))))
+        say(console.text("distributed", backend=self.backend))
         self._begin_collectives(members)
         return [member.node for member in members.members]
 
@@ -240,24 +216,23 @@ class Attempt:
         attempt = self.members.attempt if self.members else f"alone-{secrets.token_hex(4)}"
         this_run = Run(
             config=self.config,
-            asked=self.config,
             corpus=corpus,
             directory=self.run_dir,
-            shares_from=self.shares_from,
             log_dir=log_dir,
-            place=self.place,
+            resume_from=resume_from,
+            shares_from=self.shares_from,
+            saves=self.place.local_rank == 0,
             device=self.device,
             ranks=ranks,
-            devices=of_all_ranks(ranks, gpu_of(self.device)),
+            devices=[gpus.Gpu(**gpu) for gpu in ranks.all_of(asdict(gpu_of(self.device)))],
             speaker=self.speaker,
             status=self.status,
             stop=self.stop,
             saver=self.saver,
             writer=next_writer(self.run_dir / "checkpoints", attempt, ranks),
-            activity=self.activity,
         )
         sick_gpu.watch(self.device, self.stop, self._end_sick)
-        return trainer_of(this_run, resume_from).train()
+        return trainer_of(this_run).train()
 
     def _already_done(self, steps: int) -> int:
         self.status.set(step=steps, max_steps=steps)
@@ -273,7 +248,7 @@ class Attempt:
             compared = self.place.world_size > 1
             return self._end("done", console.completed(ranks_compared=compared), EXIT_OK)
         if self.stop.requested:
-            return self._end("stopped", console.stopped(), EXIT_OK)
+            return self._end("stopped", console.text("stopped"), EXIT_OK)
         return self._end("stopped", console.text("stopped_with_another"), EXIT_TEMPORARY)
 
     def _end(self, state: str, sentence: str, code: int) -> int:
@@ -325,7 +300,7 @@ def export_final(run_dir: Path, say: Callable[[str], None]) -> None:
     except (AuraError, OSError) as error:
         say(console.text("export_later", error=error, path=run_dir))
     else:
-        say(console.final(run_dir / FINAL))
+        say(console.text("final", path=run_dir / FINAL))
 
 
 def verify_first(resume_from: Path) -> None:

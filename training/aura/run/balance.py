@@ -9,18 +9,21 @@ decision is written down (shares.jsonl of rank 0), and what goes on from an olde
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
 
 from aura.cluster.activity import UNCOUNTED
+from aura.cluster.ranks import Ranks
+from aura.durable import replace_text
 from aura.errors import ConfigError, reason_of
 from aura.run.division import Division, decision_of, read_decisions, shares_by_speed, slowest
 from aura.run.meter import Meter
-from aura.run.progress import Step
-from aura.run.run import Run
+from aura.run.progress import Observer, Step
+from aura.run.status import Status
 from aura.strategy.interface import Strategy
-from aura.texts.console import text
+from aura.texts.console import Console, text
 
 RECORD = "shares.jsonl"
 AHEAD = 2  # steps from a decision to the first one that it is for
@@ -34,11 +37,19 @@ EVERY = 50
 WORTH = 0.03
 
 
-class Balance:
-    def __init__(self, run: Run, strategy: Strategy, division: Division, meter: Meter, step: int) -> None:
-        """step: after which the attempt goes on."""
-        self.run, self.strategy, self.division, self.meter = run, strategy, division, meter
-        self.step, self.path = step, run.directory / RECORD
+@dataclass
+class Balance(Observer):
+    path: Path  # of the record
+    given: Path | None  # another one, to take in place of measuring
+    step: int  # after which the attempt goes on
+    ranks: Ranks
+    strategy: Strategy
+    division: Division
+    meter: Meter
+    speaker: Console
+    status: Status
+
+    def __post_init__(self) -> None:
         self.decided: dict[int, list[int]] = {}  # what has been written down, by the step that it is for
         self.measures = True
         self.steps = 0  # of this attempt
@@ -46,17 +57,17 @@ class Balance:
 
     def begin(self) -> None:
         said = b""
-        if self.run.leads:
-            said = json.dumps([self.run.shares_from is None, self._take_record()]).encode()
-        self.measures, decided = json.loads(self.run.ranks.broadcast_bytes(said, source=0))
+        if self.speaker.leads:
+            said = json.dumps([self.given is None, self._take_record()]).encode()
+        self.measures, decided = json.loads(self.ranks.broadcast_bytes(said, source=0))
         self.decided = {int(step): shares for step, shares in decided.items()}
-        self.run.status.set(shares=self.division.of_step(self.step + 1))
+        self.status.set(shares=self.division.of_step(self.step + 1))
 
     def after(self, step: Step) -> None:
         seconds = self.meter.take()
         self.steps += 1
         if self.steps > UNCOUNTED:
-            self.measured.append(seconds / self.division.of_step(step.number)[self.run.ranks.rank])
+            self.measured.append(seconds / self.division.of_step(step.number)[self.ranks.rank])
         begins = step.number + AHEAD
         if begins in self.decided:
             self._change(begins, self.decided[begins], text("shares_recorded", path=self.path))
@@ -65,11 +76,8 @@ class Balance:
         if {step.number + 1, begins} & self.division.from_step.keys():
             # Another length of a micro-batch may have to be compiled.
             self.strategy.expect_delay()
-            self.run.activity.expect_delay()
-        self.run.status.set(shares=self.division.of_step(step.number + 1))
-
-    def end(self) -> None:
-        pass
+            self.ranks.activity.expect_delay()
+        self.status.set(shares=self.division.of_step(step.number + 1))
 
     def _is_due(self, step: int) -> bool:
         if not self.measures or len(self.measured) < FEWEST:
@@ -82,13 +90,13 @@ class Balance:
         self.strategy.complete()
         mine = round(statistics.median(self.measured) * 1e9)
         self.measured.clear()
-        speeds = [max(1, row[0]) / 1e9 for row in self.run.ranks.gather([mine])]
+        speeds = [max(1, row[0]) / 1e9 for row in self.ranks.gather([mine])]
         before = self.division.of_step(begins)
         shares = shares_by_speed(speeds, self.division.sizes, sum(before))
         then, now = slowest(speeds, before), slowest(speeds, shares)
         if now > (1 - WORTH) * then:
             shares = before
-        if self.run.leads:
+        if self.speaker.leads:
             self._write_down(begins, shares, speeds)
         rates = " ".join(f"{1 / seconds:.3g}" for seconds in speeds)
         self._change(begins, shares, text("shares_measured", rates=rates, before=then, now=now))
@@ -98,16 +106,15 @@ class Balance:
         if shares == before:
             return
         self.division.change(begins, shares)
-        if self.run.leads:
-            words = (" ".join(map(str, windows)) for windows in (shares, before))
-            self.run.say(text("shares", step=begins, shares=next(words), before=next(words), why=why))
+        words = (" ".join(map(str, windows)) for windows in (shares, before))
+        self.speaker.say_once(text("shares", step=begins, shares=next(words), before=next(words), why=why))
 
     # The record
 
     def _take_record(self) -> dict[int, list[int]]:
         """What has been decided for steps that are still to come. The file holds that, and what was before, from here
         on: what other nodes have decided does not count. Raises ConfigError."""
-        known, nodes, given = self.step + AHEAD, self.division.nodes, self.run.shares_from
+        known, nodes, given = self.step + AHEAD, self.division.nodes, self.given
         content = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
         # Of a process that was killed the last line may be broken.
         own = [line for line in map(decision_of, content.splitlines()) if line]
@@ -128,12 +135,10 @@ class Balance:
     def _replace(self, old: str, new: str) -> None:
         if new == old:
             return
-        temporary = self.path.with_name(f"{self.path.name}.tmp-{os.getpid()}")
         try:
-            temporary.write_text(new, encoding="utf-8")
-            temporary.replace(self.path)
+            replace_text(self.path, new)
         except OSError as error:
-            self.run.say(text("log_ends", path=self.path, error=reason_of(error)))
+            self.speaker.say(text("log_ends", path=self.path, error=reason_of(error)))
 
     def _write_down(self, begins: int, shares: list[int], speeds: list[float]) -> None:
         """Also that nothing changes. A full disk ends no training: what goes on from a checkpoint measures anew."""
@@ -142,4 +147,4 @@ class Balance:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            self.run.say(text("log_ends", path=self.path, error=reason_of(error)))
+            self.speaker.say(text("log_ends", path=self.path, error=reason_of(error)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,13 @@ class Board:
 
             # What an attempt that was given up has written about later steps is hidden; from the beginning, also about
             # step 0, whose validation is made again.
-            try:
+            with self._or_give_up():
                 self.writer = SummaryWriter(log_dir, purge_step=step + 1 if step else 0, flush_secs=5)
-            except OSError as error:
-                self._give_up(error)
 
     def add(self, tag: str, value: float, x: int) -> None:
-        if self.writer is None:
-            return
-        try:
-            self.writer.add_scalar(tag, value, x)
-        except OSError as error:
-            self._give_up(error)
+        if self.writer is not None:
+            with self._or_give_up():
+                self.writer.add_scalar(tag, value, x)
 
     def add_system(self, step: int, device: torch.device) -> None:
         """Load of this node's processor, memory and GPU (0 MB where there is none)."""
@@ -53,11 +49,13 @@ class Board:
 
     def close(self) -> None:
         if self.writer is not None:
-            try:
+            with self._or_give_up():
                 self.writer.close()
-            except OSError as error:
-                self._give_up(error)
 
-    def _give_up(self, error: OSError) -> None:
-        self.say(text("tensorboard_ends", error=error.strerror))
-        self.writer = None
+    @contextmanager
+    def _or_give_up(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.say(text("tensorboard_ends", error=error.strerror))
+            self.writer = None

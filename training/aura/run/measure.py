@@ -5,21 +5,27 @@ All ranks measure at the same time, as they will work at the same time.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from aura.cluster.ranks import Ranks
+from aura.config import TrainConfig
+from aura.corpus.windows import Windows
 from aura.model.forward import autocast
 from aura.model.language_model import LanguageModel
+from aura.plan.candidates import Cluster
+from aura.plan.gpus import Gpu
 from aura.plan.memory import CODE_BITS
-from aura.plan.step_time import Coding
+from aura.plan.plan import ranks_of
+from aura.plan.step_time import Coding, Work
 from aura.run.batches import Batches
-from aura.run.run import Run
+from aura.run.division import Division
 from aura.strategy.codec import decode, encode
 
 FIRST, MOST = 2**18, 2**25  # bytes that a rank sends in one exchange
@@ -27,6 +33,40 @@ ENOUGH = 0.25  # seconds: an exchange that takes so long says how fast the link 
 FACTOR = 8  # at the most, from one exchange to the next
 LONGEST, TIMES = 1.0, 9  # seconds, and micro-batches
 ELEMENTS = 2**18  # that are encoded and decoded
+
+
+def cluster(
+    config: TrainConfig,
+    ranks: Ranks,
+    device: torch.device,
+    devices: Sequence[Gpu],
+    model: LanguageModel,
+    windows: Windows,
+) -> Cluster:
+    """devices: of every rank. Every rank has to ask at the same time. Raises CollectiveFailed."""
+    nodes = len(set(ranks.nodes))
+    batches = Batches(windows, config, Division(config, ranks.nodes), ranks.rank, device)
+    batches.begin_step(1)
+    own = micro_batch_seconds(config, ranks, model, batches)
+    coding = codings(device)
+    # Where the share is no multiple of the micro-batch, the last one is shorter.
+    count = math.ceil(batches.share / batches.size)
+    seconds = own * batches.share / batches.size / count
+    row = [count, nanoseconds(seconds), batches.share]
+    # Attoseconds: an element takes some nanoseconds.
+    row += [round(part * 1e18) for wire in CODE_BITS for part in (coding[wire].encode, coding[wire].decode)]
+    rows = ranks.gather(row)
+    slowest = [max(column) / 1e18 for column in list(zip(*rows, strict=True))[3:]]
+    return Cluster(
+        nodes=nodes,
+        works=tuple(
+            Work(count, time / 1e9, share * config.seq_len / count) for count, time, share, *_ in rows
+        ),
+        speed=link_speed(ranks),
+        codings={wire: Coding(*slowest[2 * place : 2 * place + 2]) for place, wire in enumerate(CODE_BITS)},
+        rooms=tuple(rank.room for rank in ranks_of(config, devices, nodes, None)),
+        on_gpu=any(device.is_gpu for device in devices),
+    )
 
 
 def link_speed(ranks: Ranks) -> float:
@@ -64,9 +104,9 @@ def nanoseconds(seconds: float) -> int:
     return max(1, round(seconds * 1e9))
 
 
-def micro_batch_seconds(run: Run, model: LanguageModel, batches: Batches) -> float:
+def micro_batch_seconds(config: TrainConfig, ranks: Ranks, model: LanguageModel, batches: Batches) -> float:
     """The median of a forward and backward pass over this rank's first windows, after one that warms up."""
-    config, device = run.config, run.device
+    device = batches.device
     scale = torch.ones((), device=device) if config.precision == "fp16" else None
     batch = next(iter(batches.of_step(0)))
 
@@ -76,7 +116,7 @@ def micro_batch_seconds(run: Run, model: LanguageModel, batches: Batches) -> flo
         (loss if scale is None else loss * scale).backward()  # type: ignore[no-untyped-call]
 
     compute()
-    run.ranks.total([0.0])  # those that compile have done so
+    ranks.total([0.0])  # those that compile have done so
     found = _seconds(compute, device)
     for parameter in model.parameters():
         parameter.grad = None

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from aura.corpus.windows import Windows
+import torch
+
+from aura.cluster.ranks import Ranks
+from aura.config import TrainConfig
 from aura.errors import DataError
-from aura.model.forward import validation_loss
-from aura.model.language_model import LanguageModel
 from aura.run.batches import Batches
 from aura.run.board import Board
 from aura.run.pace import Pace
-from aura.run.progress import Progress, Step
-from aura.run.run import Run
+from aura.run.progress import Observer, Progress, Step
 from aura.run.runlog import Row, RunLog
+from aura.run.status import Status
 from aura.strategy.interface import Strategy
-from aura.texts import console
+from aura.texts.console import Console, text
 
 
-class Comparison:
+@dataclass
+class Comparison(Observer):
     """Are the parameters of all ranks bit-equal?"""
 
-    def __init__(self, run: Run, strategy: Strategy, progress: Progress) -> None:
-        self.run, self.strategy, self.progress = run, strategy, progress
+    ranks: Ranks
+    strategy: Strategy
+    progress: Progress
+    status: Status
 
     def begin(self) -> None:
         self.compare()
@@ -31,107 +37,102 @@ class Comparison:
         if step.is_logged:
             step.sync = self.compare()
 
-    def end(self) -> None:
-        pass
-
     def compare(self) -> str:
         """'OK' when they are; '-' where there is nothing to compare. Raises DataError on all ranks alike."""
-        if self.run.place.world_size == 1:
+        if self.ranks.world_size == 1:
             return "-"
         self.strategy.complete()
         if odd := self.strategy.compare():
-            self.run.status.set(sync="FAILED")
-            raise DataError("sync_failed", step=self.progress.step, ranks=self.run.ranks.name(odd))
+            self.status.set(sync="FAILED")
+            raise DataError("sync_failed", step=self.progress.step, ranks=self.ranks.name(odd))
         return "OK"
 
 
-class Lines:
+@dataclass
+class Lines(Observer):
     """What a person reads meanwhile: on the console, and in status.json."""
 
-    def __init__(self, run: Run, pace: Pace) -> None:
-        self.run, self.pace = run, pace
-        self.seconds = self.tokens = self.waited = 0.0  # since the last logged step
-
-    def begin(self) -> None:
-        pass
+    pace: Pace
+    speaker: Console
+    status: Status
+    # Since the last logged step
+    seconds: float = 0.0
+    tokens: float = 0.0
+    waited: float = 0.0
 
     def after(self, step: Step) -> None:
-        run = self.run
-        if step.loss_scales and run.leads:
-            run.say(console.left_out(step.number, *step.loss_scales))
-        self.pace.add(step.seconds, step.tokens)
-        self.seconds, self.tokens = self.seconds + step.seconds, self.tokens + step.tokens
+        if step.loss_scales:
+            before, now = step.loss_scales
+            self.speaker.say_once(text("left_out", step=step.number, before=before, now=now))
+        loss, tokens = step.outcome.loss, step.outcome.tokens
+        self.pace.add(step.seconds, tokens)
+        self.seconds, self.tokens = self.seconds + step.seconds, self.tokens + tokens
         self.waited += step.waited
-        if run.speaker.is_live:
-            run.speaker.show(self.pace.line(step.number))
+        if self.speaker.is_live:
+            self.speaker.show(self.pace.line(step.number))
         if step.is_logged:
             step.tokens_per_second = round(self.tokens / self.seconds, 1)
-            run.status.set(
+            self.status.set(
                 sync=step.sync,
                 tokens_per_second=step.tokens_per_second,
                 eta=round(self.pace.left(step.number), 1),
                 waited=round(self.waited, 3),
             )
             self.seconds = self.tokens = self.waited = 0.0
-            run.say(console.step(step.epoch, step.number, step.loss, step.sync))
-            if run.leads:
-                run.say(self.pace.line(step.number))
-        run.status.set(at_once=step.is_first, step=step.number, epoch=step.epoch, loss=step.loss)
-
-    def end(self) -> None:
-        pass
+            shown = {"epoch": step.epoch, "number": step.number, "loss": loss, "sync": step.sync}
+            self.speaker.say(text("step", **shown))
+            self.speaker.say_once(self.pace.line(step.number))
+        self.status.set(at_once=step.is_first, step=step.number, epoch=step.epoch, loss=loss)
 
 
-class Validation:
+@dataclass
+class Validation(Observer):
     """The loss on text that is not trained on: before the first step, now and then, and at the end of each epoch."""
 
-    def __init__(self, run: Run, strategy: Strategy, model: LanguageModel, progress: Progress) -> None:
-        self.run, self.strategy, self.model, self.progress = run, strategy, model, progress
-        self.windows = Windows(run.corpus, "validation", run.config.seq_len)
+    config: TrainConfig
+    loss: Callable[[], float]  # which all ranks compute together
+    strategy: Strategy
+    progress: Progress
+    speaker: Console
+    status: Status
 
     def begin(self) -> None:
-        if self.progress.first_validation_loss is not None:
-            return
-        self.progress.first_validation_loss = loss = self._validate()
-        if self.run.leads:
-            vocab_size = self.run.config.vocab_size
-            self.run.say(console.validation_at_start(loss, vocab_size, math.log(vocab_size)))
+        if self.progress.first_validation_loss is None:
+            self.progress.first_validation_loss = loss = self._validate()
+            guessing = {"vocab_size": self.config.vocab_size, "uniform": math.log(self.config.vocab_size)}
+            self.speaker.say_once(text("validation_at_start", loss=loss, **guessing))
 
     def after(self, step: Step) -> None:
-        if step.number % self.run.config.validate_every == 0 or step.ends_epoch or step.is_last:
+        if step.number % self.config.validate_every == 0 or step.ends_epoch or step.is_last:
             step.validation_loss = self._validate()
 
-    def end(self) -> None:
-        pass
-
     def _validate(self) -> float:
-        run = self.run
-        run.status.set(message=console.text("validating"))
+        self.status.set(message=text("validating"))
         self.strategy.complete()
         self.strategy.expect_delay()
-        loss = validation_loss(self.model, self.windows, run.config, run.ranks, run.device)
-        run.status.set(message="", validation_loss=loss)
+        loss = self.loss()
+        self.status.set(message="", validation_loss=loss)
         self.progress.validation_loss, self.progress.validated_step = loss, self.progress.step
         return loss
 
 
-class Curves:
+@dataclass
+class Curves(Observer):
     """TensorBoard's."""
 
-    def __init__(self, run: Run, board: Board, progress: Progress) -> None:
-        self.run, self.board, self.progress = run, board, progress
+    board: Board
+    progress: Progress
+    device: torch.device
 
     def begin(self) -> None:
-        if (
-            self.progress.validation_loss is not None
-            and self.progress.validated_step == self.progress.step == 0
-        ):
-            self.board.add("Loss/validation", self.progress.validation_loss, 0)
+        loss = self.progress.validation_loss
+        if loss is not None and self.progress.validated_step == self.progress.step == 0:
+            self.board.add("Loss/validation", loss, 0)
 
     def after(self, step: Step) -> None:
-        self.board.add("Loss/train_step", step.loss, step.number)
+        self.board.add("Loss/train_step", step.outcome.loss, step.number)
         if step.is_logged:
-            self.board.add_system(step.number, self.run.device)
+            self.board.add_system(step.number, self.device)
         if step.validation_loss is not None:
             self.board.add("Loss/validation", step.validation_loss, step.number)
 
@@ -139,14 +140,12 @@ class Curves:
         self.board.close()
 
 
-class Log:
+@dataclass
+class Log(Observer):
     """training_log.csv: a row per logged or validated step."""
 
-    def __init__(self, log: RunLog, progress: Progress) -> None:
-        self.log, self.progress = log, progress
-
-    def begin(self) -> None:
-        pass
+    log: RunLog
+    progress: Progress
 
     def after(self, step: Step) -> None:
         if not step.is_logged and step.validation_loss is None:
@@ -156,10 +155,10 @@ class Log:
                 step=step.number,
                 epoch=step.epoch,
                 tokens_seen=self.progress.tokens_seen,
-                loss=step.loss,
+                loss=step.outcome.loss,
                 validation_loss=step.validation_loss,
                 lr=step.lr,
-                gradient_norm=step.gradient_norm,
+                gradient_norm=step.outcome.gradient_norm,
                 tokens_per_second=step.tokens_per_second,
                 seconds=round(self.progress.epoch_seconds, 3) if step.is_logged else None,
             )
@@ -169,17 +168,16 @@ class Log:
         self.log.close()
 
 
-class Epochs:
+class Epochs(Observer):
     """Sums up an epoch and begins the next. The last one may be cut short by the end of the run."""
 
-    def __init__(self, run: Run, batches: Batches, board: Board, progress: Progress) -> None:
-        self.run, self.board, self.progress = run, board, progress
-        before_last = progress.windows_seen + (run.config.steps - progress.step - 1) * batches.per_step
+    def __init__(
+        self, steps: int, batches: Batches, progress: Progress, board: Board, speaker: Console
+    ) -> None:
+        self.progress, self.board, self.speaker = progress, board, speaker
+        before_last = progress.windows_seen + (steps - progress.step - 1) * batches.per_step
         # What the last step takes of one more epoch, to be a whole step, is not announced.
         self.count = before_last // len(batches.windows) + 1
-
-    def begin(self) -> None:
-        pass
 
     def after(self, step: Step) -> None:
         if not (step.ends_epoch or step.is_last):
@@ -187,10 +185,8 @@ class Epochs:
         progress = self.progress
         assert step.validation_loss is not None
         loss, seconds = progress.epoch_loss_sum / progress.epoch_tokens, progress.epoch_seconds
-        if self.run.leads:
-            self.run.say(console.epoch(step.epoch, self.count, loss, step.validation_loss, seconds))
+        numbers = {"number": step.epoch, "epochs": self.count, "seconds": seconds}
+        losses = {"train": loss, "validation": step.validation_loss}
+        self.speaker.say_once(text("epoch", **numbers, **losses))
         self.board.add_epoch(step.epoch, loss, step.validation_loss, seconds)
         progress.epoch_loss_sum = progress.epoch_tokens = progress.epoch_seconds = 0.0
-
-    def end(self) -> None:
-        pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from aura.cluster.activity import UNCOUNTED
@@ -12,14 +14,16 @@ from aura.plan.replay import Replay
 from aura.texts import console
 
 
+@dataclass
 class Pace:
-    def __init__(
-        self, plan: Plan, config: TrainConfig, device: torch.device, setting: Replay | None = None
-    ) -> None:
-        """setting: what strategy=auto has predicted by what it has measured."""
-        self.plan, self.config, self.device, self.setting = plan, config, device, setting
-        self.steps = 0
-        self.seconds = self.tokens = 0.0  # of the steps that count
+    plan: Plan
+    config: TrainConfig
+    device: torch.device
+    setting: Replay | None = None  # what strategy=auto has predicted by what it has measured
+    steps: int = 0
+    # Of the steps that count
+    seconds: float = 0.0
+    tokens: float = 0.0
 
     def add(self, seconds: float, tokens: float) -> None:
         """One optimizer step of all ranks."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+
+from aura.strategy.interface import Outcome
 
 
 @dataclass
@@ -28,15 +29,11 @@ class Step:
 
     number: int  # from 1
     epoch: int  # from 1
-    loss: float  # nats per token
-    tokens: int
+    outcome: Outcome
     lr: float
-    gradient_norm: float  # of the mean gradient, before clipping
     seconds: float
     is_first: bool  # of this attempt
     is_last: bool  # of the run
-    stopping: bool  # a rank was asked to stop: no step follows in this attempt
-    suspect: bool  # because its GPU is sick: what it has computed may be wrong
     ends_epoch: bool
     is_logged: bool
     is_saved: bool  # a checkpoint follows
@@ -48,13 +45,14 @@ class Step:
     validation_loss: float | None = None
 
 
-class Observer(Protocol):
+class Observer:
     """Every rank has the same ones in the same order: they may talk to the other ranks."""
 
     def begin(self) -> None:
         """Before the first step of an attempt."""
 
-    def after(self, step: Step) -> None: ...
+    def after(self, step: Step) -> None:
+        """A step is part of the run."""
 
     def end(self) -> None:
         """After the last step of an attempt, where nothing has gone wrong."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from aura import __version__
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
-from aura.durable import write_atomically
+from aura.durable import replace_text, write_atomically
 from aura.texts.console import text
 
 LOG = "training_log.csv"
@@ -97,9 +97,7 @@ def _cut(path: Path, step: int, say: Callable[[str], None]) -> None:
         if line.endswith("\n") and line.count(",") == HEADER.count(",") and _step_of(line) <= step
     )
     if new != old:
-        temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-        temporary.write_text(new, encoding="utf-8")
-        temporary.replace(path)
+        replace_text(path, new)
 
 
 def _step_of(line: str) -> float:

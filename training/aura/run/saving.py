@@ -5,66 +5,92 @@ from __future__ import annotations
 import errno
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from aura.checkpoint import store
-from aura.cluster.ranks import CollectiveFailed
+from aura.checkpoint.manifest import Writer
+from aura.cluster.ranks import CollectiveFailed, Ranks
+from aura.config import TrainConfig
+from aura.corpus.corpus import Corpus
 from aura.errors import DataError, reason_of
+from aura.model.language_model import LanguageModel
+from aura.optim.loss_scale import LossScale
 from aura.plan.memory import state_bytes
 from aura.run import directory
 from aura.run.board import Board
+from aura.run.division import Division
 from aura.run.observers import Comparison
 from aura.run.pace import Pace
-from aura.run.progress import Step
-from aura.run.trainer import Trainer
+from aura.run.progress import Observer, Progress, Step
+from aura.run.status import Status
+from aura.run.stop import StopSignal
 from aura.strategy.checksum import checksum
+from aura.strategy.interface import Strategy
 from aura.texts import console
+from aura.texts.console import Console
 
 
-def state_of(trainer: Trainer) -> dict[str, Any]:
-    """state.json of a checkpoint."""
-    run, progress = trainer.run, trainer.progress
-    return {
-        "step": progress.step,
-        "writer": run.writer._asdict(),
-        "progress": asdict(progress),
-        "scaler": trainer.loss_scale.state(),
-        "division": trainer.batches.division.state(progress.step),
-        "config": asdict(run.config),
-        "corpus": run.corpus.fingerprint,
-        "world_size": run.place.world_size,
-        "parameters_checksum": f"{checksum(trainer.model.parameters()) & (2**64 - 1):016x}",
-        # Of these very parameters: rotation keeps the best.
-        "validation_loss": progress.validation_loss if progress.validated_step == progress.step else None,
-    }
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint says of the run: state.json."""
+
+    config: TrainConfig
+    corpus: Corpus
+    ranks: Ranks
+    writer: Writer  # this attempt
+    model: LanguageModel
+    progress: Progress
+    loss_scale: LossScale
+    division: Division
+
+    def state(self) -> dict[str, Any]:
+        progress = self.progress
+        return {
+            "step": progress.step,
+            "writer": self.writer._asdict(),
+            "progress": asdict(progress),
+            "scaler": self.loss_scale.state(),
+            "division": self.division.state(progress.step),
+            "config": asdict(self.config),
+            "corpus": self.corpus.fingerprint,
+            "world_size": self.ranks.world_size,
+            "parameters_checksum": f"{checksum(self.model.parameters()) & (2**64 - 1):016x}",
+            # Of these very parameters: rotation keeps the best.
+            "validation_loss": progress.validation_loss if progress.validated_step == progress.step else None,
+        }
 
 
-class Saving:
+@dataclass
+class Saving(Observer):
     """A checkpoint every `save_every` steps, at the end, and when a rank is asked to stop."""
 
-    def __init__(self, trainer: Trainer, comparison: Comparison, board: Board) -> None:
-        self.trainer, self.run = trainer, trainer.run
-        self.comparison, self.board = comparison, board
-        self.under_way = ""  # the name of a checkpoint
-        self.began = 0.0  # when
-        self.stall = 0.0  # seconds that training waited for it
-        # Seconds after `began` in which a rank may still be writing it: a guess until the first one has been written.
-        self.writing = 60.0
-
-    def begin(self) -> None:
-        pass
+    saver: store.Saver
+    saves: bool  # this rank writes them
+    snapshot: Snapshot
+    strategy: Strategy
+    comparison: Comparison
+    board: Board
+    stop: StopSignal
+    speaker: Console
+    status: Status
+    under_way: str = ""  # the name of a checkpoint
+    began: float = 0.0  # when
+    stall: float = 0.0  # seconds that training waited for it
+    # Seconds after `began` in which a rank may still be writing it: a guess until the first one has been written.
+    writing: float = 60.0
 
     def after(self, step: Step) -> None:
         if self._may_be_written():
-            self.trainer.strategy.expect_delay()
+            self.strategy.expect_delay()
         if not step.is_saved:
             return
-        if step.suspect:
+        if step.outcome.suspect:
             self._save("suspect", wait=True)
             # The others hear from that rank which one it is, and why.
-            raise self.run.stop.sick or CollectiveFailed(console.text("another_is_suspect"))
-        if step.stopping and not step.is_last:
+            raise self.stop.sick or CollectiveFailed(console.text("another_is_suspect"))
+        if step.outcome.stopping and not step.is_last:
             self._save("interrupt", wait=True)
         else:
             self.comparison.compare()
@@ -74,77 +100,84 @@ class Saving:
         self._finish()
 
     def _save(self, kind: str, wait: bool) -> None:
-        run, strategy = self.run, self.trainer.strategy
+        snapshot, strategy = self.snapshot, self.strategy
         self._finish()
-        run.status.set(state="saving")
-        self.under_way = f"{kind}-step-{self.trainer.progress.step}"
+        self.status.set(state="saving")
+        self.under_way = f"{kind}-step-{snapshot.progress.step}"
         strategy.complete()
         strategy.expect_delay()
         self.began = time.monotonic()
-        optimizer = state_bytes(run.config, run.place.world_size)
-        parameters = sum(parameter.nbytes for parameter in self.trainer.model.parameters())
+        optimizer = state_bytes(snapshot.config, snapshot.ranks.world_size)
+        parameters = sum(parameter.nbytes for parameter in snapshot.model.parameters())
         short = strategy.gathers and not store.has_room(optimizer)
         copied = store.has_room(optimizer + parameters)
-        collect = strategy.whole_state(wanted=run.saves and not short, copied=copied)
-        if run.saves and not short:
-            run.saver.begin(self.under_way, self.trainer.model, collect, state_of(self.trainer), copied)
+        collect = strategy.whole_state(wanted=self.saves and not short, copied=copied)
+        if self.saves and not short:
+            self.saver.begin(self.under_way, snapshot.model, collect, snapshot.state(), copied)
         else:
-            error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if run.saves else None
-            run.saver.help(self.under_way, collect, error)
+            error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if self.saves else None
+            self.saver.help(self.under_way, collect, error)
         self.stall = time.monotonic() - self.began
         if wait:
             self._finish()
-        run.status.set(state="training")
+        self.status.set(state="training")
 
     def _may_be_written(self) -> bool:
         """A disk that is busy with a checkpoint keeps whatever else its rank writes waiting, and so all ranks."""
         ends = self.began + self.writing
-        return bool(self.under_way) and (self.run.saver.is_writing or time.monotonic() < ends)
+        return bool(self.under_way) and (self.saver.is_writing or time.monotonic() < ends)
 
     def _finish(self) -> None:
         """Wait for the save that is under way. One node without space does not end a run that others have saved."""
-        run, saver, name = self.run, self.run.saver, self.under_way
+        saver, name = self.saver, self.under_way
         if not name:
             return
-        saved = saver.wait() and run.saves
+        saved = saver.wait() and self.saves
         if isinstance(saver.error, CollectiveFailed):
             raise saver.error
-        if run.saves and saver.error:
+        if self.saves and saver.error:
             reason = reason_of(saver.error)
-            run.say(console.text("checkpoint_not_written", path=run.checkpoints / name, error=reason))
-        saves, seconds = run.ranks.total([float(saved), saver.seconds])
+            self.speaker.say(
+                console.text("checkpoint_not_written", path=saver.directory / name, error=reason)
+            )
+        saves, seconds = self.snapshot.ranks.total([float(saved), saver.seconds])
         self.writing = 2 * seconds  # of all ranks together, so more than that of the slowest
         if saves == 0:
             raise DataError("no_rank_saved", name=name)
-        if saved and run.leads:
-            run.say(console.saved(name, self.stall, saver.seconds))
-            self.board.add("Time/save_stall_seconds", self.stall, self.trainer.progress.step)
+        if saved and self.speaker.leads:
+            self.speaker.say(console.text("saved", name=name, stall=self.stall, seconds=saver.seconds))
+            self.board.add("Time/save_stall_seconds", self.stall, self.snapshot.progress.step)
         self.under_way = ""
 
 
-class Completion:
+@dataclass
+class Completion(Observer):
     """What is said and written when a run has all of its steps. The last observer: everything else is done."""
 
-    def __init__(self, trainer: Trainer, comparison: Comparison, pace: Pace) -> None:
-        self.trainer, self.comparison, self.pace = trainer, comparison, pace
+    directory: Path
+    asked: TrainConfig  # with strategy=auto where that was asked for
+    saves: bool
+    snapshot: Snapshot
+    comparison: Comparison
+    pace: Pace
+    speaker: Console
+    status: Status
 
     def begin(self) -> None:
-        pass
-
-    def after(self, step: Step) -> None:
-        pass
+        self.status.set(state="training", step=self.snapshot.progress.step)
 
     def end(self) -> None:
-        run, progress = self.trainer.run, self.trainer.progress
-        if progress.step < run.config.steps:
+        progress, corpus = self.snapshot.progress, self.snapshot.corpus
+        if progress.step < self.snapshot.config.steps:
             return
-        if run.leads:
+        if self.speaker.leads:
             assert progress.first_validation_loss is not None and progress.validation_loss is not None
             start, end = progress.first_validation_loss, progress.validation_loss
-            run.say(console.validation_at_end(end, start, run.corpus.unigram_entropy))
-            run.say(outcome := self.pace.compared())
-            run.status.set(outcome=outcome)
-        run.status.set(sync=self.comparison.compare())
-        if run.saves:
-            with directory.without_stopping(run.directory, run.say):
-                directory.write_done(run.directory, run.asked, run.corpus, state_of(self.trainer))
+            losses = {"end": end, "start": start, "unigram": corpus.unigram_entropy}
+            self.speaker.say(console.text("validation_at_end", **losses))
+            self.speaker.say(outcome := self.pace.compared())
+            self.status.set(outcome=outcome)
+        self.status.set(sync=self.comparison.compare())
+        if self.saves:
+            with directory.without_stopping(self.directory, self.speaker.say):
+                directory.write_done(self.directory, self.asked, corpus, self.snapshot.state())

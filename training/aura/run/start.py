@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from aura.checkpoint import store
+from aura.checkpoint.manifest import Writer
 from aura.cluster.place import compiles, link_mbit, why_not_compiled
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, as_words
@@ -18,68 +21,104 @@ from aura.corpus.corpus import Corpus
 from aura.corpus.windows import Windows
 from aura.errors import ConfigError, DataError
 from aura.model.family import model_of
-from aura.model.forward import allow_tensor_cores
+from aura.model.forward import allow_tensor_cores, validation_loss
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import warmup_steps
 from aura.plan.candidates import CHOSEN
+from aura.plan.gpus import Gpu
 from aura.plan.memory import largest_micro_batch
 from aura.plan.plan import Plan, plan_for
-from aura.run import directory
-from aura.run.balance import Balance
+from aura.run import directory, measure
+from aura.run.balance import RECORD, Balance
 from aura.run.batches import Batches
 from aura.run.board import Board
 from aura.run.division import Division
+from aura.run.meter import Meter
 from aura.run.observers import Comparison, Curves, Epochs, Lines, Log, Validation
 from aura.run.pace import Pace
 from aura.run.progress import Observer, Progress
-from aura.run.run import Run
 from aura.run.runlog import LOG, RunLog
-from aura.run.saving import Completion, Saving
-from aura.run.setting import with_setting
+from aura.run.saving import Completion, Saving, Snapshot
+from aura.run.setting import setting_of
+from aura.run.status import Status
+from aura.run.stop import StopSignal
 from aura.run.trainer import Trainer
 from aura.strategy.alone import Alone
 from aura.strategy.delayed import Delayed
 from aura.strategy.interface import Strategy
 from aura.strategy.sharded import Sharded
 from aura.texts import console
+from aura.texts.console import Console
 
 # In the run directory: what torch.compile has made. /tmp, where torch keeps it, is empty at every start of a unit.
 COMPILED = "compiled"
 
 
-def trainer_of(run: Run, resume_from: Path | None = None) -> Trainer:
-    """What trains: on the newest checkpoint that any rank holds, or on `resume_from`, or from the beginning. Every rank
-    has to ask at the same time. Raises ConfigError and DataError, on all ranks alike."""
-    check_ranks_mean_the_same(run.ranks, run.config, run.corpus)
+@dataclass(frozen=True)
+class Run:
+    """What one rank knows of the run that it takes part in. Only this module does: each of the others gets what it
+    needs of it."""
+
+    config: TrainConfig
+    corpus: Corpus
+    directory: Path
+    log_dir: Path  # TensorBoard's
+    resume_from: Path | None  # a checkpoint; otherwise the newest that any rank holds, or from the beginning
+    shares_from: Path | None  # a record of decisions (balance.py) to take in place of measuring
+    saves: bool  # the ranks of one node share a disk
+    device: torch.device
+    ranks: Ranks
+    devices: list[Gpu]  # of every rank
+    speaker: Console
+    status: Status
+    stop: StopSignal
+    saver: store.Saver
+    writer: Writer  # of its checkpoints: this attempt
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.saver.directory
+
+
+def trainer_of(run: Run) -> Trainer:
+    """What trains. Every rank has to ask at the same time. Raises ConfigError and DataError, on all ranks alike."""
+    asked, ranks = run.config, run.ranks
+    check_ranks_mean_the_same(ranks, run.config, run.corpus)
     allow_tensor_cores(run.config, run.device)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run.directory / COMPILED).absolute()))
     model = model_of(run.config, run.device)
     if compiles(run.config, run.device):
         model.compile_blocks()
     windows = Windows(run.corpus, "train", run.config.seq_len)
-    run, said = with_setting(run, model, windows)
-    plan = plan_of(run, said)
-    strategy = strategy_of(run, model)
-    loss_scale = loss_scale_of(run.config, delayed=run.config.delay > 0 and run.place.world_size > 1)
-    division = Division(run.config, run.ranks.nodes)
-    batches = Batches(windows, run.config, division, run.place.rank, run.device)
+    measured = partial(measure.cluster, run.config, ranks, run.device, run.devices, model, windows)
+    setting = setting_of(run.config, ranks, run.directory, run.saves, run.speaker, measured)
+    run = replace(run, config=setting.config)
+    plan = plan_of(run, setting.lines)
+    strategy = strategy_of(run.config, ranks, model)
+    loss_scale = loss_scale_of(run.config, delayed=run.config.delay > 0 and ranks.world_size > 1)
+    batches = Batches(windows, run.config, Division(run.config, ranks.nodes), ranks.rank, run.device)
     say_what_is_trained(run, model, batches)
-    state = newest_state(run, model, strategy, resume_from)
+    state = newest_state(run, model, strategy)
     progress = Progress(**state["progress"]) if state else Progress()
     run = replace(run, config=with_steps(run.config, progress, len(windows), batches.per_step))
     run.status.set(max_steps=run.config.steps)
     if state:
         refuse_a_run_that_is_over(run.config, progress)
         loss_scale.load(state["scaler"])
-        division.load(state.get("division", {}), progress.step)
-        run.say(console.continuing(progress.step))
+        batches.division.load(state.get("division", {}), progress.step)
+        run.speaker.say(console.text("continuing", step=progress.step))
     strategy.start()
     if run.saves:
         take_directory(run, model, progress)
-    trainer = Trainer(run, model, batches, strategy, loss_scale, progress)
-    trainer.observers = observers_of(trainer, plan, resumed_step=progress.step if state else None)
-    return trainer
+    snapshot = Snapshot(
+        run.config, run.corpus, ranks, run.writer, model, progress, loss_scale, batches.division
+    )
+    meter, pace = Meter(run.device, ranks.activity), Pace(plan, run.config, run.device, setting.replay)
+    observers = observers_of(run, asked, snapshot, strategy, batches, meter, pace, is_new=state is None)
+    return Trainer(
+        run.config, ranks, model, batches, strategy, loss_scale, progress, meter, run.stop, observers
+    )
 
 
 def check_ranks_mean_the_same(ranks: Ranks, config: TrainConfig, corpus: Corpus) -> None:
@@ -90,28 +129,27 @@ def check_ranks_mean_the_same(ranks: Ranks, config: TrainConfig, corpus: Corpus)
         raise DataError("corpora_differ", ranks=ranks.name(odd))
 
 
-def plan_of(run: Run, said: list[str]) -> Plan:
+def plan_of(run: Run, said: Sequence[str]) -> Plan:
     """The prediction, which rank 0 says. said: what there is to say of strategy=auto. Raises ConfigError."""
     plan = plan_for(
         run.config,
-        run.place.world_size,
+        run.ranks.world_size,
         run.devices,
         nodes=len(set(run.ranks.nodes)),
         link_mbit=link_mbit(),
         corpus_tokens=run.corpus.tokens["train"],
     )
-    if run.place.world_size > 1:
+    if run.ranks.world_size > 1:
         run.status.set(setting=as_words({name: getattr(run.config, name) for name in CHOSEN}))
-    if run.leads:
+    if run.speaker.leads:
         lines = [*plan.lines(), *said]
         for line in lines:
-            run.say(line)
+            run.speaker.say(line)
         run.status.set(plan=lines)
     return plan
 
 
-def strategy_of(run: Run, model: LanguageModel) -> Strategy:
-    config, ranks = run.config, run.ranks
+def strategy_of(config: TrainConfig, ranks: Ranks, model: LanguageModel) -> Strategy:
     if ranks.world_size == 1:
         return Alone(model, config)
     return Delayed(model, ranks, config) if config.delay else Sharded(model, ranks, config)
@@ -124,26 +162,26 @@ def loss_scale_of(config: TrainConfig, delayed: bool) -> LossScale:
 
 
 def say_what_is_trained(run: Run, model: LanguageModel, batches: Batches) -> None:
-    config, warmup = run.config, warmup_steps(run.config)
-    run.say(console.model(config))
-    run.say(console.precision(config.precision))
-    run.say(console.compiled(why_not_compiled(config, run.device), os.environ["TORCHINDUCTOR_CACHE_DIR"]))
-    if run.leads:
+    config, warmup, say = run.config, warmup_steps(run.config), run.speaker.say
+    say(console.model(config))
+    say(console.precision(config.precision))
+    say(console.compiled(why_not_compiled(config, run.device), os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    if run.speaker.leads:
         tokens, windows = batches.per_step * config.seq_len, len(batches.windows)
         parameters, fingerprint = model.parameter_count(), run.corpus.fingerprint
-        run.say(console.size(parameters, batches.per_step, tokens, windows, fingerprint))
+        say(console.size(parameters, batches.per_step, tokens, windows, fingerprint))
         for line in batch_lines(run, batches):
-            run.say(line)
+            say(line)
         if warmup >= config.steps:
-            run.say(console.long_warmup(warmup, config.steps))
+            say(console.text("long_warmup", warmup=warmup, steps=config.steps))
 
 
 def batch_lines(run: Run, batches: Batches) -> Iterator[str]:
     """Guide 002's block: ranks, batch and steps. Where ranks are unlike, one number for each."""
     division, sequences = batches.division, batches.per_step
-    if run.place.world_size > 1:
+    if run.ranks.world_size > 1:
         gpus = sum(device.is_gpu for device in run.devices)
-        yield console.text("launched", ranks=run.place.world_size, gpus=gpus, backend=dist.get_backend())
+        yield console.text("launched", ranks=run.ranks.world_size, gpus=gpus, backend=dist.get_backend())
     pairs = zip(division.first, division.sizes, strict=True)
     counts = [math.ceil(share / size) for share, size in pairs]
     shown = {"sizes": in_short(division.sizes), "counts": in_short(counts)}
@@ -156,21 +194,18 @@ def in_short(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers if len(set(numbers)) > 1 else numbers[:1]))
 
 
-def newest_state(
-    run: Run, model: LanguageModel, strategy: Strategy, resume_from: Path | None
-) -> store.State | None:
+def newest_state(run: Run, model: LanguageModel, strategy: Strategy) -> store.State | None:
     """Put all ranks on one checkpoint; its state, or None where the run begins."""
 
     def check(state: store.State) -> None:
-        changes = store.check_resumable(state, run.config, run.corpus, run.place.world_size)
-        if changes and run.leads:
-            run.say(console.changed(state["step"], changes))
+        if changes := store.check_resumable(state, run.config, run.corpus, run.ranks.world_size):
+            run.speaker.say_once(console.changed(state["step"], changes))
 
-    if resume_from:
+    if run.resume_from:
         if run.saves:
-            store.go_back_to(run.checkpoints / resume_from.name)
+            store.go_back_to(run.checkpoints / run.resume_from.name)
         run.ranks.total([0.0])  # nobody looks at a disk before its newer checkpoints are out of the way
-    return store.agree_and_load(run.checkpoints, model, strategy.load, run.ranks, check, run.say)
+    return store.agree_and_load(run.checkpoints, model, strategy.load, run.ranks, check, run.speaker.say)
 
 
 def with_steps(config: TrainConfig, progress: Progress, windows: int, per_step: int) -> TrainConfig:
@@ -195,27 +230,42 @@ def take_directory(run: Run, model: LanguageModel, progress: Progress) -> None:
     """The run directory says what this run is, and holds nothing that comes after its step."""
     (run.directory / directory.DONE).unlink(missing_ok=True)
     store.tidy(run.checkpoints, progress.step)
-    with directory.without_stopping(run.directory, run.say):
+    with directory.without_stopping(run.directory, run.speaker.say):
         directory.describe(run.directory, run.config, run.corpus, model.parameter_count())
 
 
-def observers_of(trainer: Trainer, plan: Plan, resumed_step: int | None) -> list[Observer]:
+def observers_of(
+    run: Run,
+    asked: TrainConfig,
+    snapshot: Snapshot,
+    strategy: Strategy,
+    batches: Batches,
+    meter: Meter,
+    pace: Pace,
+    is_new: bool,
+) -> list[Observer]:
     """In the order in which they are told: what one finds out, those behind it write down."""
-    run, strategy, progress = trainer.run, trainer.strategy, trainer.progress
-    board = Board(run.log_dir, run.place.rank, progress.step, run.say)
-    log = RunLog(run.directory / LOG, run.place.rank, resumed_step, run.say)
-    pace = Pace(plan, run.config, run.device, run.setting)
-    comparison = Comparison(run, strategy, progress)
-    division = trainer.batches.division
-    balance = Balance(run, strategy, division, trainer.meter, progress.step)
-    return [
+    config, ranks, speaker, status = run.config, run.ranks, run.speaker, run.status
+    progress, step = snapshot.progress, snapshot.progress.step
+    board = Board(run.log_dir, ranks.rank, step, speaker.say)
+    log = RunLog(run.directory / LOG, ranks.rank, None if is_new else step, speaker.say)
+    windows = Windows(run.corpus, "validation", config.seq_len)
+    validate = partial(validation_loss, snapshot.model, windows, config, ranks, run.device)
+    comparison = Comparison(ranks, strategy, progress, status)
+    observers = [
         comparison,
-        Lines(run, pace),
-        Validation(run, strategy, trainer.model, progress),
-        Curves(run, board, progress),
+        Lines(pace, speaker, status),
+        Validation(config, validate, strategy, progress, speaker, status),
+        Curves(board, progress, run.device),
         Log(log, progress),
-        Epochs(run, trainer.batches, board, progress),
-        *([balance] if division.by_speed else []),
-        Saving(trainer, comparison, board),
-        Completion(trainer, comparison, pace),
+        Epochs(config.steps, batches, progress, board, speaker),
+    ]
+    if batches.division.by_speed:
+        record = run.directory / RECORD
+        shared = (ranks, strategy, batches.division, meter, speaker, status)
+        observers.append(Balance(record, run.shares_from, step, *shared))
+    return [
+        *observers,
+        Saving(run.saver, run.saves, snapshot, strategy, comparison, board, run.stop, speaker, status),
+        Completion(run.directory, asked, run.saves, snapshot, comparison, pace, speaker, status),
     ]

@@ -10,11 +10,14 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from aura.cluster.ranks import Ranks
+from aura.config import TrainConfig
 from aura.errors import DataError
 from aura.model.forward import autocast
 from aura.model.language_model import LanguageModel
@@ -24,7 +27,7 @@ from aura.optim.schedule import learning_rate
 from aura.run.batches import Batches
 from aura.run.meter import Meter
 from aura.run.progress import Observer, Progress, Step
-from aura.run.run import Run
+from aura.run.stop import StopSignal
 from aura.strategy.interface import Outcome, Strategy, Told
 from aura.texts.console import text
 
@@ -36,41 +39,41 @@ class UnderWay(NamedTuple):
     lr: float
 
 
+@dataclass
 class Trainer:
-    def __init__(
-        self,
-        run: Run,
-        model: LanguageModel,
-        batches: Batches,
-        strategy: Strategy,
-        loss_scale: LossScale,
-        progress: Progress,
-    ) -> None:
-        self.run, self.config, self.model, self.batches = run, run.config, model, batches
-        self.strategy, self.loss_scale, self.progress = strategy, loss_scale, progress
-        self.meter = Meter(run.device, run.activity)
-        self.observers: Sequence[Observer] = ()
+    config: TrainConfig
+    ranks: Ranks
+    model: LanguageModel
+    batches: Batches
+    strategy: Strategy
+    loss_scale: LossScale
+    progress: Progress
+    meter: Meter
+    stop: StopSignal
+    observers: Sequence[Observer]
+
+    def __post_init__(self) -> None:
+        self.activity = self.ranks.activity
         self.under_way: UnderWay | None = None
         self.stopping = False
         self.started = 0.0  # the step, or what is left of it
         self.waited = 0.0  # before that, for other ranks
-        self.first_step = progress.step + 1
+        self.first_step = self.progress.step + 1
         self.gradient_sum: GradientSum | None = None
-        if run.config.parameter_format == "bf16" and batches.accumulates:
-            self.gradient_sum = GradientSum(model, run.config.seed)
+        if self.config.parameter_format == "bf16" and self.batches.accumulates:
+            self.gradient_sum = GradientSum(self.model, self.config.seed)
 
     def train(self) -> bool:
         """Until `config.steps`, or until a rank is asked to stop; True when the run is complete."""
         for observer in self.observers:
             observer.begin()
-        self.run.status.set(state="training", step=self.progress.step)
         self.go_on()
         while not self.is_over:
             self.strategy.begin_step()
             loss_sum = self.forward_and_backward()
             if loss_sum is None:  # the step before has turned out to be the last one
                 break
-            told = Told(loss_sum, self.batches.tokens, self.run.stop.weight, self.loss_scale.value)
+            told = Told(loss_sum, self.batches.tokens, self.stop.weight, self.loss_scale.value)
             lr = learning_rate(self.config, self.progress.step)
             self.under_way = UnderWay(self.strategy.apply(told, lr), lr)
             self.loss_scale.begin_next()
@@ -86,9 +89,9 @@ class Trainer:
         return self.stopping or self.progress.step >= self.config.steps
 
     def go_on(self) -> None:
-        self.run.activity.begin_step(self.progress.step + 1)
+        self.activity.begin_step(self.progress.step + 1)
         self.started = time.perf_counter()
-        self.waited = self.run.activity.waited
+        self.waited = self.activity.waited
 
     def settle(self) -> None:
         """The step that is under way ends, and with it this rank's late micro-batches of the next one."""
@@ -97,8 +100,8 @@ class Trainer:
             return
         wait, lr, self.under_way = *self.under_way, None
         outcome = wait()
-        seconds, waited = time.perf_counter() - self.started, self.run.activity.waited - self.waited
-        self.run.activity.end_step()
+        seconds, waited = time.perf_counter() - self.started, self.activity.waited - self.waited
+        self.activity.end_step()
         self.refuse_what_is_not_finite(outcome)
         step = self.commit(outcome, lr, seconds, waited)
         # Before delay_after the next step knows these weights from its beginning, after a resume too.
@@ -114,7 +117,7 @@ class Trainer:
     def forward_and_backward(self) -> Tensor | None:
         """The gradients of this rank's windows of the step; the sum of their losses, () in fp64 [nats]. None where
         no step shall follow the one that was under way."""
-        device = self.run.device
+        device = self.batches.device
         ahead = 1 if self.under_way else 0
         windows_seen = self.progress.windows_seen + ahead * self.batches.per_step
         self.batches.begin_step(self.progress.step + ahead + 1)
@@ -147,11 +150,10 @@ class Trainer:
 
     def refuse_what_is_not_finite(self, outcome: Outcome) -> None:
         """Raises DataError, on all ranks alike; not where a lower loss scale may help (fp16): the step is left out."""
-        ranks = self.run.ranks
         if outcome.bad_loss:
-            raise self._not_finite("loss_not_finite", ranks.name(outcome.bad_loss))
+            raise self._not_finite("loss_not_finite", self.ranks.name(outcome.bad_loss))
         if outcome.left_out and self.loss_scale.is_exhausted:
-            guilty = ranks.name(outcome.bad_gradient) or text("the_sum_over_all")
+            guilty = self.ranks.name(outcome.bad_gradient) or text("the_sum_over_all")
             raise self._not_finite("gradient_not_finite", guilty)
 
     def commit(self, outcome: Outcome, lr: float, seconds: float, waited: float) -> Step:
@@ -170,15 +172,11 @@ class Trainer:
         return Step(
             number=progress.step,
             epoch=epoch + 1,
-            loss=outcome.loss,
-            tokens=outcome.tokens,
+            outcome=outcome,
             lr=lr,
-            gradient_norm=outcome.gradient_norm,
             seconds=seconds,
             is_first=is_first,
             is_last=is_last,
-            stopping=outcome.stopping,
-            suspect=outcome.suspect,
             ends_epoch=progress.windows_seen // epoch_windows > epoch,
             is_logged=progress.step % config.log_every == 0 or is_first or is_last or outcome.stopping,
             is_saved=progress.step % config.save_every == 0 or is_last or outcome.stopping,

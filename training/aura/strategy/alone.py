@@ -11,22 +11,17 @@ from torch import Tensor, nn
 
 from aura.config import TrainConfig
 from aura.optim.muon import optimizer_of
-from aura.strategy.interface import SUSPECT, Outcome, Told, clip_factor
+from aura.strategy.interface import SUSPECT, Outcome, Strategy, Told, clip_factor
 from aura.strategy.pieces import Segment
-from aura.strategy.state import copies, put_together
+from aura.strategy.state import copies, take
 
 
-class Alone:
-    gathers = False
-
+class Alone(Strategy):
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         self.sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self.parameters = list(model.parameters())
         self.clip = config.clip
         self.optimizer = optimizer_of(model, config)
-
-    def start(self) -> None:
-        pass
 
     def begin_step(self) -> None:
         for parameter in self.parameters:
@@ -67,18 +62,6 @@ class Alone:
         )
         return lambda: outcome
 
-    def put_in(self, kept: bool) -> None:
-        pass
-
-    def complete(self) -> None:
-        pass
-
-    def expect_delay(self) -> None:
-        pass
-
-    def compare(self) -> list[int]:
-        return []
-
     def state(self) -> dict[str, Tensor]:
         return self.optimizer.tensors()
 
@@ -86,12 +69,7 @@ class Alone:
         tensors = copies(self.state()) if wanted and copied else self.state()
         return lambda: tensors
 
-    def load(self, *parts: dict[str, Tensor]) -> None:
-        wanted = {}
+    def load(self, whole: dict[str, Tensor]) -> None:
         for text, tensor in self.optimizer.tensors().items():
             name, _, kind = text.rpartition(".")
-            wanted[text] = (Segment(name, 0, self.sizes[name]), kind, tensor)
-        put_together(wanted, parts)
-
-    def close(self) -> None:
-        pass
+            take(whole, Segment(name, 0, self.sizes[name]), kind, tensor)

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.strategy.interface import Outcome, Told
-from aura.strategy.pieces import Round, Segment
+from aura.strategy.pieces import Round
 from aura.strategy.sharded import Sharded
-from aura.strategy.state import copies, put_together
+from aura.strategy.state import copies
 
 LATE, CHANGE = "late", "change"
 
@@ -129,19 +129,13 @@ class Delayed(Sharded):
         own |= {f"{name}.{CHANGE}": part for name, part in change.items()}
         return lambda: collect() | own
 
-    def load(self, *parts: dict[str, Tensor]) -> None:
-        super().load(*parts)
+    def load(self, whole: dict[str, Tensor]) -> None:
+        super().load(whole)
         # A checkpoint of a run without delay has neither of them: then no micro-batch of the first step is late.
-        if all(any(f"{name}.{LATE}" in part for part in parts) for name in self.flat):
-            self.late = {name: torch.empty_like(flat, device="cpu") for name, flat in self.flat.items()}
-            self._read(LATE, self.late, parts)
-        if all(any(f"{name}.{CHANGE}" in part for part in parts) for name in self.flat):
-            self._read(CHANGE, self.change, parts)
-
-    def _read(self, kind: str, targets: dict[str, Tensor], parts: tuple[dict[str, Tensor], ...]) -> None:
-        segments = {name: Segment(name, 0, flat.numel()) for name, flat in self.flat.items()}
-        wanted = {f"{name}.{kind}": (segments[name], kind, target) for name, target in targets.items()}
-        put_together(wanted, parts)
+        self.late = {name: whole[text] for name in self.flat if (text := f"{name}.{LATE}") in whole}
+        for name, change in self.change.items():
+            if (text := f"{name}.{CHANGE}") in whole:
+                change.copy_(whole[text])
 
     def _overwrite(self, weights: dict[str, Tensor]) -> None:
         for name, flat in self.flat.items():

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -30,8 +29,8 @@ class Outcome:
     loss_sum: float  # nats
     tokens: int
     gradient_norm: float  # L2, of the mean over all tokens, before clipping
-    stopping: bool  # a rank was asked to stop
-    suspect: bool  # a rank cannot trust its numbers
+    stopping: bool  # a rank was asked to stop: no step follows in this attempt
+    suspect: bool  # because its GPU is sick: what it has computed may be wrong
     bad_loss: list[int]  # the ranks whose loss is not finite
     # The ranks whose gradient is not finite; empty too when only the sum over all is not.
     bad_gradient: list[int]
@@ -43,22 +42,25 @@ class Outcome:
         return self.loss_sum / self.tokens
 
 
-class Strategy(Protocol):
-    gathers: bool  # the optimizer's whole state is nowhere, and has to be put together
+class Strategy:
+    gathers = False  # the optimizer's whole state is nowhere, and has to be put together
 
     def start(self) -> None:
         """Make the parameters of all ranks equal."""
 
     def begin_step(self) -> None:
         """Before the first forward pass of a step: the gradients are zero."""
+        raise NotImplementedError
 
     def last_backward(self) -> AbstractContextManager[None]:
         """Around the backward pass of the last micro-batch: gradients may leave while it computes."""
+        raise NotImplementedError
 
     def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
         """From the gradients of the summed losses of all ranks to new parameters. What it returns waits until it is
         known what came of it; with a delay, micro-batches of the next step may be computed before it is called, with
         all but the last of their backward passes over, and after it there is `put_in`."""
+        raise NotImplementedError
 
     def put_in(self, kept: bool) -> None:
         """With a delay: the parameters are those after the step that has been applied, from here on. kept:
@@ -72,17 +74,17 @@ class Strategy(Protocol):
 
     def compare(self) -> list[int]:
         """The ranks whose parameters differ from those of the majority."""
-
-    def state(self) -> dict[str, Tensor]:
-        """This rank's part of the optimizer's state; see state.py for the names."""
+        return []
 
     def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
         """What returns the optimizer's state of all ranks together, as it is now, in the names and shapes of a rank
         that is alone. All ranks have to ask at the same step, and to call what they get, each in its own time; where it
         is not `wanted` it may return nothing. copied: steps go on before that, and must not change it."""
+        raise NotImplementedError
 
-    def load(self, *parts: dict[str, Tensor]) -> None:
-        """`state` of other ranks, also of other numbers of ranks, that together have all that this rank needs."""
+    def load(self, whole: dict[str, Tensor]) -> None:
+        """The whole state, also of another number of ranks. Raises DataError."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """No exchange follows."""

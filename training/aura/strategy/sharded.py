@@ -31,13 +31,13 @@ from aura.optim.muon import matrices_in, optimizer_of
 from aura.strategy.by_node import legs_of
 from aura.strategy.checksum import checksum, make_equal
 from aura.strategy.codec import bytes_of
-from aura.strategy.formats import Plain, WireFormat, format_of
+from aura.strategy.formats import format_of, whole_format
 from aura.strategy.gather import Outline, shapes_of, whole_state
-from aura.strategy.interface import Outcome, Told, clip_factor, outcome_of
+from aura.strategy.interface import Outcome, Strategy, Told, clip_factor, outcome_of
 from aura.strategy.legs import GradientSum
 from aura.strategy.pieces import Round, Segment, owners, rounds
 from aura.strategy.shard import Shard
-from aura.strategy.state import MASTER, as_saved, key, put_together
+from aura.strategy.state import MASTER, key, take
 from aura.strategy.wire import Exchange, Patience, Wire
 
 # What a rank sends in one round, at the most, in the format of the wire: 34 ms at 1 Gbit/s, 0.34 s at 100 Mbit/s.
@@ -49,7 +49,7 @@ FEWEST_ROUNDS = 16
 ROUND_SECONDS = 0.01
 
 
-class Sharded:
+class Sharded(Strategy):
     gathers = True
     awaits_by_layer = True  # the weights of leg 2, where the model lets us
 
@@ -61,7 +61,7 @@ class Sharded:
         first = next(iter(self.flat.values()))
         self.device = first.device
         self.format = format_of(config, first.dtype)
-        weight_format: WireFormat = self.format if self.format.changes else Plain(first.dtype, changes=False)
+        weight_format = self.format if self.format.changes else whole_format(first.dtype)
         matrices = whole_matrices(model) if config.optimizer == "muon" else {}
         shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         self.owned = owners(shapes, matrices, ranks.world_size)
@@ -161,9 +161,6 @@ class Sharded:
             self.shard.take_back(before)
         return after
 
-    def put_in(self, kept: bool) -> None:
-        pass  # leg 2 does, as it comes
-
     def complete(self) -> None:
         self._await_weights(0)
 
@@ -175,7 +172,8 @@ class Sharded:
         return self.ranks.odd_ones(checksum(self.flat.values()))
 
     def state(self) -> dict[str, Tensor]:
-        return {name: as_saved(tensor, kind) for name, (_, kind, tensor) in self._named_state().items()}
+        """This rank's part of the optimizer's, by `key`."""
+        return {key(segment, kind): tensor for segment, kind, tensor in self._owned_state()}
 
     def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
         outline = Outline(self.parameters)
@@ -185,31 +183,25 @@ class Sharded:
         shapes = shapes_of(self.parameters, outlined)
         return whole_state(self.beside, self.owned, self.state(), shapes, wanted)
 
-    def load(self, *parts: dict[str, Tensor]) -> None:
-        wanted = self._named_state()
-        if self.format.master:
-            self.shard.begin_anew()
-            if not any(name.split("[")[0].endswith(f".{MASTER}") for part in parts for name in part):
-                # Written with another format on the wire: the weights are all there is.
-                wanted = {text: one for text, one in wanted.items() if one[1] != MASTER}
-        put_together(wanted, parts)
+    def load(self, whole: dict[str, Tensor]) -> None:
+        self.shard.begin_anew()
+        for segment, kind, tensor in self._owned_state():
+            # Written with another format on the wire: the weights are all there is.
+            if kind != MASTER or f"{segment.name}.{MASTER}" in whole:
+                take(whole, segment, kind, tensor)
         self.has_loaded = True
 
     def close(self) -> None:
         self.complete()
         self.wire.close()
 
-    def _named_state(self) -> dict[str, tuple[Segment, str, Tensor]]:
-        named = {}
+    def _owned_state(self) -> Iterator[tuple[Segment, str, Tensor]]:
         for text, tensor in self.optimizer.tensors().items():
             name, _, kind = text.rpartition(".")
-            segment = self.shard.segments[name]
-            named[key(segment, kind)] = (segment, kind, tensor)
+            yield self.shard.segments[name], kind, tensor
         if self.format.master:
             for name, view in self.shard.views.items():
-                segment = self.shard.segments[name]
-                named[key(segment, MASTER)] = (segment, MASTER, view.data.view(-1))
-        return named
+                yield self.shard.segments[name], MASTER, view.data
 
     # Leg 1
 

@@ -37,29 +37,20 @@ class Peers:
 
     group: dist.ProcessGroup
     lane: int  # an exchange waits only for others of its lane
-    near: frozenset[
-        int
-    ]  # ranks of the group that this one reaches without a link that counts: itself at least
+    near: frozenset[int]  # of the group: whom this one reaches without a link that counts, itself at least
 
 
+@dataclass
 class Exchange:
     """Every rank sends a part of a flat tensor to every rank. gloo's reduce_scatter is an all-reduce inside, with twice
-    the bytes; all_to_all_single is what it says."""
+    the bytes; all_to_all_single is what it says. `pack` and `use` are called in the thread of the lane."""
 
-    def __init__(
-        self,
-        kind: str,
-        peers: Peers,
-        pack: Callable[[], Tensor],
-        to_ranks: list[int],
-        from_ranks: list[int],
-        use: Callable[[Tensor], Exchange | None],
-    ) -> None:
-        """kind: waits of the same kind take about equally long. pack: makes what is sent, `to_ranks` elements for
-        each. use: gets what has come, `from_ranks` elements of each, and may return the next stage. Both are called in
-        the thread of the lane."""
-        self.kind, self.peers, self.pack, self.use = kind, peers, pack, use
-        self.to_ranks, self.from_ranks = to_ranks, from_ranks
+    kind: str  # waits of the same kind take about equally long
+    peers: Peers
+    pack: Callable[[], Tensor]  # makes what is sent
+    to_ranks: list[int]  # elements for each
+    from_ranks: list[int]  # elements of each
+    use: Callable[[Tensor], Exchange | None]  # gets what has come, and may return the next stage
 
     def begin(self) -> dist.Work:
         self.sent = self.pack()

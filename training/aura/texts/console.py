@@ -14,7 +14,6 @@ import sys
 import time
 import tomllib
 from importlib import resources
-from pathlib import Path
 
 from aura.config import TrainConfig
 from aura.errors import ConfigError, speak_with
@@ -85,11 +84,17 @@ class Console:
 
     def __init__(self, rank: int, world_size: int, node: str, device: str) -> None:
         self.head = f"[Rank {rank}/{world_size} | Node {node} | Device {device}]"
-        self.is_live = rank == 0 and sys.stdout.isatty()
+        self.leads = rank == 0
+        self.is_live = self.leads and sys.stdout.isatty()
         self.shown = -math.inf  # when the live line was written
 
     def say(self, text: str) -> None:
         put(f"{CLEAR if self.is_live else ''}{self.head} {text}")
+
+    def say_once(self, text: str) -> None:
+        """One rank speaks for all."""
+        if self.leads:
+            self.say(text)
 
     def show(self, text: str) -> None:
         """A line that the next one replaces, on a terminal and no more than every LIVE_PAUSE seconds."""
@@ -97,14 +102,6 @@ class Console:
             width = shutil.get_terminal_size().columns
             put(f"{CLEAR}{text[: width - 1]}", end="")
             self.shown = time.monotonic()
-
-
-def distributed(backend: str) -> str:
-    return text("distributed", backend=backend)
-
-
-def alone() -> str:
-    return text("alone")
 
 
 def model(config: TrainConfig) -> str:
@@ -135,38 +132,8 @@ def size(parameters: int, sequences: int, tokens: int, sequences_per_epoch: int,
     )
 
 
-def long_warmup(warmup_steps: int, steps: int) -> str:
-    return text("long_warmup", warmup=warmup_steps, steps=steps)
-
-
-def left_out(step: int, before: float, now: float) -> str:
-    """fp16: the loss scale was too high for this step's gradient."""
-    return text("left_out", step=step, before=before, now=now)
-
-
-def backend_agreed(backend: str, ranks: str) -> str:
-    return text("backend_agreed", backend=backend, ranks=ranks)
-
-
 def changed(step: int, changes: list[str]) -> str:
     return text("changed", step=step, changes=", ".join(changes))
-
-
-def continuing(step: int) -> str:
-    return text("continuing", step=step)
-
-
-def validation_at_start(loss: float, vocab_size: int, uniform: float) -> str:
-    """`uniform` is the loss of guessing, ln(vocab_size)."""
-    return text("validation_at_start", loss=loss, vocab_size=vocab_size, uniform=uniform)
-
-
-def validation_at_end(end: float, start: float, unigram: float) -> str:
-    return text("validation_at_end", end=end, start=start, unigram=unigram)
-
-
-def step(epoch: int, number: int, loss: float, sync: str) -> str:
-    return text("step", epoch=epoch, number=number, loss=loss, sync=sync)
 
 
 def live(
@@ -181,24 +148,6 @@ def live(
         mfu=text("unknown") if mfu is None else f"{mfu:.1%}",
         eta=text("unknown") if eta_seconds is None else duration(eta_seconds),
     )
-
-
-def epoch(number: int, epochs: int, train_loss: float, validation_loss: float, seconds: float) -> str:
-    return text(
-        "epoch", number=number, epochs=epochs, train=train_loss, validation=validation_loss, seconds=seconds
-    )
-
-
-def saved(name: str, stall: float, seconds: float) -> str:
-    return text("saved", name=name, stall=stall, seconds=seconds)
-
-
-def stopped() -> str:
-    return text("stopped")
-
-
-def final(path: Path) -> str:
-    return text("final", path=path)
 
 
 def completed(ranks_compared: bool) -> str:

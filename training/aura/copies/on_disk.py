@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from aura.checkpoint import manifest
-from aura.checkpoint.copy_runs import Pace
-from aura.durable import flush
+from aura.copies.copy_runs import Pace
+from aura.durable import publish
 from aura.texts import console
 
 CHUNK = 8 << 20  # bytes that are written, and on the other disk, before the next ones are read
@@ -53,7 +52,7 @@ class Disk:
                 shutil.rmtree(temporary)
                 raise manifest.Damaged(console.text("other_checksum", file=file))
         (temporary / manifest.MANIFEST).write_bytes(content)
-        self._publish(temporary, final)
+        publish(temporary, final)
 
     def has_file(self, path: Path, name: str) -> bool:
         """Size and time, to the 2 seconds that the coarsest file systems know."""
@@ -76,7 +75,7 @@ class Disk:
         for file in files:
             self._copy_file(file, temporary / file.name)
             _take_time(file, temporary / file.name)
-        self._publish(temporary, self.where / name)
+        publish(temporary, self.where / name)
 
     def _copy_file(self, path: Path, target: Path) -> str:
         """The SHA-256 of what was read, and of what the target has now, on its disk.
@@ -103,19 +102,6 @@ class Disk:
             os.close(descriptor)
         return digest.hexdigest()
 
-    def _publish(self, temporary: Path, final: Path) -> None:
-        """Everything in there is on the disk: now it gets its name, in place of what had it before."""
-        for path in temporary.iterdir():
-            flush(path)
-        _flush_directory(temporary)
-        aside = self._temporary(final, "old-")
-        if final.exists():
-            shutil.rmtree(aside, ignore_errors=True)
-            final.rename(aside)
-        temporary.rename(final)
-        _flush_directory(final.parent)
-        shutil.rmtree(aside, ignore_errors=True)
-
     def _temporary(self, final: Path, what: str = "") -> Path:
         return final.with_name(f".{what}{final.name}.{self.node}")
 
@@ -136,14 +122,6 @@ def _write(descriptor: int, chunk: bytes, offset: int) -> None:
     while rest:
         written = os.pwrite(descriptor, rest, offset)
         rest, offset = rest[written:], offset + written
-
-
-def _flush_directory(path: Path) -> None:
-    try:
-        flush(path)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file servers know it of files only
-            raise
 
 
 def _take_time(path: Path, target: Path) -> None:

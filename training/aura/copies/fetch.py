@@ -10,7 +10,7 @@ from typing import Any
 from aura.checkpoint import manifest
 from aura.corpus.corpus import TOKENIZER, sha256_of
 from aura.corpus.listener import Listener
-from aura.durable import flush
+from aura.durable import publish
 from aura.errors import ConfigError, DataError
 from aura.storage import cache
 from aura.storage.address import Address
@@ -48,12 +48,8 @@ def fetch(address: Address, checkpoints: Path, listener: Listener) -> Path:
                 if sha256_of(temporary / name) != entry["sha256"]:
                     reason = text("other_checksum", file=name)
                     raise DataError("checkpoint_unusable", path=address, reason=reason)
-                flush(temporary / name)
             (temporary / manifest.MANIFEST).write_bytes(content)
-            flush(temporary / manifest.MANIFEST)
-            flush(temporary)
-            temporary.rename(final)
-            flush(checkpoints)
+            publish(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.checkpoint import manifest
-from aura.checkpoint.copy_runs import Pace
+from aura.copies.copy_runs import Pace
 from aura.corpus.corpus import sha256_of
 from aura.storage.address import Address
 from aura.storage.bucket import Bucket, Entry
