@@ -17,9 +17,8 @@ from aura.strategy.codec import QUANTISED, decode, encode
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-FORWARD = (
-    1 / 3
-)  # of the work of a micro-batch: a backward pass computes two products where a forward pass has one
+# Of the work of a micro-batch: a backward pass computes two products where a forward pass has one
+FORWARD = 1 / 3
 SHORTEST = 2e-4  # seconds; for less nobody goes to sleep
 # Bytes that the engine itself moves in a GPU's memory per parameter and step, counted by hand in sharded.py and
 # delayed.py: gradients put together (8), added up and their squares (17), differences taken (4), added to the weights
@@ -57,11 +56,6 @@ class Gpu:
         """It had to wait until then [time.perf_counter()]."""
         with self.lock:
             self.free_at = max(self.free_at, moment)
-
-    @property
-    def late(self) -> float:
-        """By how many seconds the processor is behind."""
-        return max(0.0, time.perf_counter() - self.free_at)
 
     def _wait(self, moment: float) -> None:
         if (ahead := moment - time.perf_counter()) > SHORTEST:
@@ -205,13 +199,10 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         result = function(*arguments, **(named or {}))
-        if (
-            not function.is_view and function is not torch.ops.aten._unsafe_view.default
-        ):  # which moves nothing
+        moves = not function.is_view and function is not torch.ops.aten._unsafe_view.default
+        if moves:
             lists = [one if isinstance(one, list | tuple) else [one] for one in (*arguments, result)]
             tensors = [one for several in lists for one in several if isinstance(one, Tensor)]
             self.bytes += sum(tensor.nbytes for tensor in tensors)
