@@ -65,15 +65,14 @@ def compare_learning(corpus: Path) -> list[Row]:
     rows: list[Row] = []
     for loop, rates in RATES.items():
         for lr in rates:
-            settings: dict[str, Any] = {**LEARNING, "lr": lr}
-            started = time.perf_counter()
+            settings = {**LEARNING, "lr": lr}
             if loop.startswith("ours"):
                 own = {"optimizer": loop.removeprefix("ours, "), **LEARNING_QUIET}
-                loss = ours(PRESET, corpus, {**settings, **own}).validation_loss
+                found = ours(PRESET, corpus, {**settings, **own})
             else:
-                loss = plain(PRESET, corpus, settings, "transformers").validation_loss
-            seconds = time.perf_counter() - started
-            rows.append({"loop": loop, "lr": lr, "validation_loss": loss, "seconds": seconds})
+                found = plain(PRESET, corpus, settings, "transformers")
+            row = {"loop": loop, "lr": lr, "validation_loss": found.validation_loss, "seconds": found.took}
+            rows.append(row)
     return rows
 
 

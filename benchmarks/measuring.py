@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -82,7 +83,8 @@ def flags(settings: Settings) -> list[str]:
 class Run:
     losses: list[float]  # nats per token, of every step
     seconds: list[float]  # the clock after every step
-    validation_loss: float | None = None
+    validation_loss: float | None
+    took: float  # seconds
 
     def steps_per_second(self, skip: int) -> float:
         """After `skip` steps, which may compile and warm up."""
@@ -94,7 +96,7 @@ def ours(preset: str, corpus: Path, settings: Settings) -> Run:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with tempfile.TemporaryDirectory() as directory:
-        run_dir = Path(directory, "run")
+        run_dir, began = Path(directory, "run"), time.perf_counter()
         run(
             [
                 *aura("train"),
@@ -104,11 +106,12 @@ def ours(preset: str, corpus: Path, settings: Settings) -> Run:
                 *flags(settings),
             ]
         )
+        took = time.perf_counter() - began
         curves = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
         curves.Reload()
         events = curves.Scalars("Loss/train_step")
         done = json.loads((run_dir / "done.json").read_text(encoding="utf-8"))
-    return Run([e.value for e in events], [e.wall_time for e in events], done["validation_loss"])
+    return Run([e.value for e in events], [e.wall_time for e in events], done["validation_loss"], took)
 
 
 def plain_command(preset: str, corpus: Path, settings: Settings, *more: str) -> list[str]:
@@ -120,7 +123,8 @@ def plain_command(preset: str, corpus: Path, settings: Settings, *more: str) -> 
 def plain(preset: str, corpus: Path, settings: Settings, model: str = "nanogpt") -> Run:
     """The reference loop with one of its models."""
     found = json.loads(run(plain_command(preset, corpus, settings, f"--model={model}")))
-    return Run(found["losses"], [second for _, second in found["points"]], found["validation_loss"])
+    seconds = [second for _, second in found["points"]]
+    return Run(found["losses"], seconds, found["validation_loss"], found["took"])
 
 
 class Kept:
@@ -146,8 +150,12 @@ class Kept:
                 with self.file.open("a", encoding="utf-8") as out:
                     out.write(json.dumps(row) + "\n")
                 self.known[row["key"]] = row
-                about = {name: value for name, value in row.items() if name != "key"}
-                print(f"{count}/{len(missing)}", ", ".join(f"{n} {v}" for n, v in about.items()), flush=True)
+                numbers = (
+                    f"{n} {v:.6g}" if isinstance(v, float) else f"{n} {v}"
+                    for n, v in row.items()
+                    if n != "key"
+                )
+                print(f"{count}/{len(missing)}", ", ".join(numbers), flush=True)
         return [self.known[job.key(self.fingerprint)] for job in jobs]
 
 

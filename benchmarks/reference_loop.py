@@ -11,7 +11,7 @@ data, so that its losses can be compared with ours step by step; everything else
 
 Prints one line of JSON: losses [nats per token]; points, the step and the clock after every step but the first
 --warm-up; peak_reserved, what torch's allocator held [bytes], null on the CPU; of GPT2LMHeadModel validation_loss, on
-the windows that `aura train` takes.
+the windows that `aura train` takes; took, the seconds of all of it but the start of Python.
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ def train(
     config: TrainConfig, corpus: Path, steps: int, warm_up: int = 0, kind: str = "nanogpt"
 ) -> dict[str, Any]:
     """Train for the first `steps` of the configuration."""
+    began = time.perf_counter()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
     autocast = nullcontext() if dtype == torch.float32 else torch.autocast(device, dtype)
@@ -182,6 +183,7 @@ def train(
         "points": points[warm_up:],
         "peak_reserved": torch.cuda.max_memory_reserved() if device == "cuda" else None,
         "validation_loss": None if kind == "nanogpt" else validation_loss(model, validation, config),
+        "took": time.perf_counter() - began,
     }
 
 

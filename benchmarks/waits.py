@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,13 +79,13 @@ class Waiting(Activity):
 class Layer(nn.Module):
     """Parameters whose gradients were made beforehand."""
 
-    def __init__(self, gpu: Gpu, shapes: Mapping[str, torch.Size], part: float) -> None:
+    def __init__(self, gpu: Gpu, shapes: Iterable[tuple[str, Tensor]], part: float) -> None:
         """part: of the time of a micro-batch."""
         super().__init__()
         self.gpu, self.part = gpu, part
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(zeros(shape)))
-        self.gradients = [zeros(shape) for shape in shapes.values()]
+        for name, like in shapes:
+            self.register_parameter(name, nn.Parameter(zeros(like.shape)))
+        self.gradients = [zeros(parameter.shape) for parameter in self.parameters()]
 
     def forward(self, x: Tensor) -> Tensor:
         return Pass.apply(x, self, *self.parameters())  # type: ignore[no-untyped-call]
@@ -117,30 +117,19 @@ class Model(nn.Module):
 
     def __init__(self, config: TrainConfig, gpu: Gpu) -> None:
         super().__init__()
-        shapes = {
-            name: {of: parameter.shape for of, parameter in module.named_parameters(recurse=False)}
-            for name, module in GPT(config, "meta").named_modules()
-        }
-        sizes = {name: sum(shape.numel() for shape in own.values()) for name, own in shapes.items()}
-        del sizes["wpe"]
+        for name, child in GPT(config, "meta").named_children():
+            self.add_module(name, child)
+        shapes = {name: list(module.named_parameters(recurse=False)) for name, module in self.named_modules()}
+        sizes = {name: sum(like.numel() for _, like in own) for name, own in shapes.items() if name != "wpe"}
         everything = sum(sizes.values())
         self.layers = []  # no parameters of its own: a list
         for name, own in shapes.items():
             if own:
                 part = 0.0 if name in ("wte", "wpe") else sizes[name] / everything
-                self.layers.append(self._put(name, Layer(gpu, own, part)))
-        self.output = Layer(gpu, {}, sizes["wte"] / everything)
+                self.layers.append(Layer(gpu, own, part))
+                self.set_submodule(name, self.layers[-1])
+        self.output = Layer(gpu, [], sizes["wte"] / everything)
         self.gpu = gpu
-
-    def _put(self, name: str, layer: Layer) -> Layer:
-        *path, last = name.split(".")
-        place: nn.Module = self
-        for word in path:
-            if word not in dict(place.named_children()):
-                place.add_module(word, nn.Module())
-            place = place.get_submodule(word)
-        place.add_module(last, layer)
-        return layer
 
     @torch.no_grad()
     def fill(self, seed: int) -> None:

@@ -42,7 +42,7 @@ from five_ranks import Setting
 from learning_arms import ARMS
 from measuring import HERE, interval, options, show, write_results
 from ranks import Place, places, run_ranks
-from wire_arms import CARDS, DILOCO, GROUPS, LOCAL_STEPS, Arm, Task, diloco, lengths
+from wire_arms import CARDS, DILOCO, GROUPS, LOCAL_STEPS, Arm, Lengths, Task, diloco, lengths
 
 MOST_LOAD = 0.2  # of the machine
 LEAST_GOODPUT = 0.9  # of what a link carries
@@ -64,9 +64,7 @@ ENVIRONMENT = {
 class Row:
     arm: Arm
     seconds: Sequence[float]  # of every step that was measured
-    tokens: int  # of a step
-    alone: float  # seconds of one node
-    ceiling: float  # of the speed-up, by the shares
+    waits: Lengths
     sent: float  # by a rank in a step, bytes at full size
     goodput: float | None  # Mbit/s at full size
     load: float  # of all cores of this machine
@@ -79,7 +77,7 @@ class Row:
 
     @property
     def speedup(self) -> float:
-        return self.alone / self.step
+        return self.waits.alone / self.step
 
     def part_of_link(self) -> float | None:
         """Goodput, of what the link carries of data."""
@@ -106,8 +104,8 @@ class Row:
             f"{arm.nodes}{' (1 slow)' if arm.slow else ''}",
             f"{arm.link:g}",
             f"{self.step:.2f} ({statistics.median(self.seconds):.2f}, {low:.2f} to {high:.2f})",
-            f"{self.tokens / self.step:,.0f}",
-            f"{self.speedup:.2f} of {self.ceiling:.2f}",
+            f"{self.waits.tokens / self.step:,.0f}",
+            f"{self.speedup:.2f} of {self.waits.ceiling:.2f}",
             data,
             f"{self.load:.0%}",
             self.notes(shaped),
@@ -121,7 +119,6 @@ HEADINGS = ("card", "setting", "nodes", "Mbit/s", "s a step", "tokens/s", "speed
 
 def measure(arm: Arm, where: Sequence[Place], given: argparse.Namespace) -> Row | None:
     """None where a rank has failed; it has said why."""
-    waits = lengths(arm, given.mfu)
     with tempfile.TemporaryDirectory() as folder:
         task = Task(arm, given.scale, given.mfu, *steps_of(arm, given), Path(folder))
         program = [str(HERE / "wire_rank.py"), f"--task={task.write()}"]
@@ -131,9 +128,7 @@ def measure(arm: Arm, where: Sequence[Place], given: argparse.Namespace) -> Row 
     return Row(
         arm=arm,
         seconds=[end - begin for begin, end in pairwise(ranks[0]["ends"][: task.steps + 1])],
-        tokens=waits.tokens,
-        alone=waits.alone,
-        ceiling=waits.ceiling,
+        waits=lengths(arm, given.mfu),
         sent=given.scale * sum(difference(rank, "sent") for rank in ranks) / arm.nodes / task.steps,
         goodput=goodput(ranks, arm, given.scale),
         load=difference(ranks[0], "busy") / difference(ranks[0], "all"),
@@ -292,7 +287,7 @@ def main() -> int:
     if rows:
         links = "the lab's shaped links" if given.lab else "loopback, not shaped"
         about = f"tensors and links divided by {given.scale}, {links}"
-        title = f"gpt2-medium, {rows[0].tokens:,} tokens a step; {about}"
+        title = f"gpt2-medium, {rows[0].waits.tokens:,} tokens a step; {about}"
         show(title, HEADINGS, [row.cells(given.lab) for row in rows], left=("setting", "note"))
     of_cards = ", ".join(f"{diloco(card, mfu=given.mfu):.2f} ({card})" for card in CARDS)
     print(f"DiLoCo, fp32 every {LOCAL_STEPS} steps, five nodes, 1 Gbit/s: {of_cards} by formula.")
