@@ -57,7 +57,7 @@ UV_VERSION := $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements/controller
 UV_VENV := $(CACHE)/uv-$(UV_VERSION)
 ifneq ($(BUNDLE),)
 # What pip, uv and apt would fetch lies in there; where its folders are, once it is taken apart.
-OPENED := $(shell python3 playbooks/files/bundle where "$(BUNDLE)" "$(CACHE)")
+OPENED := $(shell python3 roles/bundle/files/bundle where "$(BUNDLE)" "$(CACHE)")
 $(if $(OPENED),,$(error Nothing has been installed))
 export PIP_NO_INDEX := 1
 export PIP_FIND_LINKS := $(word 1,$(OPENED))/controller/wheels
@@ -147,7 +147,7 @@ image: $(CONTROLLER) ## build the container image aura-trainer, for `docker comp
 .PHONY: bundle
 bundle: FILE := $(HOME)/aura-bundle.tar
 bundle: $(CONTROLLER) ## write all that nodes without internet need into one file (FILE=…; ~/aura-bundle.tar)
-	@ANSIBLE_DISPLAY_OK_HOSTS=no ansible-playbook playbooks/bundle.yml -e '{"bundle": "$(FILE)", "bundle_node": "$(NODE)", "bundle_more": "$(PACKAGES)", "bundle_build": "$(BUILD)"}'
+	@ansible-playbook playbooks/bundle.yml -e '{"bundle": "$(FILE)", "bundle_node": "$(NODE)", "bundle_more": "$(PACKAGES)", "bundle_build": "$(BUILD)"}'
 
 .PHONY: setup
 setup: $(CONTROLLER) $(TRAINER) $(DEV) check-packages ## install everything now, so that nothing has to be installed later

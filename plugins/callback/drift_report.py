@@ -99,7 +99,7 @@ class CallbackModule(CallbackBase):
         said = [one for one in result.result.get("results", []) if one.get("failed")] or [result.result]
         message = " ".join(str(said[0].get("msg", "")).split())
         # What a role refuses is how the node is; all else is a look that failed.
-        if role not in ("", "inventory_check") and result.task.action.endswith("assert"):
+        if role not in ("", "inventory_check") and result.task.action.endswith(("assert", "preflight")):
             node["differences"].append(
                 {
                     "role": role,

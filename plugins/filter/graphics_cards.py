@@ -25,10 +25,7 @@ BUILDS = {
 }
 AUTO = ("cu130", "cu126")  # the first one that fits
 FREE, ALL, NONE = "free", "all", "none"  # what training_cards may say beside UUIDs
-# The role nvidia_driver leaves a driver of this branch or a later one alone; Blackwell's has to be newer.
-KEPT_BRANCH, KEPT_FOR_BLACKWELL, BLACKWELL = (535,), (580,), (10, 0)
-# The lowest PCI device number of a Maxwell card (as in nvidia_driver's table): no build has code for what is below.
-MAXWELL_FROM = 0x1340
+LEAST_CAPABILITY = min(build.first for build in BUILDS.values())
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -60,7 +57,7 @@ def told(smi: list[Card], words: list[str]) -> tuple[list[Card], str]:
 
 def too_old(card: Card) -> bool:
     """Whether torch cannot use this card of the bus with any driver: a Kepler, or older."""
-    return int(card["device_id"].rpartition(":")[2], 16) < MAXWELL_FROM
+    return version(card["capability"]) < LEAST_CAPABILITY
 
 
 def unseen(gpu: Gpu) -> str:
@@ -120,23 +117,29 @@ def misfit(name: str, cards: list[Card], driver: str) -> str:
             span = f"{name}: from {dotted(build.first)}{end}"
             return f"{name} has no code for {card['name']} (compute capability {capability}; {span})"
     if version(driver) < build.driver:
-        return f"{name} needs driver {dotted(build.driver)} or later, and {driver} is loaded"
+        return f"{name} needs driver {dotted(build.driver)} or later, and it has {driver}"
     return ""
 
 
-def is_replaced(driver: str, cards: list[Card]) -> bool:
-    """Whether nvidia_driver will put a newer one in its place."""
-    blackwell = any(version(card["compute_capability"]) >= BLACKWELL for card in cards)
-    return version(driver) < (KEPT_FOR_BLACKWELL if blackwell else KEPT_BRANCH)
+def expected(gpu: Gpu, words: list[str]) -> list[Card]:
+    """The cards of the bus, as far as they are known before a driver has them: who drives a display is a guess."""
+    cards = [
+        {**card, "name": card["device_id"], "compute_capability": card["capability"]}
+        for card in gpu["cards"]
+        if not too_old(card)
+    ]
+    if words == [NONE]:
+        return []
+    return [card for card in cards if words == [FREE] and not card["boot_vga"]] or cards
 
 
 def torch_build(
-    gpu: Gpu, backend: str = "auto", wanted: str | list[str] = FREE, early: bool = False
+    gpu: Gpu, backend: str = "auto", wanted: str | list[str] = FREE, driver: str = ""
 ) -> dict[str, str]:
     """The build of torch for a node, or why there is none: {"build": "cu126", "problem": ""}.
 
-    `backend`: auto (by the driver that is loaded; without one the processor's build), or the name of a build.
-    `wanted`: as in training_cards. `early`: before nvidia_driver, which replaces drivers that are too old for anything.
+    `backend`: auto (by the driver; without one the processor's build), or the name of a build. `wanted`: as in
+    training_cards. `driver`: the one that runs after the next start, where there is one; else the loaded one counts.
     """
     if backend not in ("auto", "cpu", *BUILDS):
         builds = ", ".join(["cpu", *sorted(BUILDS)])
@@ -149,21 +152,22 @@ def torch_build(
         return {"build": "cpu", "problem": ""}
     if chosen["problem"] and gpu["smi"]:
         return {"build": "", "problem": chosen["problem"].rstrip(".")}
-    if not chosen["cards"]:
+    cards = chosen["cards"] or (
+        expected(gpu, [wanted] if isinstance(wanted, str) else wanted) if driver and not gpu["smi"] else []
+    )
+    if not cards:
         if backend != "auto" and not gpu["cards"] and not gpu["smi"]:
             problem = f"torch_backend is {backend}, but it has no NVIDIA card: take cpu, or auto"
             return {"build": "", "problem": problem}
         return {"build": "cpu" if backend == "auto" else backend, "problem": ""}
-    replaced = early and not gpu["elsewhere"] and is_replaced(gpu["driver"], chosen["cards"])
-    driver = "999" if replaced else gpu["driver"]
-    reasons = {name: misfit(name, chosen["cards"], driver) for name in BUILDS}
+    reasons = {name: misfit(name, cards, driver or gpu["driver"]) for name in BUILDS}
     fitting = [name for name in AUTO if not reasons[name]]
     if backend == "auto":
-        problem = "" if fitting else no_build(chosen["cards"], reasons)
+        problem = "" if fitting else no_build(cards, reasons)
         return {"build": fitting[0] if fitting else "", "problem": problem}
     if not reasons[backend]:
         return {"build": backend, "problem": ""}
-    way_out = f"take torch_backend {fitting[0]}, or auto" if fitting else no_build(chosen["cards"], reasons)
+    way_out = f"take torch_backend {fitting[0]}, or auto" if fitting else no_build(cards, reasons)
     return {"build": "", "problem": f"torch_backend {reasons[backend]}: {way_out}"}
 
 
@@ -175,6 +179,35 @@ def no_build(cards: list[Card], reasons: dict[str, str]) -> str:
     return f"no build of torch fits ({'; '.join(reasons[name] for name in AUTO)}): {advice}"
 
 
+def torch_builds(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """torch_build for each node of a cluster (its arguments, by the node's name): one build for all cards.
+
+    With another build comes another NCCL, and NCCL refuses to talk to it. So every node with cards takes the newest
+    build that all of them can use; a build that a node is told stays, and the others follow it where they can.
+    """
+    found = {name: torch_build(**of) for name, of in nodes.items()}
+    of_cards = [name for name, answer in found.items() if answer["build"] not in ("cpu", "")]
+    following = [name for name in of_cards if nodes[name]["backend"] == "auto"]
+    usable = {
+        name: [
+            build
+            for build in (BUILDS if name in following else [found[name]["build"]])
+            if torch_build(**{**nodes[name], "backend": build})["build"]
+        ]
+        for name in of_cards
+    }
+    common = [build for build in (*AUTO, *BUILDS) if all(build in of for of in usable.values())]
+    alone = "; ".join(f"{name}: {' or '.join(of)}" for name, of in usable.items())
+    problem = (
+        "no build of torch fits the cards of all nodes, and nodes with different builds cannot train together "
+        f"({alone}). Say training_cards: none for a node that shall train on its processor, give it a newer driver, or "
+        "leave it out (--limit)"
+    )
+    for name in following:
+        found[name] = {"build": common[0], "problem": ""} if common else {"build": "", "problem": problem}
+    return found
+
+
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"torch_build": torch_build, "training_cards": training_cards}
+        return {"torch_build": torch_build, "torch_builds": torch_builds, "training_cards": training_cards}

@@ -14,6 +14,7 @@ NO_CARD: Card = {
     "kind": "", "addresses": [], "dynamic": [], "gateway": "", "manager": "none",
 }  # fmt: skip
 TELL = "Say which one it is: lan_interface (its name or MAC address) for this node in hosts.yml."
+STAY = "Where it has Wi-Fi only, and the address that it shall have: static_network_enabled: false there."
 
 
 def described(card: Card) -> str:
@@ -76,7 +77,10 @@ def seen(cards: list[Card], address: str, network: Network) -> tuple[Card | None
     if len(linked) == 1 and not (off and linked[0]["gateway"]):
         return linked[0], ""
     if not linked:
-        return None, f"no wired network card has a link: plug its cable in at both ends. {listed(cards)}"
+        return (
+            None,
+            f"no wired network card has a link: plug its cable in at both ends. {STAY} {listed(cards)}",
+        )
     return None, f"it is not clear which of several network cards is the LAN's. {TELL} {listed(cards)}"
 
 
@@ -91,7 +95,7 @@ def lan_card(cards: list[Card], address: str, prefix: int, wanted: str = "") -> 
     if card and card["kind"] != "ethernet":
         problem = (
             f"the LAN's network card would be {card['name']}, which is {KINDS.get(card['kind'], card['kind'])}; "
-            f"only an ordinary wired card can be. {listed(cards)}"
+            f"only an ordinary wired card can be. {STAY} {listed(cards)}"
         )
     return {**NO_CARD, **(card if card and not problem else {}), "problem": problem}
 

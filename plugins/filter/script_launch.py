@@ -1,189 +1,23 @@
-"""What launch.yml makes of somebody else's script: what it refuses, and how its launcher is called on each node."""
+"""What nodes are told of somebody else's script: its environment, its launcher's command; who has failed first."""
 
 from __future__ import annotations
 
 import base64
-import difflib
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-Node = Mapping[str, Any]  # name, address, ranks, cards (UUIDs; empty: its processor)
-Request = dict[str, Any]
+import yaml
 
-# The package that each launcher comes with, beside torch.
-LAUNCHERS = {"torchrun": [], "accelerate": ["accelerate"], "deepspeed": ["deepspeed"]}
-# What -e may say. Those of default_config.yaml belong to accelerate.
-OWN = "script directory requirements launcher arguments env run wait cpu leave_out most_megabytes".split()
-CLUSTER = ["training_cards", "rendezvous_port"]
-ACCELERATE = {
-    "mixed_precision": ["no", "fp16", "bf16", "fp8"],
-    "dynamo_backend": [
-        "no", "eager", "aot_eager", "inductor", "aot_ts_nvfuser", "nvprims_nvfuser", "cudagraphs", "ofi", "fx2trt",
-        "onnxrt", "tensorrt", "aot_torchxla_trace_once", "torchxla_trace_once", "ipex", "tvm",
-    ],
-    "dynamo_mode": ["default", "reduce-overhead", "max-autotune"],
-    "zero_stage": ["0", "1", "2", "3"],
-    "offload_optimizer": ["none", "cpu"],
-    "gradient_clipping": float,
-    "gradient_accumulation_steps": int,
-}  # fmt: skip
-ONLY_WITH_ZERO = ["offload_optimizer", "gradient_clipping", "gradient_accumulation_steps"]
-PASSED_ON = re.compile(r"ansible_|script_|inventory_check_")  # settings of a role, and Ansible's own
-# What the launch itself says to launchers and ranks.
-TAKEN = re.compile(
-    r"PATH|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES|AURA_SCRIPT_.*|TORCHELASTIC_.*"
-    r"|TORCH_ELASTIC_SHUTDOWN_TIMEOUT|ACCELERATE_USE_CPU|DS_ACCELERATOR"
-)
-NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,60}")
+Node = Mapping[str, Any]  # of gang_member
+Request = Mapping[str, Any]  # of script_request
+
 RUN_RANK = "/opt/aura/script/run-rank"
 SETTINGS = "/etc/aura/script"
 RUNS = "/var/lib/aura/scripts"
-
-
-class Refused(Exception):
-    """The sentence for the person who asked."""
-
-
-def true(value: object) -> bool:
-    return str(value).lower() in ("true", "yes", "1", "on")
-
-
-def checked_names(given: Mapping[str, Any]) -> None:
-    known = [*OWN, *CLUSTER, *ACCELERATE]
-    for name in given:
-        if name == "_raw_params":
-            rest = f"{given[name]!r} belongs to no setting"
-            raise Refused(f"{rest}: a value with blanks is quoted once more, -e \"leave_out='my data'\".")
-        if name in known or PASSED_ON.match(name):
-            continue
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f" Did you mean {near[0]}?" if near else f" There are: {', '.join(known)}."
-        raise Refused(
-            f"Unknown setting {name!r} of a script.{hint} The script's own flags: -e arguments='--{name} …'."
-        )
-
-
-def checked_value(name: str, value: str) -> str:
-    allowed = ACCELERATE[name]
-    if isinstance(allowed, list):
-        if value.lower() not in allowed:
-            raise Refused(f"{name} is {value!r}, but has to be one of {', '.join(allowed)}.")
-        return value.lower()
-    try:
-        if allowed(value) >= (1 if allowed is int else 0):
-            return value
-    except ValueError:
-        pass
-    raise Refused(f"{name} is {value!r}, but has to be a positive number.")
-
-
-def files_of(given: Mapping[str, Any], here: str) -> dict[str, str]:
-    """The script, the directory that goes to the nodes, the list of packages; paths are relative to `here`."""
-
-    def path(name: str) -> Path:
-        return Path(here, Path(str(given[name])).expanduser()).resolve()
-
-    script = path("script")
-    if not script.is_file():
-        what = "is a directory" if script.is_dir() else "is not there"
-        raise Refused(f"The script {script} {what}. Name a Python file: -e script=/path/train.py")
-    if script.suffix != ".py":
-        raise Refused(f"The script {script} is no Python file (.py): launchers start Python on every node.")
-    directory = path("directory") if "directory" in given else script.parent
-    if not script.is_relative_to(directory):
-        raise Refused(
-            f"The script {script} does not lie in the directory {directory}, which goes to the nodes."
-        )
-    requirements = path("requirements") if "requirements" in given else directory / "requirements.txt"
-    if "requirements" in given and not requirements.is_file():
-        raise Refused(f"The list of packages {requirements} is not there.")
-    return {
-        "script": str(script),
-        "directory": str(directory),
-        "program": str(script.relative_to(directory)),
-        "requirements": str(requirements) if requirements.is_file() else "",
-    }
-
-
-def variables(given: str | Mapping[str, Any]) -> dict[str, str]:
-    """The script's own environment variables: a dictionary, or NAME=value, quoted as in a shell."""
-    if isinstance(given, str):
-        try:
-            words = shlex.split(given)
-        except ValueError as error:
-            raise Refused(f"env cannot be taken apart ({error}).") from None
-        if wrong := [word for word in words if "=" not in word]:
-            raise Refused(f"In env {wrong[0]!r} is no NAME=value.")
-        given = dict(word.split("=", 1) for word in words)
-    for name in given:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise Refused(f"No environment variable can be called {name!r}.")
-        if TAKEN.fullmatch(name):
-            raise Refused(f"The launch itself says what {name} is on each node: leave it out of env.")
-    return {name: str(value) for name, value in given.items()}
-
-
-def read_request(given: Mapping[str, Any], here: str) -> Request:
-    checked_names(given)
-    if not given.get("script"):
-        raise Refused("Which script? Name a Python file: -e script=/path/train.py")
-    request: Request = {"problem": "", **files_of(given, here)}
-    launcher = str(given.get("launcher", "torchrun"))
-    if launcher not in LAUNCHERS:
-        raise Refused(f"There is no launcher {launcher!r}: take one of {', '.join(LAUNCHERS)}.")
-    run = str(given.get("run", Path(request["script"]).stem))
-    if not NAME.fullmatch(run):
-        raise Refused(
-            f"A run cannot be called {run!r}: letters, digits, '.', '_' and '-', and at most 61 of them."
-        )
-    try:
-        arguments = shlex.split(str(given.get("arguments", "")))
-    except ValueError as error:
-        raise Refused(f"The arguments cannot be taken apart ({error}): {given['arguments']}") from None
-    settings = {name: checked_value(name, str(given[name])) for name in ACCELERATE if name in given}
-    if settings and launcher != "accelerate":
-        raise Refused(
-            f"{', '.join(settings)}: only launcher=accelerate takes this, for its default_config.yaml. "
-            f"With {launcher} the script's own flags say it (-e arguments=…)."
-        )
-    orphans = [name for name in ONLY_WITH_ZERO if name in settings]
-    if orphans and "zero_stage" not in settings:
-        raise Refused(f"{', '.join(orphans)} belongs to DeepSpeed: say -e zero_stage=1 (or 2, 3), too.")
-    most = str(given.get("most_megabytes", 500))
-    if not most.isdecimal() or int(most) == 0:
-        raise Refused(
-            f"most_megabytes is {most!r}, but has to be a number: how large the directory may be, in MB."
-        )
-    packages = LAUNCHERS[launcher] + (["deepspeed"] if "zero_stage" in settings else [])
-    left_out = given.get("leave_out", [])
-    return request | {
-        "launcher": launcher,
-        "run": run,
-        "arguments": arguments,
-        "environment": variables(given.get("env", {})),
-        "settings": settings,
-        "packages": packages,
-        "most_megabytes": int(most),
-        "leave_out": left_out.split(",") if isinstance(left_out, str) else list(left_out),
-        "own_environment": bool(packages or request["requirements"]),
-        # Both compile while they run: torch.compile its kernels, DeepSpeed its operators.
-        "compiles": "deepspeed" in packages or settings.get("dynamo_backend") == "inductor",
-        "wait": true(given.get("wait", False)),
-        "cpu": true(given.get("cpu", False)),
-    }
-
-
-def script_request(given: Mapping[str, Any], here: str) -> Request:
-    """What was asked for, complete; or a dictionary with the sentence that refuses it, in `problem`."""
-    try:
-        return read_request(given, here)
-    except Refused as refused:
-        return {"problem": str(refused)}
 
 
 def requirement_texts(path: Path, seen: set[Path]) -> list[str]:
@@ -196,36 +30,51 @@ def requirement_texts(path: Path, seen: set[Path]) -> list[str]:
     return [text, *(other for name in named for other in requirement_texts(path.parent / name, seen))]
 
 
-def environment_name(request: Request, *others: str) -> str:
-    """The name of a script's environment: it follows from all that is in it."""
-    texts = [*request["packages"], *others]
+def script_environment(request: Request, wheelhouse: str, cache: str, role: str) -> dict[str, str]:
+    """The script's own environment: its directory on a node; on the controller the node's wheelhouse, and the wheels
+    that it needs beside. Its name follows from all that is in it, and from how that comes together.
+    """
+    programs = [Path(role, "files", name) for name in ("resolve-requirements", "install-environment")]
+    texts = [
+        *request["packages"],
+        wheelhouse,
+        *(path.read_text(encoding="utf-8").rstrip() for path in programs),
+    ]
     if request["requirements"]:
         path = Path(request["requirements"])
         texts += requirement_texts(path, set())
         texts += sorted(wheel.name for wheel in (path.parent / "wheels").glob("*.whl"))
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+    name = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+    return {
+        "directory": f"/opt/aura/script/environments/{name}",
+        "wheels": f"{cache}/scripts/environment-{name}.tar",
+        "wheelhouse": f"{cache}/wheelhouse-{wheelhouse}",
+    }
 
 
-def counted(nodes: Sequence[Node]) -> str:
-    return ", ".join(f"{node['name']} {node['ranks']}" for node in nodes)
-
-
-def script_refusal(request: Request, nodes: Sequence[Node]) -> str:
+def script_problems(request: Request, nodes: Sequence[Node], without_compiler: Sequence[str]) -> list[str]:
     """Why these nodes cannot run this script together; empty when they can."""
-    launcher = request["launcher"]
+    launcher, said = request["launcher"], []
     ways = "training_cards in hosts.yml says which cards of a node train, --limit 'cluster:!node3' leaves a node out"
     if launcher == "accelerate" and len({node["ranks"] for node in nodes}) > 1:
-        return (
-            f"accelerate starts the same number of processes on every node, but these would have {counted(nodes)}. "
-            f"Nothing was started. What helps: {ways}, launcher=torchrun takes unequal numbers (and so does deepspeed)."
+        counted = ", ".join(f"{node['name']} {node['ranks']}" for node in nodes)
+        said.append(
+            f"accelerate starts the same number of processes on every node, but these would have {counted}. "
+            f"What helps: {ways}, launcher=torchrun takes unequal numbers (and so does deepspeed)."
         )
     idle = [node["name"] for node in nodes if not node["cards"]]
     if launcher != "torchrun" and idle and len(idle) < len(nodes):
-        return (
+        said.append(
             f"{launcher} trains on cards or on processors, not on both, and {', '.join(idle)} would train on the "
-            f"processor. Nothing was started. What helps: {ways}."
+            f"processor. What helps: {ways}."
         )
-    return ""
+    if request["compiles"] and without_compiler:
+        who = "DeepSpeed" if "deepspeed" in request["packages"] else "dynamo_backend=inductor"
+        said.append(
+            f"{', '.join(without_compiler)} has no C++ compiler, and {who} compiles while it runs. On that node: "
+            "sudo apt install g++ python3.11-dev (where Python comes from the wheelhouse, as on Ubuntu: g++ alone)."
+        )
+    return said
 
 
 def accelerate_config(request: Request, nodes: Sequence[Node], index: int, port: int) -> dict[str, Any]:
@@ -271,7 +120,7 @@ def accelerate_config(request: Request, nodes: Sequence[Node], index: int, port:
     return config
 
 
-def script_launch(
+def script_files(
     request: Request,
     nodes: Sequence[Node],
     name: str,
@@ -279,8 +128,8 @@ def script_launch(
     python: str,
     threads: int,
     stop_timeout: int,
-) -> dict[str, Any]:
-    """What one node is given: launch.json, and default_config.yaml (empty where its launcher reads none).
+) -> list[dict[str, str]]:
+    """What one node is told, as write_files takes it: launch.json, and default_config.yaml for accelerate.
 
     Every launcher starts run-rank in place of Python; that one starts the script and writes down how it ends.
     """
@@ -338,25 +187,36 @@ def script_launch(
         "command": command,
         "environment": environment,
     }
-    return {"launch": launch, "config": config}
+    texts = {
+        "default_config.yaml": f"# Written by Ansible (role script).\n{yaml.safe_dump(config) if config else ''}",
+        "launch.json": json.dumps(launch, indent=1) + "\n",
+    }
+    return [
+        {"path": f"{SETTINGS}/{file}", "content": text, "group": "aura", "mode": "0640"}
+        for file, text in texts.items()
+    ]
 
 
-def first_failure(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Which rank (or which node's launcher) has failed first, of what every node says (script-status); {} if none has.
+def script_failure(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Which rank (or which node's launcher) has failed first, of what every node's script_status says; {} if none has.
 
     The time is that of its traceback: whoever only loses a peer prints its own later, on clocks that agree to a few
-    milliseconds.
+    milliseconds. Where none has failed, a node of which nothing is heard.
     """
-    failures = []
-    for status in statuses:
-        ranks = [rank for rank in status.get("ranks", []) if rank["state"] == "failed"]
-        failures += [{**rank, "node": status["node"]} for rank in ranks]
+    failures, silent = [], []
+    for one in nodes:
+        name, status = one["inventory_hostname"], one["script_status"]
+        alone = {"rank": None, "node": name, "tail": [], "exit": status.get("unit_exit"), "signal": None}
+        ranks = status.get("ranks", [])
+        failed = [rank for rank in ranks if rank["state"] == "failed"]
+        failures += [{**rank, "node": name} for rank in failed]
         # A launcher may complain at its end that the first node's has left before it.
-        through = [rank for rank in status.get("ranks", []) if rank["state"] in ("done", "stopped")]
-        if status.get("unit_failed") and not ranks and not through:
-            alone = {"rank": None, "node": status["node"], "failed": status["unit_ended"], "tail": []}
-            failures.append(alone | {"exit": status["unit_exit"], "signal": status["unit_signal"]})
-    return min(failures, key=lambda failure: failure["failed"], default={})
+        through = [rank for rank in ranks if rank["state"] in ("done", "stopped")]
+        if status.get("unit_failed") and not failed and not through:
+            failures.append(alone | {"failed": status["unit_ended"], "signal": status["unit_signal"]})
+        if not status or (status["active"] and not ranks):
+            silent.append(alone | {"exit": None})
+    return min(failures, key=lambda failure: failure["failed"], default=silent[0] if silent else {})
 
 
 def failure_sentence(failure: Mapping[str, Any], launcher: str, journal: str = "") -> str:
@@ -366,17 +226,19 @@ def failure_sentence(failure: Mapping[str, Any], launcher: str, journal: str = "
         if failure["signal"]
         else f"ended with exit status {failure['exit']}"
     )
+    first = f"{who} on {failure['node']} {how}, the first one to fail."
+    if failure["exit"] is None and not failure["signal"]:
+        first = f"{failure['node']} has not begun in time (script_start_timeout)."
     last = "\n".join(failure["tail"]) or journal or "It has said nothing."
-    return f"{who} on {failure['node']} {how}, the first one to fail. Its last lines:\n{last}"
+    return f"{first} Its last lines:\n{last}"
 
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
         return {
-            "environment_name": environment_name,
             "failure_sentence": failure_sentence,
-            "first_failure": first_failure,
-            "script_launch": script_launch,
-            "script_refusal": script_refusal,
-            "script_request": script_request,
+            "script_environment": script_environment,
+            "script_failure": script_failure,
+            "script_files": script_files,
+            "script_problems": script_problems,
         }

@@ -36,13 +36,18 @@ def moved(before: Iterable[Upgrade], after: Iterable[Upgrade]) -> list[str]:
     return [str(one["package"]) for one in before if not one["held"] and one["package"] not in left]
 
 
+def is_own(seen: Mapping[str, Any]) -> bool:
+    """Whether the controller is this node: its session has the same address at both ends, or there is none."""
+    return bool(seen["session"]["client"] == seen["session"]["here"])
+
+
 def no_return(seen: Mapping[str, Any], node: str, upgrade: bool = False) -> str:
     """Why this node must not be rebooted (upgrade: be upgraded, which may reboot it) from afar: empty when it may.
 
     seen: the answer of node_state. The controller's own node is rebooted by a person, who sits at it.
     """
     waits = seen["reboot_required"] or any(not one["held"] for one in seen["upgrades"])
-    if seen["session"]["client"] == seen["session"]["here"] or (upgrade and not waits):
+    if is_own(seen) or (upgrade and not waits):
         return ""
     others = f"The others without it: --limit 'cluster:!{node}'."
     if seen["wsl"]:
@@ -56,15 +61,88 @@ def no_return(seen: Mapping[str, Any], node: str, upgrade: bool = False) -> str:
             f"{node} runs a live system (from a USB stick, say): after a reboot nothing of what was installed there "
             f"is left, this controller's key neither. Install its system on its disk. {others}"
         )
-    if seen["start"]["passphrase"]:
-        type_there = "sudo apt-get --with-new-pkgs upgrade && sudo reboot" if upgrade else "sudo reboot"
+    why, type_there = at_the_pc(seen["start"])
+    before = "sudo apt-get --with-new-pkgs upgrade && " if upgrade else ""
+    return f"{node}: {why}. Sit down at it and type: {before}{type_there}. {others}" if why else ""
+
+
+def at_the_pc(start: Mapping[str, Any]) -> tuple[str, str]:
+    """Why somebody has to sit at this PC when it restarts (empty: nobody has to), and what to type there."""
+    if start["passphrase"]:
         return (
-            f"One of the disks of {node} asks for a passphrase when it starts, so it would not come back by itself. "
-            f"Sit down at it and type: {type_there}. {others}"
+            "one of its disks asks for a passphrase when it starts, so it would not come back by itself",
+            "sudo reboot",
         )
-    return ""
+    if start["windows"] == "firmware":
+        entry = start["boot_entry"]
+        return (
+            "its firmware starts Windows before this system, so it would come back in Windows",
+            f"sudo efibootmgr --bootnext {entry} && sudo reboot",
+        )
+    if start["windows"] == "GRUB":
+        return (
+            "its boot menu (GRUB) starts Windows by itself, so it would come back in Windows",
+            "sudo grub-reboot 0 && sudo reboot",
+        )
+    return "", "sudo reboot"
+
+
+Node = Mapping[str, Any]  # its variables
+
+
+def waiting(nodes: Iterable[Node], *actions: str) -> list[tuple[Node, Node]]:
+    """The nodes for whose driver one of these things is to be done, and what was decided (driver_decision)."""
+    of = [(node, node.get("nvidia_driver_decision", {})) for node in nodes]
+    return [(node, decision) for node, decision in of if decision.get("action") in actions]
+
+
+def restart_question(nodes: Iterable[Node]) -> str:
+    """What a person is asked before anything is changed; empty when no node may have to be restarted."""
+    names = [
+        f"{node['inventory_hostname']} ({decision['why']})"
+        for node, decision in waiting(nodes, "install", "restart")
+        if not decision["own"] and not at_the_pc(decision["start"])[0]
+    ]
+    if not names:
+        return ""
+    return (
+        f"For their NVIDIA driver these nodes have to be restarted, or may have to be: {', '.join(names)}.\n"
+        "All else is done first. Then they restart one after the other, and each is proved before the next.\n"
+        "May they be restarted at the end?"
+    )
+
+
+def restarts(nodes: Iterable[Node]) -> dict[str, Any]:
+    """Of the nodes whose driver waits for a restart: `now`, those that may be restarted, and `said`, by the name of
+    each other one, what a person does.
+    """
+    now: list[str] = []
+    said: dict[str, str] = {}
+    for node, decision in waiting(nodes, "restart"):
+        name = node["inventory_hostname"]
+        told = str(node.get("reboot", node.get("nvidia_driver_reboot", "ask"))).lower()
+        why, type_there = at_the_pc(decision["start"])
+        if decision["own"]:
+            said[name] = f"is this machine, which is not restarted from here. Type: {type_there}"
+        elif decision["script"]:
+            said[name] = f"runs a script, which would not go on. When it is through, type on it: {type_there}"
+        elif why:
+            said[name] = f"waits for somebody: {why}. Sit down at it and type: {type_there}"
+        elif told == "true":
+            now.append(name)
+        else:
+            said[name] = f"may not be restarted from here. Type on it: {type_there}"
+        if name in said:
+            said[name] = f"{name} {said[name]}   ({decision['why']})"
+    return {"now": now, "said": said}
 
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"kernels_without_driver": kernels_without_driver, "moved": moved, "no_return": no_return}
+        return {
+            "kernels_without_driver": kernels_without_driver,
+            "moved": moved,
+            "no_return": no_return,
+            "restart_question": restart_question,
+            "restarts": restarts,
+        }

@@ -5,6 +5,7 @@ Without a card this reads a few lines per PCI device and starts no program.
 
 from __future__ import annotations
 
+import bisect
 import glob
 import os
 import platform
@@ -18,6 +19,20 @@ PCI = "/sys/bus/pci/devices"
 NVIDIA = "0x10de"
 # Where Windows puts the program that knows its driver.
 WSL_SMI = "/usr/lib/wsl/lib/nvidia-smi"
+# Where each run of PCI device numbers begins (the PCI ID database, pci-ids.ucw.cz, October 2026).
+GENERATION_FROM = [
+    (0x0000, "Kepler"), (0x1340, "Maxwell"), (0x15C0, "Pascal"), (0x1600, "Maxwell"), (0x1720, "Pascal"),
+    (0x1740, "Maxwell"), (0x1B00, "Pascal"), (0x1D80, "Volta"), (0x1E00, "Turing"), (0x2080, "Ampere"),
+    (0x2180, "Turing"), (0x2200, "Ampere"), (0x2300, "Hopper"), (0x2400, "Ampere"), (0x2600, "Ada"),
+    (0x2900, "Blackwell"),
+]  # fmt: skip
+# The lowest compute capability of each: what is known of a card before a driver has it.
+CAPABILITY = {
+    "Kepler": "3.0", "Maxwell": "5.0", "Pascal": "6.0", "Volta": "7.0", "Turing": "7.5", "Ampere": "8.0", "Ada": "8.9",
+    "Hopper": "9.0", "Blackwell": "10.0",
+}  # fmt: skip
+# The key by which DKMS signs what it builds, on a node with Secure Boot.
+MOK = "/var/lib/shim-signed/mok/MOK.der"
 # The name comes last: it is the maker's text.
 FIELDS = (
     *(
@@ -58,6 +73,25 @@ def said(*command: str, strict: bool = True) -> str:
     return answer.stdout if answer.returncode == 0 or not strict else ""
 
 
+def generation(device_id: str) -> str:
+    """10de:2504 -> Ampere. A number that is higher than all known ones belongs to the newest."""
+    number = int(device_id.rpartition(":")[2], 16)
+    return GENERATION_FROM[bisect.bisect_right([first for first, _ in GENERATION_FROM], number) - 1][1]
+
+
+def card_on_bus(place: str) -> dict[str, object]:
+    device_id = f"10de:{read(f'{place}/device').removeprefix('0x')}"
+    driver = f"{place}/driver"
+    return {
+        "pci": os.path.basename(place),
+        "device_id": device_id,
+        "generation": generation(device_id),
+        "capability": CAPABILITY[generation(device_id)],
+        "boot_vga": read(f"{place}/boot_vga") == "1",
+        "bound": os.path.basename(os.path.realpath(driver)) if os.path.islink(driver) else "",
+    }
+
+
 def pci_devices() -> tuple[list[dict[str, object]], int]:
     """NVIDIA's graphics cards on the PCI bus, and the number of its NVSwitches."""
     cards, switches = [], 0
@@ -67,14 +101,7 @@ def pci_devices() -> tuple[list[dict[str, object]], int]:
         kind = read(f"{place}/class")  # 0x030000 VGA, 0x030200 3D controller, 0x068000 bridge of another kind
         switches += kind.startswith("0x0680")
         if kind.startswith("0x03"):
-            number = read(f"{place}/device").removeprefix("0x")
-            driver = f"{place}/driver"
-            cards.append({
-                "pci": os.path.basename(place),
-                "device_id": f"10de:{number}",
-                "boot_vga": read(f"{place}/boot_vga") == "1",
-                "bound": os.path.basename(os.path.realpath(driver)) if os.path.islink(driver) else "",
-            })  # fmt: skip
+            cards.append(card_on_bus(place))
     return cards, switches
 
 
@@ -139,19 +166,34 @@ def secure_boot() -> bool:
     return False
 
 
+def signing_key_enrolled() -> bool:
+    """Whether the kernel accepts what DKMS has built here, with Secure Boot."""
+    return "is already enrolled" in said("mokutil", "--test-key", MOK, strict=False)
+
+
+def installed(found: dict[str, dict[str, str]]) -> str:
+    """The version of the driver that is installed, and so loaded after the next start; empty when there is none."""
+    of_utils = (of for name, of in found.items() if re.fullmatch(r"nvidia-utils-\d+(-server)?", name))
+    return next((match[0] for of in of_utils if (match := re.match(r"[\d.]+", of["version"]))), "")
+
+
 def machine(cards: list[dict[str, object]], switches: int) -> dict[str, object]:
     """What the decision about the driver needs to know beside the cards."""
+    secure, found = secure_boot(), packages()
     return {
         "kernel": platform.release(),
         "kernels": sorted(os.path.basename(path) for path in glob.glob("/lib/modules/*")),
-        "packages": packages(),
+        "packages": found,
+        "installed": installed(found),
         # As `dkms status` says it: version/kernel.
         "dkms": sorted(
             "/".join(path.split("/")[5:7]) for path in glob.glob("/var/lib/dkms/nvidia/*/*/*/module")
         ),
         "run_file": os.path.exists("/usr/bin/nvidia-uninstall"),
         "nouveau": any(card["bound"] == "nouveau" for card in cards),
-        "secure_boot": secure_boot(),
+        "secure_boot": secure,
+        "key_enrolled": secure and signing_key_enrolled(),
+        "devices": all(map(os.path.exists, ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"))),
         **start(),
         "switches": switches,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import struct
 
 from ansible.module_utils.node_network import read
 
@@ -47,9 +48,67 @@ def is_live(command_line: str) -> bool:
     return bool(re.search(r"\bboot=(casper|live)\b|/casper/|/live/vmlinuz", command_line))
 
 
-def start() -> dict[str, bool]:
-    """`passphrase`: a person has to open a disk. `live`: what was installed is gone afterwards."""
+EFI = "/sys/firmware/efi/efivars"
+GLOBAL = "8be4df61-93ca-11d2-aa0d-00e098032b8c"
+GRUB = "/boot/grub"
+ENTRY = re.compile(r"^(?:menuentry|submenu) '((?:[^']|'\\'')*)'(.*)", re.MULTILINE)
+
+
+def efi_variable(name: str) -> bytes:
+    """Without the four bytes that say what kind of variable it is; empty when there is none."""
+    try:
+        with open(f"{EFI}/{name}-{GLOBAL}", "rb") as file:
+            return file.read()[4:]
+    except OSError:
+        return b""
+
+
+def efi_numbers(name: str) -> list[int]:
+    content = efi_variable(name)
+    return [number for (number,) in struct.iter_unpack("<H", content[: len(content) // 2 * 2])]
+
+
+def firmware_starts() -> tuple[str, str]:
+    """What the firmware starts next when that is Windows, and the number by which it started this system.
+
+    An entry before ours that is no Windows (a network card, a stick) was tried at this start too, and let us by.
+    """
+    current = efi_numbers("BootCurrent")
+    order = [*efi_numbers("BootNext"), *efi_numbers("BootOrder")]
+    before = order[: order.index(current[0])] if current and current[0] in order else order
+    for number in before if current else []:
+        option = efi_variable(f"Boot{number:04X}")
+        active = option[:1] and option[0] & 1  # LOAD_OPTION_ACTIVE
+        name = option[6:].decode("utf-16-le", errors="replace").partition("\0")[0]
+        if active and "windows" in name.lower():
+            return name, f"{current[0]:04X}"
+    return "", ""
+
+
+def grub_starts(config: str, environment: str) -> str:
+    """The entry that GRUB starts next when that is Windows. config: grub.cfg. environment: grubenv."""
+    kept = dict(re.findall(r"^(\w+)=(.*)$", environment, re.MULTILINE))
+    told = re.search(r'^\s*set default="(?!\$\{next_entry\})([^"]*)"', config, re.MULTILINE)
+    wanted = told[1] if told else "0"
+    if wanted == "${saved_entry}":
+        wanted = kept.get("saved_entry", "")
+    wanted = (kept.get("next_entry") or wanted or "0").partition(">")[0]
+    for number, (title, rest) in enumerate(ENTRY.findall(config)):
+        named = re.search(r"\$menuentry_id_option '([^']*)'", rest)
+        if wanted in (str(number), title, named[1] if named else title):
+            return title if "--class windows" in rest or "windows" in title.lower() else ""
+    return ""
+
+
+def start() -> dict[str, object]:
+    """`passphrase`: a person has to open a disk. `live`: what was installed is gone afterwards. `windows`: who starts
+    it in our place, firmware or GRUB, or nobody. `boot_entry`: ours in the firmware, where that starts Windows.
+    """
+    firmware, entry = firmware_starts()
+    grub = grub_starts(read(f"{GRUB}/grub.cfg"), read(f"{GRUB}/grubenv"))
     return {
         "passphrase": asks_passphrase(read("/etc/crypttab")),
         "live": not in_container() and is_live(read("/proc/cmdline")),
+        "windows": "firmware" if firmware else "GRUB" if grub else "",
+        "boot_entry": entry,
     }

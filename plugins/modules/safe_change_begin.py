@@ -99,7 +99,8 @@ def main() -> None:
     code, said, complaint = module.run_command([PROGRAM, "begin"], data=json.dumps(plan))
     if code:
         module.fail_json(msg=complaint.strip() or said.strip())
-    module.exit_json(**result, id=json.loads(said)["id"])
+    # What was seen of the node before does not hold any more (node_state).
+    module.exit_json(**result, id=json.loads(said)["id"], ansible_facts={"node_looks": {}})
 
 
 if __name__ == "__main__":

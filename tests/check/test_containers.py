@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import tree
 import yaml
-from expressions import says
+from expressions import problems
 
 GUIDE = tree.ROOT / "container/guide"
 ABSENT = {"kind": "absent", "mtime": 0}
@@ -136,117 +137,102 @@ def test_the_other_names_are_our_commands(script: str, prog: str, tmp_path: Path
 # --- the roles -----------------------------------------------------------------------------------------
 
 
-def toolkit(version: str = "28.2.2", daemon: str = "", **variables: Any) -> dict[str, Any]:
+SETTINGS = tree.module("roles/docker/filter_plugins/docker_settings.py")
+
+
+def node(daemon: str = "", **variables: Any) -> dict[str, Any]:
+    """A node with a card and with Docker."""
     seen = {
+        "distribution": "Debian",
         "gpu": {"cards": [{"pci": "0000:01:00.0"}], "elsewhere": ""},
         "missing": [],
         "files": {
             "/usr/bin/dockerd": FILE,
             "/usr/sbin/dockerd": ABSENT,
+            "/snap/docker/current": ABSENT,
             "/etc/docker/daemon.json": FILE if daemon else ABSENT,
-            "/var/run/cdi/nvidia.yaml": FILE,
-            "/etc/apt/keyrings/aura-nvidia-container-toolkit.asc": FILE,
         },
         "texts": {"/etc/docker/daemon.json": daemon},
         "units": {
             "docker.service": {"active": True, "started": 200.0},
-            "nvidia-cdi-refresh.path": {"active": True, "enabled": True},
             "aura-train@0.service": {"active": False},
         },
         "now": 500.0,
     }
     for key, value in variables.items():
         seen[key] = {**seen[key], **value} if isinstance(value, dict) else value  # type: ignore[dict-item]
-    return {
-        "nvidia_container_toolkit_enabled": True,
-        "nvidia_container_toolkit_source": "https://example.org/deb /",
-        "nvidia_container_toolkit_key": "https://example.org/key",
-        "ansible_check_mode": False,
-        "__nvidia_container_toolkit_seen": seen,
-        "__nvidia_container_toolkit_version": {"stdout": f"Docker version {version}, build 1"},
-    }
+    return seen
 
 
 @pytest.mark.parametrize(
-    ("version", "daemon", "differs"),
+    ("said", "cdi"),
     [
-        ("28.2.2", "", True),
-        ("28.2.2", '{"features": {"cdi": true}, "log-driver": "local"}', False),
-        ("25.0.0", '{"features": {"cdi": false}}', True),
-        ("20.10.24+dfsg1", "", True),
-        ("20.10.24+dfsg1", '{"features": {"cdi": true}}', True),
-        ("20.10.24+dfsg1", '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}', False),
-        ("24.0.7", '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}', False),
+        ("Docker version 28.2.2, build 1", True),
+        ("Docker version 25.0.0, build 1", True),
+        ("Docker version 24.0.7, build 1", False),
+        ("Docker version 20.10.24+dfsg1, build 297e128", False),
+        ("none", False),
     ],
 )
-def test_dockers_settings_are_those_that_this_docker_knows(version: str, daemon: str, differs: bool) -> None:
-    seen = toolkit(version, daemon)
-    assert says("nvidia_container_toolkit", "__nvidia_container_toolkit_daemon_differs", **seen) is differs
-
-
-def test_settings_that_docker_has_not_read_are_seen() -> None:
-    said = "__nvidia_container_toolkit_unread"
-    daemon = '{"features": {"cdi": true}}'
-    assert says("nvidia_container_toolkit", said, **toolkit(daemon=daemon)) is False
-    late = {"/etc/docker/daemon.json": {"kind": "file", "mtime": 300}}
-    assert says("nvidia_container_toolkit", said, **toolkit(daemon=daemon, files=late)) is True
+def test_which_docker_reads_descriptions_of_devices(said: str, cdi: bool) -> None:
+    assert SETTINGS.docker_knows_cdi(said) is cdi
 
 
 @pytest.mark.parametrize(
-    ("seen", "sentence"),
+    ("cdi", "daemon", "becomes"),
     [
-        (toolkit(), ""),
-        (toolkit(gpu={"cards": []}, files={"/usr/bin/dockerd": ABSENT}), ""),
-        (toolkit(gpu={"elsewhere": "WSL"}, files={"/usr/bin/dockerd": ABSENT}), ""),
-        (
-            {**toolkit(), "nvidia_container_toolkit_source": ""},
-            "nobody has said where its container toolkit comes from",
-        ),
-        (
-            {**toolkit(), "nvidia_container_toolkit_key": ""},
-            "nobody has said where its container toolkit comes from",
-        ),
-        (toolkit(files={"/usr/bin/dockerd": ABSENT}), "there is no Docker that its cards could be given to"),
-        (toolkit(daemon="log-driver: local"), "/etc/docker/daemon.json is no JSON object"),
-        (toolkit(units={"aura-train@0.service": {"active": True}}), "a run is active there"),
-        (toolkit(daemon='{"features": {"cdi": true}}', units={"aura-train@0.service": {"active": True}}), ""),
+        (True, "", {"features": {"cdi": True}}),
+        (True, '{"features": {"cdi": true}, "log-driver": "local"}', None),
+        (True, '{"features": {"cdi": false}}', {"features": {"cdi": True}}),
+        (True, '{"log-driver": "local"}', {"log-driver": "local", "features": {"cdi": True}}),
+        (False, "", {"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}),
+        (False, '{"runtimes": {"nvidia": {"path": "somewhere"}}}', None),
     ],
 )
-def test_what_cannot_be_is_refused(seen: dict[str, Any], sentence: str) -> None:
-    said = says("nvidia_container_toolkit", "__nvidia_container_toolkit_problem", **seen)
+def test_dockers_settings_are_those_that_this_docker_knows(cdi: bool, daemon: str, becomes: Any) -> None:
+    """And what is right already is not written again, nor anybody's own settings lost."""
+    text = SETTINGS.docker_daemon(daemon, cdi)
+    assert text == daemon if becomes is None else json.loads(text) == becomes
+
+
+TOLD = {
+    "cards": True,
+    "toolkit_source": "https://example.org/deb /",
+    "toolkit_key": "https://example.org/key",
+}
+RUN = {"aura-train@0.service": {"active": True}}
+LATE = {"/etc/docker/daemon.json": {"kind": "file", "mtime": 300}}
+CDI = '{"features": {"cdi": true}}'
+
+
+@pytest.mark.parametrize(
+    ("seen", "settings", "sentence"),
+    [
+        (node(), {}, ""),
+        (node(gpu={"cards": []}), {"toolkit_source": ""}, ""),
+        (node(gpu={"elsewhere": "WSL"}), {"toolkit_source": ""}, ""),
+        (node(), {"toolkit_source": "", "cards": False}, ""),
+        (node(), {"toolkit_source": ""}, "nobody has said where its container toolkit comes from"),
+        (node(), {"toolkit_key": ""}, "nobody has said where its container toolkit comes from"),
+        (node("log-driver: local"), {}, "/etc/docker/daemon.json is no JSON object"),
+        (node("[]"), {}, "/etc/docker/daemon.json is no JSON object"),
+        (node(units=RUN), {}, "a run is active there"),
+        (node(CDI, units=RUN), {}, ""),
+        (node(CDI, units=RUN, files=LATE), {}, "a run is active there"),
+        (node(files={"/snap/docker/current": FILE, "/usr/bin/dockerd": ABSENT}), {}, "as a snap"),
+    ],
+)
+def test_what_cannot_be_is_refused(seen: dict[str, Any], settings: dict[str, Any], sentence: str) -> None:
+    said = problems("docker", seen, **{**TOLD, **settings})
     assert sentence in said if sentence else said == ""
 
 
-def docker(**files: dict[str, Any]) -> dict[str, Any]:
-    seen = {
-        "distribution": "Debian",
-        "missing": ["docker.io", "docker-compose", "docker-compose-v2"],
-        "files": {
-            "/usr/bin/dockerd": ABSENT,
-            "/usr/sbin/dockerd": ABSENT,
-            "/snap/docker/current": ABSENT,
-            **files,
-        },
-        "units": {
-            "aura-firewall.service": {"active": True},
-            "docker.service": {"active": False, "enabled": False},
-        },
-    }
-    return {"__docker_seen": seen, "ansible_check_mode": False}
-
-
 def test_whose_docker_is_there_stays() -> None:
-    assert set(says("docker", "__docker_missing", **docker())) == {"docker.io", "docker-compose"}
-    ubuntu = docker()
-    ubuntu["__docker_seen"]["distribution"] = "Ubuntu"
-    assert set(says("docker", "__docker_missing", **ubuntu)) == {"docker.io", "docker-compose-v2"}
+    lacks: dict[str, Any] = {"missing": ["docker.io", "docker-compose", "docker-compose-v2"]}
+    bare = node(files={"/usr/bin/dockerd": ABSENT}, **lacks)
+    assert SETTINGS.docker_packages(bare) == ["docker.io", "docker-compose"]
+    assert SETTINGS.docker_packages(bare | {"distribution": "Ubuntu"}) == ["docker.io", "docker-compose-v2"]
     for place in ("/usr/bin/dockerd", "/usr/sbin/dockerd"):
-        assert says("docker", "__docker_missing", **docker(**{place: FILE})) == []
-    assert "as a snap" in says("docker", "__docker_problem", **docker(**{"/snap/docker/current": FILE}))
-
-
-def test_without_the_firewall_there_is_no_docker() -> None:
-    seen = docker()
-    assert says("docker", "__docker_problem", **seen) == ""
-    seen["__docker_seen"]["units"]["aura-firewall.service"]["active"] = False
-    assert "nothing guards the ports" in says("docker", "__docker_problem", **seen)
+        others = {"/usr/bin/dockerd": ABSENT, place: FILE}
+        assert SETTINGS.docker_packages(node(files=others, **lacks)) == []
+    assert SETTINGS.docker_packages(node(missing=["docker-compose"])) == ["docker.io", "docker-compose"]

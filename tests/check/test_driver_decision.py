@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,17 +18,8 @@ MAKERS = {
 }
 
 
-def decisions() -> ModuleType:
-    path = ROLE / "filter_plugins/driver_decision.py"
-    spec = importlib.util.spec_from_file_location("driver_decision", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["driver_decision"] = module  # dataclasses look for their module
-    spec.loader.exec_module(module)
-    return module
-
-
-DECISION = decisions()
+DECISION = tree.plugin("filter/driver_decision")
+GPU = tree.plugin("module_utils/node_gpu")
 
 
 def cards(name: str) -> tuple[list[dict[str, Any]], int]:
@@ -44,34 +32,43 @@ def cards(name: str) -> tuple[list[dict[str, Any]], int]:
             continue
         switches += match[2] == "0680"
         if match[2].startswith("03"):
-            found.append(
-                {"pci": f"0000:{match[1]}", "device_id": match[3], "boot_vga": not found, "bound": ""}
-            )
+            found.append({
+                "pci": f"0000:{match[1]}", "device_id": match[3], "boot_vga": not found, "bound": "",
+                "generation": GPU.generation(match[3]),
+            })  # fmt: skip
     return found, switches
 
 
-def seen(card: str, machine: str, **more: Any) -> dict[str, Any]:
-    """node_state's `gpu` of a recorded node. `more`: what nvidia-smi says of each card (a node with a driver only)."""
+def seen(card: str, machine: str, distribution: str = "Ubuntu", **more: Any) -> dict[str, Any]:
+    """node_state's answer of a recorded node. `more`: what nvidia-smi says of each card (a node with a driver only)."""
     record, (on_bus, switches) = RECORDS["machines"][machine], cards(card)
     flags = {
-        key: record.get(key, False) for key in ("secure_boot", "nouveau", "run_file", "passphrase", "live")
+        key: record.get(key, False) for key in ("secure_boot", "key_enrolled", "nouveau", "run_file", "live")
     }
     packages = {
         name: {"version": str(version), "maintainer": maker}
         for of, maker in MAKERS.items()
         for name, version in record.get(of, {}).items()
     }
-    smi = {"name": "NVIDIA GeForce RTX 3060", "power_min": 100.0, "power_max": 212.0, **more}
+    smi = {
+        "name": "NVIDIA GeForce RTX 3060", "power_min": 100.0, "power_max": 212.0, "power_limit": 170.0,
+        "persistence": True, **more,
+    }  # fmt: skip
     answers = record.get("loaded") and not record.get("silent")
-    return {
+    gpu = {
         "cards": on_bus,
         "driver": record.get("loaded", ""),
         "smi": [smi for _ in on_bus] if answers else [],
         "elsewhere": "",
         "machine": {
             "kernel": record["kernel"], "packages": packages, "dkms": record.get("dkms", []), "switches": switches,
-            **flags,
+            "devices": True, **flags,
         },
+    }  # fmt: skip
+    return {
+        "gpu": gpu, "distribution": distribution, "start": {},
+        "session": {"client": "198.51.100.9", "here": "198.51.100.2"},
+        "units": {"aura-script.service": {"active": False}, "aura-train@0.service": {"active": False}},
     }  # fmt: skip
 
 
@@ -88,7 +85,6 @@ class Row:
     distribution: str = "Ubuntu"
 
 
-REBOOT, OWN = {"reboot": True}, {"own": True}
 SERVER = "linux-modules-nvidia-580-server-open-generic linux-headers-generic linux-image-generic"
 HEADLESS = "nvidia-headless-no-dkms-580-server-open nvidia-utils-580-server"
 OLD = (
@@ -111,7 +107,7 @@ ROWS = {
     "a desktop, nouveau has the card": Row(
         "rtx3060", "desktop_with_nouveau", "install", "no driver",
         "linux-modules-nvidia-580-server-open-generic-hwe-22.04 linux-image-generic-hwe-22.04 "
-        "nvidia-driver-580-server-open nvidia-utils-580-server", REBOOT,
+        "nvidia-driver-580-server-open nvidia-utils-580-server",
     ),
     "Pascal": Row("gtx1060", "server", "install", "no driver", OLD),
     "Maxwell": Row("gtx980m", "server", "install", "no driver", OLD),
@@ -127,14 +123,22 @@ ROWS = {
     "a Fermi beside Ampere": Row("gtx560ti_and_rtx3060", "server", "install", "no driver", f"{SERVER} {HEADLESS}"),
     "Ubuntu's driver fits and is loaded": Row("rtx3060", "ubuntu_580_server", "none"),
     "Ubuntu's driver, built by DKMS, fits and is loaded": Row("gtx1060", "dkms", "none"),
+    "an OEM kernel": Row(
+        "rtx3060", "oem", "install", "no driver",
+        f"linux-modules-nvidia-580-server-open-oem-24.04c linux-image-oem-24.04c {HEADLESS}",
+    ),
+    "an OEM kernel beside a newer generic one": Row(
+        "rtx3060", "oem_beside_generic", "install", "no driver",
+        f"linux-modules-nvidia-580-server-open-oem-24.04c linux-image-oem-24.04c {HEADLESS}",
+    ),
     "Ubuntu's driver fits NVSwitch": Row("v100_and_nvswitch", "ubuntu_580_proprietary_fabric", "none"),
     "Ubuntu's driver is too old": Row(
         "rtx3060", "ubuntu_450", "install", "driver 450-server is installed, and Ampere cards and torch need 535",
-        f"{SERVER} {HEADLESS}", REBOOT,
+        f"{SERVER} {HEADLESS}",
     ),
     "Ubuntu's driver is too old for Blackwell and torch": Row(
         "rtx5090", "ubuntu_570_open", "install", "Blackwell cards and torch need 580",
-        f"linux-modules-nvidia-580-server-open-generic-hwe-22.04 linux-image-generic-hwe-22.04 {HEADLESS}", REBOOT,
+        f"linux-modules-nvidia-580-server-open-generic-hwe-22.04 linux-image-generic-hwe-22.04 {HEADLESS}",
     ),
     "Ubuntu's driver no longer knows the card": Row(
         "gtx1060", "ubuntu_595", "install", "580 is the last branch that knows Pascal",
@@ -143,38 +147,41 @@ ROWS = {
     ),
     "Blackwell, proprietary modules": Row(
         "rtx5090", "ubuntu_580_proprietary", "install", "with proprietary modules, and Blackwell cards need the other",
-        f"linux-modules-nvidia-580-server-open-generic linux-image-generic {HEADLESS}", REBOOT,
+        f"linux-modules-nvidia-580-server-open-generic linux-image-generic {HEADLESS}",
     ),
     "Pascal, open modules": Row(
         "gtx1060", "ubuntu_580_server", "install", "with open modules, and Pascal cards need the other",
         "linux-modules-nvidia-580-server-generic linux-image-generic nvidia-headless-no-dkms-580-server "
-        "nvidia-utils-580-server", REBOOT,
+        "nvidia-utils-580-server",
     ),
     "modules for one kernel only": Row(
         "rtx3060", "ubuntu_one_kernel_only", "install", "without the package that brings its modules with each kernel",
-        f"{SERVER} {HEADLESS}", REBOOT,
+        f"{SERVER} {HEADLESS}",
     ),
     "NVSwitch without the fabricmanager": Row(
         "v100_and_nvswitch", "ubuntu_580_proprietary", "install", "without the nvidia-fabricmanager of its version",
         "linux-modules-nvidia-580-server-generic linux-image-generic nvidia-headless-no-dkms-580-server "
-        "nvidia-utils-580-server nvidia-fabricmanager-580", REBOOT,
+        "nvidia-utils-580-server nvidia-fabricmanager-580",
     ),
     "installed, not loaded": Row("rtx3060", "ubuntu_580_not_loaded", "load", "580.178.04 is installed, and none is"),
     "built by DKMS, not loaded": Row("gtx1060", "dkms_not_loaded", "load", "none is loaded"),
     "installed, and the kernel is older": Row(
-        "rtx3060", "ubuntu_580_old_kernel", "restart", "none is loaded", settings=REBOOT
+        "rtx3060", "ubuntu_580_old_kernel", "restart", "none is loaded",
     ),
     "installed, and nouveau has the card": Row(
-        "rtx3060", "ubuntu_580_nouveau", "restart", "none is loaded", settings=REBOOT
+        "rtx3060", "ubuntu_580_nouveau", "restart", "none is loaded",
     ),
     "installed, and another version is loaded": Row(
-        "rtx3060", "ubuntu_580_other_loaded", "restart", "580.178.04 is installed, and 580.159.04 is", settings=REBOOT
+        "rtx3060", "ubuntu_580_other_loaded", "restart", "580.178.04 is installed, and 580.159.04 is",
     ),
     "loaded, and nvidia-smi is silent": Row(
-        "rtx3060", "ubuntu_580_silent", "restart", "nvidia-smi gives no answer", settings=REBOOT
+        "rtx3060", "ubuntu_580_silent", "restart", "nvidia-smi gives no answer",
     ),
-    "the controller's own PC, nouveau has the card": Row(
-        "rtx3060", "ubuntu_580_nouveau", "restart", "none is loaded", settings=OWN
+    "Secure Boot, built by DKMS, another version is loaded": Row(
+        "gtx1060", "dkms_and_secure_boot_loaded", "restart", "535.113.01 is installed, and 535.86.05 is loaded",
+    ),
+    "Secure Boot, built by DKMS, and its key is enrolled": Row(
+        "gtx1060", "dkms_and_secure_boot_enrolled", "load", "none is loaded",
     ),
     "Debian": Row("rtx3060", "server", "refused", "runs Debian; only Ubuntu's", distribution="Debian"),
     "Kepler and older": Row(
@@ -196,17 +203,8 @@ ROWS = {
         "v100_and_nvswitch", "server", "refused", "Say 580-server", settings={"branch": "580"}
     ),
     "Secure Boot, and the driver is built by DKMS": Row(
-        "gtx1060", "dkms_and_secure_boot", "refused", "Secure Boot is on.*apt-get purge nvidia-dkms-535"
-    ),
-    "nouveau has the card, and no restart is allowed": Row(
-        "rtx3060", "desktop_with_nouveau", "refused",
-        "nouveau has its card.*not allowed.*apt-get install linux-modules-nvidia.*sudo reboot",
-    ),
-    "another driver is loaded, and no restart is allowed": Row(
-        "rtx3060", "ubuntu_450", "refused", "driver 450.80.02 is loaded, and only a restart"
-    ),
-    "a restart is needed and not allowed": Row(
-        "rtx3060", "ubuntu_580_old_kernel", "refused", "no driver is loaded.*not allowed.*type on it: sudo reboot"
+        "gtx1060", "dkms_and_secure_boot", "refused",
+        "Secure Boot is on.*apt-get purge nvidia-dkms-535.*mokutil --import",
     ),
     "a driver of a .run file": Row("rtx3060", "run_file", "refused", "NVIDIA's .run file.*sudo nvidia-uninstall"),
     "a driver of no package": Row("rtx3060", "run_file_without_its_uninstaller", "refused", "NVIDIA's .run file"),
@@ -217,10 +215,6 @@ ROWS = {
     "the PPA graphics-drivers": Row("rtx3060", "ppa", "refused", r"another repository.*\(nvidia-driver-550, "),
     "a kernel that is not Ubuntu's": Row("rtx3060", "other_kernel", "refused", "its kernel, 6.12.9-custom, is none"),
     "a live system": Row("rtx3060", "live", "refused", "live system"),
-    "a disk that asks for a passphrase": Row(
-        "rtx3060", "passphrase", "refused", "asks for a passphrase.*Sit down at it and type.*sudo reboot",
-        settings=REBOOT,
-    ),
     "a power limit that the card does not take": Row(
         "rtx3060", "ubuntu_580_server", "refused", "is 300 W, but its NVIDIA GeForce RTX 3060 takes 100 to 212 W",
         settings={"power_limit": 300},
@@ -230,8 +224,8 @@ ROWS = {
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in ROWS.items()])
 def test_what_is_decided(row: Row) -> None:
-    node = seen(row.card, row.machine)
-    answer = DECISION.driver_decision(node, row.distribution, **{"branch": "580-server", **row.settings})
+    node = seen(row.card, row.machine, row.distribution)
+    answer = DECISION.driver_decision(node, **{"branch": "580-server", **row.settings})
     assert ("refused" if answer["problem"] else answer["action"]) == row.action, answer
     if row.says:
         assert re.search(row.says, answer["problem"] or answer["why"], re.DOTALL), answer
@@ -241,13 +235,42 @@ def test_what_is_decided(row: Row) -> None:
 
 def test_without_internet_a_person_is_told_to_take_the_bundles_packages() -> None:
     node, bundle = seen("rtx3060", "desktop_with_nouveau"), {"apt_config": "/opt/aura/packages/apt.conf"}
-    answer = DECISION.driver_decision(node, "Ubuntu", branch="580-server", **bundle)
-    command = (
-        f"sudo env APT_CONFIG=/opt/aura/packages/apt.conf apt-get install {' '.join(answer['packages'])}"
-    )
-    assert answer["command"] == command
-    assert f"type on it: {command} && sudo reboot." in answer["problem"]
-    assert "apt-get update" not in answer["problem"]
+    answer = DECISION.driver_decision(node, branch="580-server", **bundle)
+    packages = " ".join(answer["packages"])
+    assert answer["command"] == f"sudo env APT_CONFIG=/opt/aura/packages/apt.conf apt-get install {packages}"
+
+
+@pytest.mark.parametrize(
+    ("card", "machine", "version"),
+    [
+        ("rtx3060", "desktop_with_nouveau", "580"),
+        ("rtx3060", "ubuntu_450", "580"),
+        ("rtx3060", "ubuntu_580_nouveau", "580.178.04"),
+        ("gtx1060", "dkms", "535.113.01"),
+        ("none", "server", ""),
+    ],
+)
+def test_it_is_known_which_driver_will_run(card: str, machine: str, version: str) -> None:
+    """Torch is chosen by it, and comes before the restart."""
+    node = seen(card, machine)
+    assert DECISION.driver_decision(node, branch="580-server")["driver"] == version
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "ready"),
+    [
+        ({}, 0, True),
+        ({}, 170, True),
+        ({}, 150, False),
+        ({"persistence": False}, 0, False),
+    ],
+)
+def test_cards_are_ready_as_their_unit_makes_them(changes: dict[str, Any], limit: int, ready: bool) -> None:
+    node = seen("rtx3060", "ubuntu_580_server", **changes)
+    decided = DECISION.driver_decision(node, branch="580-server", power_limit=limit)
+    assert (decided["action"], decided["ready"]) == ("none", ready)
+    node["gpu"]["machine"]["devices"] = False
+    assert not DECISION.driver_decision(node, branch="580-server")["ready"]
 
 
 def test_every_decision_is_in_the_table_of_the_readme() -> None:
@@ -265,10 +288,18 @@ def test_every_record_says_where_it_was_seen_and_is_used() -> None:
         assert used == set(RECORDS[kind])
 
 
+@pytest.mark.parametrize("unit", ["aura-train@0.service", "aura-script.service"])
+def test_nothing_is_installed_under_a_run(unit: str) -> None:
+    node = seen("rtx3060", "ubuntu_450")
+    node["units"][unit] = {"active": True}
+    assert "a run is active there" in DECISION.driver_decision(node, branch="580-server")["problem"]
+
+
 @pytest.mark.parametrize("elsewhere", ["WSL", "container"])
 def test_where_the_driver_is_another_systems_nothing_is_done(elsewhere: str) -> None:
-    node = seen("rtx3060", "server") | {"elsewhere": elsewhere, "machine": {}}
-    assert DECISION.driver_decision(node, "Ubuntu", branch="580-server")["action"] == "none"
+    node = seen("rtx3060", "server")
+    node["gpu"] |= {"elsewhere": elsewhere, "machine": {}}
+    assert DECISION.driver_decision(node, branch="580-server")["action"] == "none"
 
 
 @pytest.mark.parametrize("name", list(RECORDS["cards"]))
@@ -277,7 +308,7 @@ def test_the_generation_follows_from_the_number(name: str) -> None:
     for line in RECORDS["cards"][name]["lspci"]:
         named = re.search(r"NVIDIA Corporation (G[A-Z])\d+M? \[.*\[(10de:\w{4})\]", line)
         if named:
-            assert DECISION.generation(named[2]) == chips[named[1]]
+            assert GPU.generation(named[2]) == chips[named[1]]
 
 
 # The first and the last number of each run of a generation in the PCI ID database, October 2026.
@@ -292,4 +323,4 @@ def test_the_generation_follows_from_the_number(name: str) -> None:
     ],
 )  # fmt: skip
 def test_generations_as_the_database_has_them(first: str, last: str, generation: str) -> None:
-    assert DECISION.generation(f"10de:{first}") == DECISION.generation(f"10de:{last}") == generation
+    assert GPU.generation(f"10de:{first}") == GPU.generation(f"10de:{last}") == generation

@@ -6,38 +6,45 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from expressions import says
+from expressions import problems, says
 
 SEEN = {
     "cards": [{"name": "lan0", "addresses": ["10.9.0.1/24", "fe80::1/64"]}],
     "session": {"client": "10.8.0.9", "here": "10.9.0.1", "port": 22},
-    "ufw": False, "firewalld": False, "table": "", "missing": [], "files": {}, "texts": {}, "units": {},
+    "ufw": False, "firewalld": False,
 }  # fmt: skip
-SETTINGS = {
-    "firewall_address": "10.9.0.1",
-    "firewall_peers": ["10.9.0.1", "10.9.0.2"],
-    "firewall_admin_networks": ["10.8.0.0/24"],
-}
-
-
-def firewall(name: str, **variables: Any) -> Any:
-    return says("firewall", name, **{"__firewall_seen": SEEN, **SETTINGS, **variables})
+SETTINGS = {"address": "10.9.0.1", "peers": ["10.9.0.1", "10.9.0.2"], "admin_networks": ["10.8.0.0/24"]}
+ELSEWHERE = {"client": "192.168.1.9", "here": "192.168.1.57", "port": 22}
 
 
 def test_a_node_that_does_not_have_its_address_yet_may_be_looked_at() -> None:
     """--tags preflight and --check on a bare node. The controller may come from elsewhere later."""
-    assert firewall("__firewall_problem") == ""
+    assert problems("firewall", SEEN, **SETTINGS) == ""
     bare = {**SEEN, "cards": [{"name": "lan0", "addresses": ["192.168.1.57/24"]}]}
-    assert firewall("__firewall_problem", __firewall_seen=bare) == ""
-    assert firewall("__firewall_has_address", __firewall_seen=bare) is False
-    elsewhere = {"session": {"client": "192.168.1.9", "here": "192.168.1.57", "port": 22}}
-    assert firewall("__firewall_problem", __firewall_seen={**bare, **elsewhere}) == ""
-    assert "the firewall would lock you out" in firewall(
-        "__firewall_problem", __firewall_seen={**SEEN, **elsewhere}
+    assert problems("firewall", bare, **SETTINGS) == ""
+    assert problems("firewall", {**bare, "session": ELSEWHERE}, **SETTINGS) == ""
+    assert "the firewall would lock you out" in problems(
+        "firewall", {**SEEN, "session": ELSEWHERE}, **SETTINGS
     )
+
+
+@pytest.mark.parametrize(
+    ("service", "said"),
+    [("udp/5353", ""), ("tcp/47984-48010", ""), ("5353", "names 5353"), ("tcp/22", "admin networks only")],
+)
+def test_a_service_for_the_neighbours_is_a_port_that_is_nobody_elses(service: str, said: str) -> None:
+    found = problems("firewall", SEEN, **SETTINGS, lan_services=[service])
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    said = problems("firewall", {**SEEN, "ufw": True, "firewalld": True}, **{**SETTINGS, "peers": []})
+    assert "firewall_peers is empty" in said
+    assert "sudo ufw disable" in said
+    assert "disable --now firewalld" in said
 
 
 # Two machines with three cables: lan0 (10.9.0.0/24), home0 (10.7.0.0/24), virbr0 (10.6.0.0/24).
@@ -56,11 +63,12 @@ for card in lan0:10.9.0 home0:10.7.0 virbr0:10.6.0; do
     other $1 ip link set p$name up
 done
 other $1 ip link set lo up
+other $1 ip address add 10.9.0.3/24 dev plan0
 # The peer's address comes in by the wrong card.
 other $1 ip route add 10.7.0.1 dev phome0 src 10.9.0.2
 sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.home0.rp_filter=0 2>/dev/null || true
 nft -f "$2"
-for port in 53 12355; do
+for port in 53 445 12355; do
     python3 -c '
 import socket, sys
 server = socket.create_server(("", int(sys.argv[1])))
@@ -85,6 +93,8 @@ knock self 10.9.0.1 10.9.0.1 12355
 knock peer 10.9.0.1 10.9.0.2 12355 other $1
 knock stranger 10.7.0.1 10.7.0.2 12355 other $1
 knock forged 10.7.0.1 10.9.0.2 12355 other $1
+knock neighbour 10.9.0.1 10.9.0.3 445 other $1
+knock stranger-there 10.7.0.1 10.7.0.2 445 other $1
 knock virtual 10.6.0.1 10.6.0.2 12355 other $1
 knock names 10.6.0.1 10.6.0.2 53 other $1
 knock others-names 10.7.0.1 10.7.0.2 53 other $1
@@ -104,7 +114,13 @@ def namespaces_work() -> bool:
 @pytest.mark.skipif(not namespaces_work(), reason="needs nft, and the right to make network namespaces")
 def test_a_peer_comes_by_the_card_that_leads_to_it_whatever_its_name(tmp_path: Path) -> None:
     rules = tmp_path / "rules.nft"
-    rules.write_text(firewall("__firewall_rules_text"))
+    services = {"lan_network": "10.9.0.0/24", "lan_services": ["tcp/445"]}
+    variables = {f"firewall_{name}": value for name, value in {**SETTINGS, **services}.items()}
+    rules.write_text(
+        says(
+            "firewall", "lookup('template', 'aura-firewall.nft.j2', template_vars={'mark': ''})", **variables
+        )
+    )
     script = tmp_path / "cables"
     script.write_text(CABLES)
     other = subprocess.Popen(["unshare", "--net", "sleep", "120"])
@@ -123,5 +139,5 @@ def test_a_peer_comes_by_the_card_that_leads_to_it_whatever_its_name(tmp_path: P
     got_in = dict(line.split(": ") for line in done.stdout.splitlines())
     assert got_in == {
         "self": "in", "peer": "in", "renamed": "in", "stranger": "out", "forged": "out",
-        "virtual": "out", "names": "in", "others-names": "out",
+        "neighbour": "in", "stranger-there": "out", "virtual": "out", "names": "in", "others-names": "out",
     }, done.stderr  # fmt: skip

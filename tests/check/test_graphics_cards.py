@@ -6,20 +6,23 @@ what nvidia-smi writes), with what NVIDIA's list "CUDA GPUs" says of a card's co
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 import tree
 
 CARDS = tree.plugin("filter/graphics_cards")
+GPU = tree.plugin("module_utils/node_gpu")
 CAPABILITY = {
     "GT 710": "3.5", "GTX 780": "3.5", "GTX 970": "5.2", "GT 1030": "6.1", "GTX 1080": "6.1", "TITAN V": "7.0",
     "GTX 1650": "7.5", "RTX 3060": "8.6", "RTX 3090": "8.6", "RTX 4090": "8.9", "H100": "9.0", "B200": "10.0",
     "RTX 5090": "12.0",
 }  # fmt: skip
-# Of cards that are too old for torch (PCI ID database): GK208B, GK110.
-DEVICE = {"GT 710": "10de:128b", "GTX 780": "10de:1004"}
+# PCI ID database; the first two are too old for torch.
+DEVICE = {
+    "GT 710": "10de:128b", "GTX 780": "10de:1004", "GTX 970": "10de:13c2", "GTX 1080": "10de:1b80",
+    "GT 1030": "10de:1d01", "RTX 5090": "10de:2b85",
+}  # fmt: skip
 OLD, LTS, GUIDES, NEW = "470.256.02", "525.60.11", "535.183.01", "580.95.05"
 
 
@@ -35,6 +38,9 @@ def node(
         }
         for number, name in enumerate(names)
     ]
+    for card in bus:
+        card["generation"] = GPU.generation(card["device_id"])
+        card["capability"] = GPU.CAPABILITY[card["generation"]]
     smi = [
         {
             "uuid": f"GPU-{number}000-{name.replace(' ', '')}", "name": name, "pci": bus[number]["pci"],
@@ -78,13 +84,13 @@ def test_auto_takes_the_build_that_fits_cards_and_driver(gpu: dict[str, Any], bu
         pytest.param(
             node("RTX 3060", driver=OLD),
             "auto",
-            f"cu126 needs driver 525.60.13 or later, and {OLD} is",
+            f"cu126 needs driver 525.60.13 or later, and it has {OLD}",
             id="old",
         ),
         pytest.param(
             node("RTX 3060", driver=LTS),
             "auto",
-            f"needs driver 525.60.13 or later, and {LTS}",
+            f"needs driver 525.60.13 or later, and it has {LTS}",
             id="just before",
         ),
         pytest.param(
@@ -99,7 +105,7 @@ def test_auto_takes_the_build_that_fits_cards_and_driver(gpu: dict[str, Any], bu
         pytest.param(
             node("RTX 3060", driver=GUIDES),
             "cu130",
-            f"torch_backend cu130 needs driver 580 or later, and {GUIDES} is loaded: take torch_backend cu126",
+            f"torch_backend cu130 needs driver 580 or later, and it has {GUIDES}: take torch_backend cu126",
             id="pair",
         ),
         pytest.param(
@@ -139,17 +145,82 @@ def test_who_names_a_build_that_fits_gets_it(gpu: dict[str, Any], backend: str) 
     assert CARDS.torch_build(gpu, backend) == {"build": backend, "problem": ""}
 
 
-def test_a_driver_that_is_going_to_be_replaced_is_no_reason_to_refuse_yet() -> None:
+@pytest.mark.parametrize(
+    ("gpu", "wanted", "coming", "build"),
+    [
+        pytest.param(node("RTX 3060", driver="", seen=0), "free", "580", "cu130", id="nouveau has the card"),
+        pytest.param(node("RTX 3060", driver="", seen=0), "free", "535.183.01", "cu126", id="an older one is there"),
+        pytest.param(node("RTX 3060", driver=OLD), "free", "580", "cu130", id="a newer one takes its place"),
+        pytest.param(node("RTX 5090", driver="570.86.10"), "free", "580", "cu130", id="Blackwell"),
+        pytest.param(node("GTX 1080", driver="", seen=0), "free", "580", "cu126", id="Pascal"),
+        pytest.param(
+            node("GT 710", "RTX 3060", driver="", seen=0), "free", "580", "cu130", id="a card for the monitor, too old"
+        ),
+        pytest.param(
+            node("GT 1030", "RTX 3060", driver="", seen=0, display=(0,)), "free", "580", "cu130", id="a monitor's"
+        ),
+        pytest.param(node("RTX 3060", driver="", seen=0), "none", "580", "cpu", id="it shall train on its processor"),
+        pytest.param(node("GT 710", driver="", seen=0), "free", "", "cpu", id="no driver will come"),
+    ],
+)  # fmt: skip
+def test_the_build_is_for_the_driver_that_runs_after_the_restart(
+    gpu: dict[str, Any], wanted: str, coming: str, build: str
+) -> None:
+    assert CARDS.torch_build(gpu, wanted=wanted, driver=coming) == {"build": build, "problem": ""}
+
+
+def test_a_driver_that_is_going_to_be_replaced_is_no_reason_to_refuse() -> None:
     old = node("RTX 3060", driver=OLD)
-    assert CARDS.torch_build(old, early=True)["problem"] == ""
-    assert CARDS.torch_build(old, "cu130", early=True)["problem"] == ""
-    assert "535.183.01" in CARDS.torch_build(node("RTX 3060", driver=GUIDES), "cu130", early=True)["problem"]
-    assert "cu118" in CARDS.torch_build(old, "cu118", early=True)["problem"]
-    assert CARDS.torch_build(node("RTX 5090", driver="570.86.10"), early=True)["problem"] == ""
+    assert CARDS.torch_build(old, "cu130", driver="580")["problem"] == ""
+    assert "535.183.01" in CARDS.torch_build(old, "cu130", driver="535.183.01")["problem"]
+    assert "cu118" in CARDS.torch_build(old, "cu118", driver="580")["problem"]
     assert (
         "no code for GTX 1080"
-        in CARDS.torch_build(node("GTX 1080", driver=OLD), "cu130", early=True)["problem"]
+        in CARDS.torch_build(node("GTX 1080", driver=OLD), "cu130", driver="580")["problem"]
     )
+
+
+def cluster(**nodes: dict[str, Any] | tuple[dict[str, Any], str]) -> dict[str, dict[str, str]]:
+    """Nodes with a torch_backend, or with auto."""
+    told = {name: of if isinstance(of, tuple) else (of, "auto") for name, of in nodes.items()}
+    return CARDS.torch_builds({
+        name: {"gpu": gpu, "backend": backend, "wanted": "free", "driver": ""} for name, (gpu, backend) in told.items()
+    })  # fmt: skip
+
+
+NEWEST, KEPT, OLDER_CARD = node("RTX 3060"), node("RTX 3060", driver=GUIDES), node("GTX 1080")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "builds"),
+    [
+        pytest.param({"a": NEWEST, "b": node("RTX 5090")}, "cu130 cu130", id="all are new"),
+        pytest.param({"a": NEWEST, "b": KEPT}, "cu126 cu126", id="one PC with a kept older driver"),
+        pytest.param({"a": NEWEST, "b": OLDER_CARD}, "cu126 cu126", id="one PC with an older card"),
+        pytest.param({"a": NEWEST, "b": node(driver="")}, "cu130 cpu", id="one without a card"),
+        pytest.param({"a": NEWEST, "b": (KEPT, "cpu")}, "cu130 cpu", id="one that trains on its processor"),
+        pytest.param({"a": NEWEST, "b": (NEWEST, "cu126")}, "cu126 cu126", id="one that is told its build"),
+        pytest.param({"a": NEWEST, "b": (NEWEST, "cu132")}, "cu132 cu132", id="one that is told the newest build"),
+        pytest.param(
+            {"a": (OLDER_CARD, "cu126"), "b": (node("RTX 5090"), "cu130")}, "cu126 cu130", id="a person has said both"
+        ),
+    ],
+)  # fmt: skip
+def test_all_cards_of_a_cluster_get_the_newest_build_that_all_can_use(
+    nodes: dict[str, Any], builds: str
+) -> None:
+    """Another build brings another NCCL, and those refuse each other."""
+    found = cluster(**nodes)
+    assert [of["problem"] for of in found.values()] == ["" for _ in found]
+    assert " ".join(of["build"] for of in found.values()) == builds
+
+
+def test_cards_without_a_build_in_common_are_named() -> None:
+    found = cluster(a=OLDER_CARD, b=node("RTX 5090"), c=node(driver=""))
+    assert "(a: cu126; b: cu130 or cu132)" in found["a"]["problem"] == found["b"]["problem"]
+    assert found["c"] == {"build": "cpu", "problem": ""}
+    told = cluster(a=(OLDER_CARD, "cu126"), b=node("RTX 5090"))
+    assert (told["a"]["problem"], bool(told["b"]["problem"])) == ("", True)
 
 
 TWO = node("GTX 1650", "RTX 3090", display=(0,))
@@ -260,9 +331,3 @@ def test_without_the_old_card_the_processor_trains() -> None:
     old = node("GT 710", driver="", seen=0)
     assert CARDS.training_cards(old, "none") == {"cards": [], "left_out": [], "problem": ""}
     assert CARDS.torch_build(old, wanted="none") == {"build": "cpu", "problem": ""}
-
-
-def test_what_is_too_old_is_what_the_driver_role_calls_kepler() -> None:
-    role = tree.ROOT / "roles/nvidia_driver/filter_plugins/driver_decision.py"
-    first = re.search(r'\((0x\w+), "Maxwell"\)', role.read_text())
-    assert first and int(first[1], 16) == CARDS.MAXWELL_FROM

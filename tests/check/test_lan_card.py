@@ -76,8 +76,8 @@ def test_the_card_is_found(cards: list[dict[str, Any]], chosen: str) -> None:
         pytest.param([home(), card("eno1", **OFF)], "eno1 (3c:7c", id="a home card beside one that is switched off"),
         pytest.param([card("enp3s0"), card("eno1")], "Say which one it is: lan_interface", id="two cards with links"),
         pytest.param([card("enp3s0", **NO_CABLE)], "plug its cable in", id="no cable"),
-        pytest.param([wifi("192.168.1.9/24")], "no wired network card has a link", id="Wi-Fi only"),
-        pytest.param([wifi("192.168.50.20/24")], "which is Wi-Fi", id="the Wi-Fi card has the address"),
+        pytest.param([wifi("192.168.1.9/24")], "static_network_enabled: false", id="Wi-Fi only"),
+        pytest.param([wifi("192.168.50.20/24")], "Where it has Wi-Fi only", id="the Wi-Fi card has the address"),
         pytest.param([], "It has no network card.", id="no card"),
         pytest.param(
             [card("br0", "192.168.50.20/24", kind="virtual"), card("enp3s0", kind="virtual")], "br0, which is virtual",

@@ -27,11 +27,17 @@ def test_the_cards_are_those_on_the_bus(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(GPU, "PCI", str(tmp_path))
     assert GPU.pci_devices() == (
         [
-            {"pci": "0000:01:00.0", "device_id": "10de:2504", "boot_vga": True, "bound": "nouveau"},
-            {"pci": "0000:41:00.0", "device_id": "10de:20b0", "boot_vga": False, "bound": ""},
+            {
+                "pci": "0000:01:00.0", "device_id": "10de:2504", "boot_vga": True, "bound": "nouveau",
+                "generation": "Ampere", "capability": "8.0",
+            },
+            {
+                "pci": "0000:41:00.0", "device_id": "10de:20b0", "boot_vga": False, "bound": "",
+                "generation": "Ampere", "capability": "8.0",
+            },
         ],
         1,
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -74,6 +80,22 @@ def test_what_nvidia_smi_says_of_the_cards() -> None:
         "0000:c1:00.0",
         0.0,
     )
+
+
+def test_the_driver_that_runs_after_the_next_start_is_the_one_that_is_installed() -> None:
+    utils = {"nvidia-utils-580-server": {"version": "580.178.04-0ubuntu0.22.04.1", "maintainer": ""}}
+    toolkit = {"nvidia-container-toolkit": {"version": "1.17.8-1", "maintainer": ""}}
+    assert GPU.installed(toolkit | utils) == "580.178.04"
+    assert GPU.installed(toolkit) == ""
+
+
+# As mokutil says it, in its package for Ubuntu 22.04.
+@pytest.mark.parametrize(
+    ("says", "enrolled"), [("is already enrolled", True), ("is not enrolled", False), ("", False)]
+)
+def test_a_key_that_the_firmware_knows(says: str, enrolled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GPU, "said", lambda *command, **how: says and f"{command[-1]} {says}\n")
+    assert GPU.signing_key_enrolled() is enrolled
 
 
 def test_nobody_asks_and_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def started(place: Path, *words: str, **variables: str) -> subprocess.Popen[str]
         [str(TOOL), *words],
         env={
             "PATH": f"{place}/bin:{os.environ['PATH']}", "RUNTIME_DIRECTORY": f"{place}/own", "LOCAL_RANK": "1",
-            "RANK": "3", "AURA_ADDRESS": "127.0.0.1", "AURA_IMAGE": "sha256:0f1e", "CUDA_VISIBLE_DEVICES": "-1",
+            "RANK": "3", "GLOO_SOCKET_IFNAME": "lo", "AURA_IMAGE": "sha256:0f1e", "CUDA_VISIBLE_DEVICES": "-1",
             "AURA_TRAIN_ARGUMENTS": "--preset gpt2 --run-dir '/var/lib/aura/runs/a b'", "SECRET": "1",
         } | variables,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -1,39 +1,21 @@
-"""What a rank's unit does before the trainer runs: it finds the network card that has the node's address today."""
+"""What a rank's unit does before the trainer runs: it waits for the node's address, and longer when it often failed."""
 
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import subprocess
+import time
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import tree
 
-UNIT = tree.ROOT / "roles/trainer/templates/aura-train@.service.j2"
-
-
-def start(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run what ExecStart says, with a program in the trainer's place that shows its variables and arguments."""
-    line = next(
-        line for line in UNIT.read_text().replace("\\\n", " ").splitlines() if line.startswith("ExecStart=")
-    )
-    *words, program, command, arguments = shlex.split(line.partition("=")[2])
-    assert (program, command, arguments) == (
-        "${AURA_RELEASE}/venv/bin/aura",
-        "train",
-        "$AURA_TRAIN_ARGUMENTS",
-    )
-    # As systemd does it.
-    filled = [
-        re.sub(r"\$\$|\$\{(\w+)\}", lambda found: environment.get(found[1], "") if found[1] else "$", word)
-        for word in words
-    ]
-    show = ["sh", "-c", 'echo "$GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME $*"', "aura"]
-    return subprocess.run(
-        [*filled, *show, "train", "--run-dir", "/a b"], capture_output=True, text=True, check=False,
-        env={"PATH": os.environ["PATH"], **environment},
-    )  # fmt: skip
+TOOL = tree.ROOT / "roles/trainer/files/start-rank"
+UNIT = (tree.ROOT / "roles/trainer/templates/aura-train@.service.j2").read_text().splitlines()
+SHOW = ["sh", "-c", 'echo "$GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME $*"', "aura", "train", "--run-dir", "/a b"]
 
 
 @pytest.mark.parametrize(
@@ -42,26 +24,57 @@ def start(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         ({"AURA_ADDRESS": "127.0.0.1"}, "lo =lo train --run-dir /a b"),
         # Somebody has said which one, or the run was launched before there was an address in its variables.
         ({"AURA_ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "eno2"}, "eno2 =eno2 train --run-dir /a b"),
-        (
-            {"GLOO_SOCKET_IFNAME": "eno1", "NCCL_SOCKET_IFNAME": "=eno3"},
-            "eno1 =eno3 train --run-dir /a b",
-        ),
+        ({"GLOO_SOCKET_IFNAME": "eno1", "NCCL_SOCKET_IFNAME": "=eno3"}, "eno1 =eno3 train --run-dir /a b"),
     ],
 )
 def test_the_card_is_the_one_that_has_the_address_now(environment: dict[str, str], said: str) -> None:
-    done = start(environment)
+    done = subprocess.run(
+        [TOOL, *SHOW],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], **environment},
+        check=False,
+    )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, said, "")
 
 
-def test_without_its_address_a_rank_does_not_start() -> None:
-    done = start({"AURA_ADDRESS": "192.0.2.77"})
-    assert done.returncode == 1
-    assert "No network card of this node has the address 192.0.2.77." in done.stderr
+def test_without_its_address_a_rank_waits_for_it(tmp_path: Path) -> None:
+    """It does not fail: a cable that is out for a night costs no starts."""
+    (tmp_path / "ip").write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/back ] && echo '2: eno1 inet 10.0.0.1/24' || true\n"
+    )
+    (tmp_path / "ip").chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "AURA_ADDRESS": "10.0.0.1"}
+    process = subprocess.Popen([TOOL, *SHOW], stdout=subprocess.PIPE, text=True, env=variables)
+    assert process.stdout
+    assert (
+        process.stdout.readline()
+        == "No network card of this node has the address 10.0.0.1: waiting for it.\n"
+    )
+    assert process.poll() is None
+    (tmp_path / "back").touch()
+    assert process.communicate(timeout=20)[0] == "eno1 =eno1 train --run-dir /a b\n"
 
 
-def test_the_variables_of_a_rank_name_no_card() -> None:
-    """They are written at the launch, and the run may outlive the name."""
-    variables = (tree.ROOT / "roles/trainer/templates/rank.env.j2").read_text()
-    names = [line.partition("=")[0] for line in variables.splitlines()]
-    assert "AURA_ADDRESS" in names
-    assert not [name for name in names if name.endswith("_SOCKET_IFNAME")]
+@pytest.fixture(scope="module")
+def start_rank() -> ModuleType:
+    text = TOOL.read_text().removesuffix("main()\n")
+    loader = SourceFileLoader("start_rank", str(TOOL))
+    module = module_from_spec(spec_from_loader("start_rank", loader))
+    exec(compile(text, TOOL, "exec"), module.__dict__)  # noqa: S102 - the tool itself, without its last line
+    return module
+
+
+def test_no_number_of_failures_ends_it_and_each_waits_longer_up_to_a_minute(
+    start_rank: ModuleType, tmp_path: Path
+) -> None:
+    assert "StartLimitIntervalSec=0" in UNIT  # systemd starts it for ever
+    assert "RuntimeDirectoryPreserve=restart" in UNIT  # and what is remembered lives as long as it does that
+    now, pauses = time.monotonic(), []
+    for _ in range(1000):
+        pauses.append(start_rank.pause(tmp_path / "starts", now))
+        now += 5 + pauses[-1]
+    assert pauses[:8] == [0, 0, 0, 0, 0, 5, 10, 15]
+    assert max(pauses) <= 60
+    assert min(pauses[20:]) >= 30
+    assert start_rank.pause(tmp_path / "starts", now + 601) == 0  # it has run for a while since

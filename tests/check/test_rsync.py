@@ -1,55 +1,38 @@
-"""ansible.posix.synchronize has habits of its own about SSH, which every task has to be told to leave."""
+"""Directories come to the nodes by rsync in one way only, which is told to leave habits of its own about SSH."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tree
-import yaml
-from expressions import says
 
-FILES = [
-    path
-    for path in sorted(tree.ROOT.glob("roles/*/tasks/*.yml"))
-    if "synchronize:" in path.read_text("utf-8")
-]
+give = tree.plugin("action/give_directory")
 
 
-def tasks(node: Any) -> Iterator[dict[str, Any]]:
-    """Every task with synchronize in a file of tasks."""
-    if isinstance(node, dict):
-        if "ansible.posix.synchronize" in node:
-            yield node
-        node = list(node.values())
-    if isinstance(node, list):
-        for entry in node:
-            yield from tasks(entry)
+def test_rsync_connects_as_ansible_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def synchronize(name: str, task: SimpleNamespace, **_: object) -> SimpleNamespace:
+        asked.update(task.args)
+        return SimpleNamespace(run=lambda task_vars: {"changed": True})
+
+    monkeypatch.setattr(give.action_loader, "get", synchronize)
+    monkeypatch.setattr(give.ActionBase, "run", lambda *_: {})
+    task = SimpleNamespace(args={"from": "/a/", "to": "/b/", "user": "aura", "options": ["--links"]})
+    task.copy = lambda: task
+    templar = SimpleNamespace(template=lambda text: text.replace("{{ ssh_port }}", "2222"))
+    action = give.ActionModule(task, None, None, None, templar, None)
+    assert action.run(task_vars={"ansible_port": "{{ ssh_port }}"}) == {"changed": True}
+    assert asked["use_ssh_args"], "the project's known_hosts"
+    assert asked["verify_host"], "without it any machine is taken for the node"
+    assert asked["dest_port"] == 2222, "synchronize does not see an ansible_port that is a template"
+    assert asked["rsync_opts"] == ["--mkpath", "--links"]
+    # Never as root, for whom sudo may ask for a password; for aura it asks for none.
+    assert asked["rsync_path"] == "sudo -u aura rsync"
+    assert "ALL=(aura) NOPASSWD: /usr/bin/rsync" in (tree.ROOT / "roles/bootstrap/tasks/root.yml").read_text()
 
 
-@pytest.mark.parametrize("path", FILES, ids=tree.relative)
-def test_rsync_connects_as_ansible_does(path: Path) -> None:
-    for task in tasks(yaml.safe_load(path.read_text("utf-8"))):
-        settings = task["ansible.posix.synchronize"]
-        where = f"{tree.relative(path)}, copy to {settings['dest']}"
-        assert settings.get("use_ssh_args"), f"{where}: use_ssh_args is missing (the project's known_hosts)"
-        assert settings.get("verify_host"), f"{where}: without verify_host any machine is taken for the node"
-        assert "dest_port" in settings, (
-            f"{where}: dest_port is missing; ansible_port is not seen when it is a template"
-        )
-
-
-@pytest.mark.parametrize("path", FILES, ids=tree.relative)
-def test_rsync_is_never_root_where_sudo_asks_for_a_password(path: Path) -> None:
-    """It is `sudo -u root rsync` on the far side then, where nobody can answer. As aura it may (bootstrap)."""
-    for task in tasks(yaml.safe_load(path.read_text("utf-8"))):
-        as_aura = task["ansible.posix.synchronize"].get("rsync_path") == "sudo -u aura rsync"
-        become = task.get("become", False)
-        assert (as_aura and not become) or "asked" in str(become), f"{tree.relative(path)}: {task['name']}"
-    sudoers = (tree.ROOT / "roles/bootstrap/tasks/root.yml").read_text("utf-8")
-    assert "ALL=(aura) NOPASSWD: /usr/bin/rsync" in sudoers
-
-
-@pytest.mark.parametrize(("settings", "asked"), [({}, False), ({"ansible_become_password": "secret"}, True)])
-def test_who_has_a_password_receives_as_himself(settings: dict[str, str], asked: bool) -> None:
-    assert says("python_env", "__python_env_asked", **settings) is asked
+def test_nobody_calls_rsync_in_another_way() -> None:
+    tasks = [*tree.ROOT.glob("roles/*/tasks/*.yml"), *tree.ROOT.glob("playbooks/**/*.yml")]
+    others = [tree.relative(path) for path in tasks if "synchronize:" in path.read_text("utf-8")]
+    assert not others, f"{others}: take give_directory"

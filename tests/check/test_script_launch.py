@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import tree
+import yaml
 
 launch = tree.plugin("filter/script_launch")
+read_request = tree.plugin("filter/script_request").script_request
 
 
 def node(number: int, *cards: str, ranks: int = 1) -> dict[str, Any]:
@@ -33,14 +35,15 @@ def project(tmp_path: Path) -> Path:
 
 
 def asked(project: Path, **given: Any) -> dict[str, Any]:
-    request: dict[str, Any] = launch.script_request({"script": "train.py", **given}, str(project))
+    request: dict[str, Any] = read_request({"script": "train.py", **given}, str(project))
     return request
 
 
 def planned(request: dict[str, Any], nodes: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """launch.json and default_config.yaml, as the node reads them."""
     assert request["problem"] == ""
-    plan: dict[str, Any] = launch.script_launch(request, nodes, name, 12355, "/env/bin/python", 1, 600)
-    return plan
+    config, told = launch.script_files(request, nodes, name, 12355, "/env/bin/python", 1, 600)
+    return {"launch": json.loads(told["content"]), "config": yaml.safe_load(config["content"]) or {}}
 
 
 @pytest.mark.parametrize(
@@ -89,19 +92,24 @@ def test_a_request_is_completed(project: Path) -> None:
 
 def test_torchrun_takes_unequal_numbers_and_accelerate_says_that_it_does_not(project: Path) -> None:
     for launcher in ("torchrun", "deepspeed"):
-        assert launch.script_refusal(asked(project, launcher=launcher), UNEVEN) == ""
-    said = launch.script_refusal(asked(project, launcher="accelerate"), UNEVEN)
-    assert "these would have node0 2, node1 1. Nothing was started." in said
+        assert launch.script_problems(asked(project, launcher=launcher), UNEVEN, []) == []
+    (said,) = launch.script_problems(asked(project, launcher="accelerate"), UNEVEN, [])
+    assert "these would have node0 2, node1 1." in said
     for way_out in ("training_cards", "--limit", "launcher=torchrun"):
         assert way_out in said
 
 
 def test_cards_and_processors_do_not_mix_but_under_torchrun(project: Path) -> None:
     mixed = [node(0, "GPU-a"), node(1)]
-    assert launch.script_refusal(asked(project), mixed) == ""
-    assert "node1 would train on the processor" in launch.script_refusal(
-        asked(project, launcher="deepspeed"), mixed
-    )
+    assert launch.script_problems(asked(project), mixed, []) == []
+    (said,) = launch.script_problems(asked(project, launcher="deepspeed"), mixed, [])
+    assert "node1 would train on the processor" in said
+
+
+def test_who_compiles_needs_a_compiler(project: Path) -> None:
+    assert launch.script_problems(asked(project), THREE, ["node1"]) == []
+    (said,) = launch.script_problems(asked(project, launcher="deepspeed"), THREE, ["node1"])
+    assert "node1 has no C++ compiler, and DeepSpeed compiles while it runs." in said
 
 
 def test_torchruns_command(project: Path) -> None:
@@ -171,14 +179,20 @@ def test_deepspeeds_launcher_knows_every_nodes_ranks(project: Path) -> None:
 def test_an_environment_is_named_after_all_that_is_in_it(project: Path) -> None:
     (project / "requirements.txt").write_text("-r base.txt\n")
     (project / "base.txt").write_text("transformers\n")
-    names = {launch.environment_name(asked(project), "wheelhouse")}
-    names.add(launch.environment_name(asked(project), "another"))
-    names.add(launch.environment_name(asked(project, launcher="accelerate"), "wheelhouse"))
+    names = set()
+
+    def add(wheelhouse: str = "wheelhouse", **given: Any) -> None:
+        role = str(tree.ROOT / "roles/script")
+        names.add(launch.script_environment(asked(project, **given), wheelhouse, "/cache", role)["directory"])
+
+    add()
+    add("another")
+    add(launcher="accelerate")
     (project / "base.txt").write_text("transformers<5\n")
-    names.add(launch.environment_name(asked(project), "wheelhouse"))
+    add()
     (project / "wheels").mkdir()
     (project / "wheels/one-1-py3-none-any.whl").touch()
-    names.add(launch.environment_name(asked(project), "wheelhouse"))
+    add()
     assert len(names) == 5
 
 
@@ -217,10 +231,11 @@ def rank(number: int, state: str, failed: float | None = None, **said: Any) -> d
 
 
 def status(number: int, *ranks: dict[str, Any], **said: Any) -> dict[str, Any]:
-    return {
-        "node": f"node{number}", "ranks": list(ranks), "unit_failed": True, "unit_exit": 1, "unit_signal": None,
-        "unit_ended": 100.0, **said,
+    found = {
+        "ranks": list(ranks), "unit_failed": True, "unit_exit": 1, "unit_signal": None, "unit_ended": 100.0,
+        "active": False, **said,
     }  # fmt: skip
+    return {"inventory_hostname": f"node{number}", "script_status": found}
 
 
 def test_the_first_to_fail_is_named_and_not_its_victims() -> None:
@@ -229,8 +244,7 @@ def test_the_first_to_fail_is_named_and_not_its_victims() -> None:
         status(1, rank(1, "stopped")),
         status(2, rank(2, "failed", 20.1, tail=["ValueError: the batch is broken"])),
     ]
-    first = launch.first_failure(statuses)
-    said = launch.failure_sentence(first, "torchrun")
+    said = launch.failure_sentence(launch.script_failure(statuses), "torchrun")
     assert said.startswith("Rank 2 on node2 ended with exit status 1, the first one to fail.")
     assert "the batch is broken" in said
     assert "Connection" not in said
@@ -238,13 +252,20 @@ def test_the_first_to_fail_is_named_and_not_its_victims() -> None:
 
 def test_a_launcher_that_fails_before_its_ranks_is_named() -> None:
     statuses = [status(0, rank(0, "running"), unit_failed=False), status(1, unit_ended=5.0)]
-    said = launch.failure_sentence(launch.first_failure(statuses), "accelerate", "address already in use")
+    said = launch.failure_sentence(launch.script_failure(statuses), "accelerate", "address already in use")
     assert said.startswith("The launcher (accelerate) on node1 ended with exit status 1")
     assert said.endswith("address already in use")
 
 
 def test_who_was_stopped_has_not_failed() -> None:
-    assert (
-        launch.first_failure([status(0, rank(0, "stopped")), status(1, rank(1, "done"), unit_failed=False)])
-        == {}
-    )
+    well = [status(0, rank(0, "stopped")), status(1, rank(1, "done"), unit_failed=False)]
+    assert launch.script_failure(well) == {}
+
+
+@pytest.mark.parametrize("nothing", [{}, {"active": True, "ranks": []}])
+def test_a_node_that_does_not_begin_is_named(nothing: dict[str, Any]) -> None:
+    begun = status(0, rank(0, "running"), active=True, unit_failed=False)
+    silent = {"inventory_hostname": "node1", "script_status": nothing}
+    said = launch.failure_sentence(launch.script_failure([begun, silent]), "torchrun", "waiting for master")
+    assert said.startswith("node1 has not begun in time (script_start_timeout).")
+    assert said.endswith("waiting for master")

@@ -22,7 +22,8 @@ def pack(
     directory: Path, tar: Path, most_megabytes: int = 500, leave_out: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     asked = {
-        "directory": str(directory), "tar": str(tar), "most_megabytes": most_megabytes, "leave_out": list(leave_out),
+        "run": "probe", "directory": str(directory), "tar": str(tar), "most_megabytes": most_megabytes,
+        "leave_out": list(leave_out),
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, TOOLS / "pack"], input=json.dumps(asked), capture_output=True, text=True, check=True
@@ -54,9 +55,8 @@ def project(tmp_path: Path) -> Path:
 def test_what_no_node_needs_is_left_out_and_said(project: Path, tmp_path: Path) -> None:
     said = pack(project, tmp_path / "parcel.tar")
     assert names(tmp_path / "parcel.tar") == ["data/text.txt", "lib/model.py", "linked.py", "train.py"]
-    assert said["left_out"] == [
-        ".git", "checkpoint-500", "corpus", "lib/__pycache__", "my-env", "wheels",
-    ]  # fmt: skip
+    left = "Left out: .git, checkpoint-500, corpus, lib/__pycache__, my-env, wheels."
+    assert said["words"].endswith(f"/var/lib/aura/scripts/probe/code. {left}")
     pack(project, tmp_path / "parcel.tar", leave_out=("data", "lib/*.py"))
     assert names(tmp_path / "parcel.tar") == ["linked.py", "train.py"]
 

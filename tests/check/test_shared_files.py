@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import tree
 import yaml
-from expressions import filled_in, says
+from expressions import filled_in, problems, says
 
 ABSENT = {"kind": "absent", "sha256": "", "mode": "", "owner": "", "group": "", "target": "", "mtime": 0.0}
 UNIT = {
@@ -261,16 +261,16 @@ UNIT_FILE = "/etc/systemd/system/var-lib-aura.mount"
 def data(directory: str, here: dict[str, Any], there: dict[str, Any], unit: str = "") -> dict[str, Any]:
     """unit: the text of our mount unit, as far as it matters."""
     return {
-        "base_data_directory": directory,
-        "__base_seen": {
-            "mounts": {
-                "/var/lib/aura": {**FREE, **here},
-                **({directory: {**FREE, **there}} if directory != "/var/lib/aura" else {}),
-            },
-            "files": {UNIT_FILE: {**ABSENT, "kind": "file" if unit else "absent"}},
+        "data_directory": directory,
+        "node": {
+            "taken": [], "users": {}, "groups": {},
+            "mounts": {"/var/lib/aura": {**FREE, **here}}
+            | ({directory: {**FREE, **there}} if directory != "/var/lib/aura" else {}),
+            "files": {"/var/lib/aura/corpora": ABSENT, "/var/lib/aura/runs": ABSENT}
+            | {UNIT_FILE: {**ABSENT, "kind": "file" if unit else "absent"}},
             "texts": {UNIT_FILE: unit},
         },
-    }
+    }  # fmt: skip
 
 
 OURS = "What=/mnt/ssd/aura\n"
@@ -317,19 +317,37 @@ ON_SSD = f"AssertPathIsMountPoint=/mnt/ssd\n{OURS}"
     ],
 )
 def test_data_have_a_place_and_nothing_is_hidden(seen: dict[str, Any], sentence: str) -> None:
-    said = says("base", "__base_data_problem", **seen)
+    said = problems("base", **seen)
     assert sentence in said if sentence else said == ""
 
 
 def test_data_are_not_mounted_without_their_disk() -> None:
     """systemd makes the source of a bind mount itself; a condition in place of an assertion would let ranks start."""
-    seen = data("/mnt/ssd/aura", {}, {"where": "/mnt/ssd"}) | {"__base_data_there": {"where": "/mnt/ssd"}}
     text = (tree.ROOT / "roles/base/templates/var-lib-aura.mount.j2").read_text()
-    unit = filled_in(text, seen)
+    unit = filled_in(
+        text,
+        {
+            "base_data_directory": "/mnt/ssd/aura",
+            "__base_seen": {"mounts": {"/mnt/ssd/aura": {"where": "/mnt/ssd"}}},
+        },
+    )
     assert "AssertPathIsMountPoint=/mnt/ssd\n" in unit
     assert "AssertPathIsDirectory=/mnt/ssd/aura\n" in unit
     # The role knows its own unit again.
-    assert says("base", "__base_data_problem", **data("/mnt/ssd/aura", {}, {"where": "/"}, unit=unit)) != ""
+    assert problems("base", **data("/mnt/ssd/aura", {}, {"where": "/"}, unit=unit)) != ""
+
+
+@pytest.mark.parametrize(
+    ("seen", "sentence"),
+    [
+        ({"taken": [{"kind": "user", "name": "ubuntu", "number": 2500}]}, "already: user ubuntu 2500 (name"),
+        ({"users": {"aura": {"uid": 998}}, "groups": {"aura": 997}}, "user aura 998; group aura 997 (name"),
+        ({"users": {"aura": {"uid": 2500}}, "groups": {"aura": 2500}}, ""),
+    ],
+)
+def test_nobody_else_is_the_service_user(seen: dict[str, Any], sentence: str) -> None:
+    said = problems("base", data("/var/lib/aura", {}, {})["node"] | seen)
+    assert sentence in said if sentence else said == ""
 
 
 # --- what comes back --------------------------------------------------------------------------------
@@ -338,7 +356,6 @@ def test_data_are_not_mounted_without_their_disk() -> None:
 @pytest.mark.parametrize(
     ("role", "masked", "variables"),
     [
-        ("base", "__base_sleep", {}),
         ("nfs_server", "__nfs_server_masked", {}),
         ("nfs_client", "__nfs_client_masked", {"nfs_client_source": "192.168.50.20:/srv/aura"}),
     ],
@@ -357,5 +374,5 @@ def test_the_drivers_packages_are_kept_as_ours() -> None:
     """For the list of reset.yml; at the first look of all it is not known yet which they are."""
     packages = yaml.safe_load((tree.ROOT / "roles/nvidia_driver/meta/look.yml").read_text())["packages"]
     assert filled_in(packages, {}) == []
-    decided = {"__nvidia_driver_seen": {}, "__nvidia_driver_decision": {"packages": ["nvidia-utils-580"]}}
+    decided = {"nvidia_driver_decision": {"packages": ["nvidia-utils-580"]}}
     assert filled_in(packages, decided) == ["nvidia-utils-580"]

@@ -95,3 +95,29 @@ def test_a_local_wheels_hash_is_recorded_at_first_use_and_holds_from_then_on(tmp
     assert refused.returncode != 0
     assert "DO NOT MATCH THE HASHES" in refused.stderr
     assert not list(tmp_path.glob("bad*"))
+
+
+def test_a_wheelhouse_is_named_after_all_that_is_in_it(tmp_path: Path) -> None:
+    wheelhouse = tree.plugin("filter/wheelhouse").wheelhouse
+    for name, text in {
+        "node.txt": "numpy==2\n",
+        "torch.in": "torch==2.13.0\n",
+        "torch-cu130.txt": "a",
+        "get": "b",
+    }.items():
+        (tmp_path / name).write_text(text)
+
+    def named(build: str = "cu130", system: str = "Debian 12") -> dict[str, str]:
+        found: dict[str, str] = wheelhouse(build, system, f"{tmp_path}/node.txt", "/cache", f"{tmp_path}/get")
+        return found
+
+    assert (named()["lock"], named("cu132")["lock"]) == (
+        f"{tmp_path}/torch-cu130.txt",
+        "/cache/torch-2.13.0-cu132.txt",
+    )
+    assert named(system="Ubuntu 22")["python"].startswith("/opt/aura/wheelhouse/python")
+    names = {named()["name"], named("cu132")["name"], named(system="Ubuntu 22")["name"]}
+    for changed in ("node.txt", "torch-cu130.txt", "get"):
+        (tmp_path / changed).write_text("changed")
+        names.add(named()["name"])
+    assert len(names) == 6

@@ -110,15 +110,18 @@ def test_only_what_has_moved_asks_for_a_reboot() -> None:
     assert UPGRADES.moved(KERNEL, []) == ["linux-image-5.15.0-203-generic", "linux-image-generic"]
 
 
+START = {"passphrase": False, "live": False, "windows": "", "boot_entry": ""}
+
+
 def node(**changes: Any) -> dict[str, Any]:
     return {
         "session": {"client": "192.168.50.9", "here": "192.168.50.22"},
-        "start": {"passphrase": False, "live": False}, "upgrades": [], "reboot_required": False, "wsl": False,
+        "start": START, "upgrades": [], "reboot_required": False, "wsl": False,
         **changes,
     }  # fmt: skip
 
 
-PASSPHRASE = {"start": {"passphrase": True, "live": False}}
+PASSPHRASE = {"start": START | {"passphrase": True}}
 OWN = {"session": {"client": "192.168.50.22", "here": "192.168.50.22"}}
 
 
@@ -127,10 +130,20 @@ OWN = {"session": {"client": "192.168.50.22", "here": "192.168.50.22"}}
     [
         pytest.param(node(), False, "", id="comes back"),
         pytest.param(
-            node(**PASSPHRASE), False, "One of the disks of node3 asks for a passphrase", id="passphrase"
+            node(**PASSPHRASE), False, "node3: one of its disks asks for a passphrase", id="passphrase"
+        ),
+        pytest.param(node(start=START | {"live": True}), False, "node3 runs a live system", id="live"),
+        pytest.param(
+            node(start=START | {"windows": "firmware", "boot_entry": "0003"}),
+            False,
+            "come back in Windows. Sit down at it and type: sudo efibootmgr --bootnext 0003 && sudo reboot",
+            id="the firmware starts Windows",
         ),
         pytest.param(
-            node(start={"passphrase": False, "live": True}), False, "node3 runs a live system", id="live"
+            node(start=START | {"windows": "GRUB"}),
+            False,
+            "type: sudo grub-reboot 0 && sudo reboot",
+            id="GRUB does",
         ),
         pytest.param(node(wsl=True), False, "node3 is Linux under Windows (WSL)", id="Windows has it"),
         pytest.param(node(wsl=True), True, "", id="Windows has it, and nothing waits"),
@@ -160,6 +173,59 @@ def test_who_does_not_come_back_by_itself_is_not_rebooted(
     assert words in said
     assert bool(words) == bool(said)
     assert not said or "--limit 'cluster:!node3'" in said
+
+
+def waits(name: str, told: Any = "ask", **decision: Any) -> dict[str, Any]:
+    """The variables of a node with a card."""
+    about = {"action": "restart", "why": "nouveau", "own": False, "start": START, "script": False, **decision}
+    return {"inventory_hostname": name, "nvidia_driver_reboot": told, "nvidia_driver_decision": about}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names"),
+    [
+        pytest.param([{"inventory_hostname": "node0"}], "", id="no cards"),
+        pytest.param([waits("node0", action="none"), waits("node1", action="load")], "", id="nothing to restart"),
+        pytest.param([waits("node0", own=True), waits("node1")], "node1 (nouveau)", id="the controller's own one"),
+        pytest.param(
+            [waits("node0", action="install"), waits("node1", **PASSPHRASE), waits("node2")],
+            "node0 (nouveau), node2 (nouveau)", id="one that needs a person anyway",
+        ),
+    ],
+)  # fmt: skip
+def test_who_is_at_the_terminal_is_asked_once_about_all_nodes(
+    nodes: list[dict[str, Any]], names: str
+) -> None:
+    question = UPGRADES.restart_question(nodes)
+    assert f": {names}.\n" in question if names else question == ""
+
+
+@pytest.mark.parametrize(
+    ("node", "now", "words"),
+    [
+        pytest.param({"inventory_hostname": "node1"}, False, "", id="no card"),
+        pytest.param(waits("node1", action="none"), False, "", id="nothing waits"),
+        pytest.param(waits("node1"), False, "not be restarted from here. Type on it: sudo reboot", id="nobody said"),
+        pytest.param(waits("node1", False), False, "may not be restarted", id="forbidden"),
+        pytest.param(waits("node1", True), True, "", id="allowed"),
+        pytest.param(waits("node1", "true"), True, "", id="allowed, as -e says it"),
+        pytest.param(waits("node1") | {"reboot": "true"}, True, "", id="-e reboot=true"),
+        pytest.param(waits("node1", True) | {"reboot": "false"}, False, "may not be restarted", id="-e reboot=false"),
+        pytest.param(waits("node1", True, own=True), False, "is this machine, which is not restarted", id="own"),
+        pytest.param(waits("node1", True, script=True), False, "runs a script", id="a script runs"),
+        pytest.param(waits("node1", True, **PASSPHRASE), False, "asks for a passphrase", id="passphrase"),
+        pytest.param(
+            waits("node1", True, start=START | {"windows": "firmware", "boot_entry": "0003"}), False,
+            "Sit down at it and type: sudo efibootmgr --bootnext 0003 && sudo reboot", id="Windows",
+        ),
+    ],
+)  # fmt: skip
+def test_a_node_restarts_for_its_driver_when_it_may_and_comes_back(
+    node: dict[str, Any], now: bool, words: str
+) -> None:
+    found = UPGRADES.restarts([node])
+    assert found["now"] == (["node1"] if now else [])
+    assert words in found["said"]["node1"] if words else found["said"] == {}
 
 
 STAND_IN = """
@@ -201,7 +267,7 @@ def test_it_is_refused_before_the_first_node_goes(playbook: str, tmp_path: Path)
 
     code, said = run()
     assert code != 0
-    assert "One of the disks of node2 asks for a passphrase" in said
+    assert "node2: one of its disks asks for a passphrase" in said
     assert "No node has been touched." in said
     assert "is one of" not in said
     code, said = run("--limit", "cluster:!node2")

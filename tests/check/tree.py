@@ -21,15 +21,20 @@ NOT_OURS = {
 }
 
 
-def plugin(path: str) -> ModuleType:
-    """A file below plugins/ as a module of its own, new at each call; path: "filter/lan_card", say."""
+def module(path: str) -> ModuleType:
+    """A Python file of the repository as a module of its own, new at each call; path: "roles/firewall/problems.py"."""
     specification = importlib.util.spec_from_file_location(
-        path.replace("/", "_"), ROOT / f"plugins/{path}.py"
+        path.removesuffix(".py").replace("/", "_"), ROOT / path
     )
     assert specification and specification.loader
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    made = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(made)
+    return made
+
+
+def plugin(path: str) -> ModuleType:
+    """A file below plugins/; path: "filter/lan_card", say."""
+    return module(f"plugins/{path}.py")
 
 
 @cache

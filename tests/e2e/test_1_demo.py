@@ -15,7 +15,7 @@ TENSORBOARD = ("198.18.50.20", 6006)
 
 
 def test_second_site_changes_nothing_on_any_node(cluster: Cluster) -> None:
-    line = next(line for line in cluster.demo.splitlines() if "changed=0 on" in line)
+    line = next(line for line in cluster.demo.splitlines() if ": nothing changed, " in line)
     assert all(node in line for node in NODES)
 
 

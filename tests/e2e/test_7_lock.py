@@ -55,6 +55,7 @@ def wait_until(what: str, reached: Callable[[], bool], seconds: float = 90) -> N
 def playbook(tmp_path: Path) -> Path:
     path = tmp_path / "work.yml"
     path.write_text(PLAYBOOK)
+    (tmp_path / "group_vars").symlink_to(ROOT / "playbooks/group_vars")
     return path
 
 

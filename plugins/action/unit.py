@@ -1,0 +1,84 @@
+"""Has a systemd unit run with the files that lie on the disk now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import action_loader
+
+STARTS_BY_ITSELF = ("static", "indirect", "generated", "transient")
+
+
+class ActionModule(ActionBase):
+    """What ansible.builtin.systemd_service does with a handler's restart, but what has to be done follows from what is
+    there, not from what changed in this run: a unit that was started before one of its files was written is started
+    again, also when the run that wrote it failed before it came to that.
+
+    name: in full (`chrony.service`). state: `started`, `stopped` or `masked`. enabled: whether it starts at boot.
+    reads: paths that it reads when it starts, beside its own unit files; a directory is as new as the last file that
+    came into it or went. renew: how it takes a newer one over, `restart` or `reload`. also: units whose files systemd
+    has to have read too (a timer's service); whether they run is not this task's business.
+    """
+
+    _VALID_ARGS = frozenset(("name", "state", "enabled", "reads", "renew", "also"))
+    _supports_check_mode = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        super().run(tmp, task_vars)
+        variables = task_vars or {}
+        name, reads = self._task.args["name"], self._task.args.get("reads", [])
+        also = self._task.args.get("also", [])
+        seen = self._look({"units": [name, *also], "files": reads}, variables)
+        if seen.get("failed") or seen.get("unreachable"):
+            return seen
+        read = [seen["files"][path]["mtime"] for path in reads]
+        reload = any(seen["units"][one]["reload"] for one in [name, *also])
+        unit = {**seen["units"][name], "reload": reload}
+        todo = steps(self._task.args, unit, read, seen["now"])
+        answer: dict[str, Any] = {"changed": bool(todo), "done": todo}
+        if todo:
+            answer["diff"] = {"prepared": "".join(f"systemctl {verb} {name}\n" for verb in todo)}
+        if not todo or self._task.check_mode:
+            return answer
+        for verb in todo:
+            command = f"systemctl {verb}{'' if verb == 'daemon-reload' else ' ' + name}"
+            done = self._execute_module(
+                "ansible.builtin.command", {"_raw_params": command}, task_vars=variables
+            )
+            if done.get("failed") or done.get("unreachable"):
+                said = done.get("stderr") or done.get("msg", "")
+                return {**answer, **done, "failed": True, "msg": f"{command}: {said.strip()}"}
+        return {**answer, "ansible_facts": {"node_looks": {}}}
+
+    def _look(self, look: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        task = self._task.copy()
+        task.args = {"look": look}
+        node_state = action_loader.get(
+            "node_state", task=task, connection=self._connection, play_context=self._play_context, loader=self._loader,
+            templar=self._templar, shared_loader_obj=self._shared_loader_obj,
+        )  # fmt: skip
+        return node_state.run(task_vars=variables)
+
+
+def steps(asked: dict[str, Any], unit: dict[str, Any], read: list[float], now: float) -> list[str]:
+    """The verbs of systemctl that are needed. unit: of node_state. read: when what it reads was written."""
+    state, masked = asked.get("state", "started"), unit["enabled_state"] == "masked"
+    if state == "masked":
+        return [*(["stop"] if unit["active"] else []), *([] if masked else ["mask"])]
+    if state == "stopped" and not unit["exists"]:
+        return []
+    todo = ["daemon-reload"] if unit["reload"] or not unit["exists"] else []
+    if masked:
+        todo.append("unmask")
+    wanted = asked.get("enabled", True)
+    if unit["enabled"] != wanted and unit["enabled_state"] not in STARTS_BY_ITSELF:
+        todo.append("enable" if wanted else "disable")
+    if state == "stopped":
+        return [*todo, *(["stop"] if unit["active"] else [])]
+    # A time to come says nothing (the clock was set since).
+    old = unit["stale"] or any(unit["started"] < moment <= now for moment in read)
+    if not unit["active"]:
+        return [*todo, "start"]
+    renew = asked.get("renew", "restart")
+    return [*todo, *([renew] if old and renew != "never" else [])]

@@ -1,0 +1,63 @@
+"""Fills in the templates of a role's files, and has those that differ written (see the module of the same name)."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import lookup_loader
+
+FROM = {"template": "ansible.builtin.template", "copy": "ansible.builtin.file"}
+
+
+class ActionModule(ActionBase):
+    """`template` and `copy` name a file of the role, in templates/ and files/; the node gets its text.
+
+    Nobody is asked where node_state has just seen that all of them are as they shall be.
+    """
+
+    _VALID_ARGS = frozenset(("files",))
+    _supports_check_mode = True
+    _supports_diff = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        super().run(tmp, task_vars)
+        variables = task_vars or {}
+        files = [self._filled(file, variables) for file in self._task.args["files"]]
+        kept = variables.get("ansible_facts", {}).get("node_looks")
+        seen = kept["seen"]["files"] if kept else {}
+        if all(file["path"] in seen and as_it_shall_be(file, seen[file["path"]]) for file in files):
+            return {"changed": False, "paths": []}
+        return self._execute_module("write_files", {"files": files}, task_vars=variables)
+
+    def _filled(self, file: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        filled = {key: value for key, value in file.items() if key not in FROM}
+        for key, lookup in FROM.items():
+            if key in file and not file.get("absent"):
+                look = lookup_loader.get(lookup, loader=self._loader, templar=self._templar)
+                if look is None:
+                    raise AnsibleActionFail(f"the lookup {lookup} is missing")
+                options = {"rstrip": False} if key == "copy" else {}
+                filled["content"] = look.run([file[key]], variables=variables, **options)[0]
+        return filled
+
+
+def as_it_shall_be(file: dict[str, Any], seen: dict[str, Any]) -> bool:
+    """file: an entry of write_files. seen: what node_state says of its path."""
+    if file.get("absent"):
+        return seen["kind"] == "absent" and not file.get("original")
+    if "link" in file:
+        return seen["kind"] == "link" and seen["target"] == file["link"]
+    owner = file.get("owner", "root")
+    is_directory = bool(file.get("directory"))
+    wanted = {
+        "kind": "directory" if is_directory else "file",
+        "mode": file.get("mode") or ("0755" if is_directory else "0644"),
+        "owner": owner,
+        "group": file.get("group") or owner,
+    }
+    if not is_directory:
+        wanted["sha256"] = hashlib.sha256(file["content"].encode(errors="surrogateescape")).hexdigest()
+    return all(seen[key] == value for key, value in wanted.items())

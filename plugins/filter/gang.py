@@ -1,0 +1,142 @@
+"""Who trains together in a launch: which cards of which node, what stands in the way, and what each rank is told."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from ansible.plugins.loader import filter_loader
+
+Seen = Mapping[str, Any]  # what node_state says
+Member = dict[str, Any]
+
+
+def gang_member(
+    seen: Seen,
+    name: str,
+    address: str,
+    wanted: str | list[str] = "free",
+    cpu: bool = False,
+    processes: int = 1,
+) -> Member:
+    """A node, with the cards that train there (wanted: training_cards) and what keeps it from training (problem).
+
+    cpu: a card without a working driver is no reason not to train. processes: ranks where no card trains.
+    """
+    training_cards = filter_loader.get("training_cards").j2_function
+    torch_build = filter_loader.get("torch_build").j2_function
+    release = seen["files"]["/opt/aura/current"]["target"].rpartition("/")[2]
+    build = release.split("-")[1] if "-" in release else "auto"
+    chosen, otherwise = (training_cards(seen["gpu"], wanted, without_driver=way) for way in (cpu, True))
+    problem = chosen["problem"].rstrip(".")
+    way = ""
+    if problem and not otherwise["problem"]:
+        only = ", ".join(card["name"] for card in otherwise["cards"])
+        way = f" With {only} only: -e cpu=true" if only else " On its processor: -e cpu=true"
+    here = [address.partition("/")[0] for card in seen["cards"] for address in card["addresses"]]
+    if not release:
+        problem, way = "it has no release of the trainer", ""
+    elif address not in here:
+        problem, way = f"no network card has the address {address}", ""
+    elif chosen["cards"] and not problem:
+        problem = torch_build(seen["gpu"], build, wanted)["problem"]
+        if build == "cpu" and not problem:
+            problem = "its torch is the build for processors, though its driver works: site.yml gives it one that uses the card"
+    return {
+        "name": name,
+        "address": address,
+        "release": release,
+        "build": build,
+        "cards": [card["uuid"] for card in chosen["cards"]],
+        # One per card, or so many on the processor.
+        "ranks": len(chosen["cards"]) or max(processes, 1),
+        "left_out": chosen["left_out"],
+        "problem": problem,
+        "way": way,
+    }
+
+
+def gang_problems(members: Sequence[Member], same_trainer: bool = True) -> list[str]:
+    """Why these nodes cannot train together as they are, of all of them."""
+    said = [
+        f"{one['name']} cannot train as it is: {one['problem']}.\nRelease, driver and address: ansible-playbook site.yml. "
+        f"Without this node: --limit 'cluster:!{one['name']}'.{one['way']}"
+        for one in members
+        if one["problem"]
+    ]
+    releases = {one["release"].partition("-")[0]: one["release"] for one in members if one["release"]}
+    if same_trainer and len(releases) > 1:
+        of = ", ".join(f"{one['name']} has {one['release']}" for one in members if one["release"])
+        said.append(
+            f"The nodes have different trainers: {of}.\nGive all of them the same one: ansible-playbook site.yml"
+        )
+    return said
+
+
+def gang_words(members: Sequence[Member]) -> list[str]:
+    """On what the ranks train, where that is not the same or not all."""
+    builds = [
+        f"{build} on {', '.join(one['name'] for one in of)}"
+        for build, of in groupby(sorted(members, key=lambda one: one["build"]), lambda one: one["build"])
+    ]
+    unlike = [f"Unlike builds of torch: {'; '.join(builds)}."] if len(builds) > 1 else []
+    return unlike + [
+        f"{one['name']} does not train on {', '.join(one['left_out'])} (training_cards says which cards train)."
+        for one in members
+        if one["left_out"]
+    ]
+
+
+def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What each rank of this node is told, as write_files takes it. The variables are torch.distributed's standard ones.
+
+    run: name, preset, corpus, backend and overrides; port, threads (0: torch's), link_mbit, and image or "".
+    """
+    index = [one["name"] for one in members].index(name)
+    node, first = members[index], sum(one["ranks"] for one in members[:index])
+    overrides = [
+        word for key, value in run["overrides"].items() for word in (f"--{key.replace('_', '-')}", str(value))
+    ]
+    arguments = [
+        "--preset", run["preset"], "--corpus", f"/var/lib/aura/corpora/{run['corpus']}",
+        "--run-dir", f"/var/lib/aura/runs/{run['name']}", "--backend", run["backend"], *overrides,
+    ]  # fmt: skip
+    files = []
+    for local in range(node["ranks"]):
+        told = {
+            "RANK": first + local,
+            "LOCAL_RANK": local,
+            "WORLD_SIZE": sum(one["ranks"] for one in members),
+            "LOCAL_WORLD_SIZE": node["ranks"],
+            "MASTER_ADDR": members[0]["address"],
+            "MASTER_PORT": run["port"],
+            # By their UUIDs: their numbers change with the slots, the driver and the day. -1: none.
+            "CUDA_VISIBLE_DEVICES": ",".join(node["cards"]) or "-1",
+            # start-rank finds the network card that has it. (For another one: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME.)
+            "AURA_ADDRESS": node["address"],
+            "OMP_NUM_THREADS": run["threads"] or None,
+            # What the plan counts with.
+            "AURA_LINK_MBIT": run["link_mbit"],
+            "AURA_NODE": name,
+            "AURA_RELEASE": f"/opt/aura/releases/{node['release']}",
+            "AURA_IMAGE": run["image"] or None,
+            "AURA_TRAIN_ARGUMENTS": shlex.join(arguments),
+        }
+        lines = [f"{key}={value}\n" for key, value in told.items() if value is not None]
+        text = f"# Written by Ansible (role trainer) for one rank of run {run['name']}.\n{''.join(lines)}"
+        files.append(
+            {"path": f"/etc/aura/rank-{local}.env", "content": text, "group": "aura", "mode": "0640"}
+        )
+    return files
+
+
+class FilterModule:
+    def filters(self) -> dict[str, object]:
+        return {
+            "gang_member": gang_member,
+            "gang_problems": gang_problems,
+            "gang_words": gang_words,
+            "rank_files": rank_files,
+        }

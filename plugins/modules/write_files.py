@@ -1,0 +1,219 @@
+"""The files, links and directories of a role, all at once."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: write_files
+author: Aura
+short_description: Makes files, links and directories be as they shall be, all of a role in one call
+description:
+  - What M(ansible.builtin.template), M(ansible.builtin.copy) and M(ansible.builtin.file) do one by one, each with a
+    connection of its own. Only what differs is written, whole or not at all, and shown by C(--diff).
+  - A directory that a file lies in is made, as root's, where there is none.
+options:
+  files:
+    description: >-
+      Each has a C(path) and one of C(template) (of the role), C(copy) (a file of the role), C(content), C(link) (where
+      it leads), C(directory) (true) and C(absent) (true: it goes, a directory with all that is in it). Also C(mode)
+      (C(0644), of directories C(0755)), C(owner) and C(group) (root), and C(original): what lies there before the first
+      change is kept, and comes back with C(absent). A file with a secret has a task of its own, with C(no_log).
+    type: list
+    elements: dict
+    required: true
+attributes:
+  check_mode: {support: full}
+  diff_mode: {support: full}
+"""
+EXAMPLES = r"""
+- name: Chrony has its settings
+  write_files:
+    files:
+      - {path: /etc/chrony/chrony.conf, template: chrony.conf.j2, original: true}
+      - {path: /etc/systemd/system/chrony.service.d/aura.conf, absent: true}
+"""
+RETURN = r"""
+paths: {description: What was made, written or taken away., type: list, elements: str, returned: always}
+"""
+
+import grp
+import os
+import pwd
+import shutil
+import stat
+import tempfile
+
+from ansible.module_utils.basic import AnsibleModule
+
+ORIGINALS = "/var/backups/aura/originals"
+# A file that we wrote before originals were kept is none.
+OURS = b"Written by Ansible"
+KINDS = ("content", "link", "directory", "absent")
+Entry = dict  # of str
+
+
+def wanted(file: Entry) -> Entry:
+    """The entry with its defaults; raises ValueError with a sentence."""
+    path = file.get("path", "")
+    kinds = [kind for kind in KINDS if kind in file and file[kind] not in (False, None)]
+    if not path.startswith("/") or len(kinds) != 1:
+        raise ValueError(
+            f"{path or 'an entry without a path'}: an absolute path and one of {', '.join(KINDS)}"
+        )
+    unknown = set(file) - {"path", *KINDS, "mode", "owner", "group", "original"}
+    if unknown:
+        raise ValueError(f"{path}: unknown {', '.join(sorted(unknown))}")
+    mode = file.get("mode") or ("0755" if kinds[0] == "directory" else "0644")
+    return {
+        "path": path.rstrip("/"), "kind": kinds[0], "value": file[kinds[0]], "mode": int(str(mode), 8),
+        "owner": file.get("owner") or "root", "group": file.get("group") or file.get("owner") or "root",
+        "original": bool(file.get("original")),
+    }  # fmt: skip
+
+
+def now(path: str) -> Entry:
+    """What is there, in the words of `wanted`."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return {"kind": "absent", "value": True, "mode": 0, "owner": "", "group": ""}
+    kind, value = "other", ""
+    if stat.S_ISLNK(status.st_mode):
+        kind, value = "link", os.readlink(path)
+    elif stat.S_ISDIR(status.st_mode):
+        kind, value = "directory", True
+    elif stat.S_ISREG(status.st_mode):
+        kind, value = "content", read(path).decode(errors="surrogateescape")
+    return {
+        "kind": kind, "value": value, "mode": stat.S_IMODE(status.st_mode),
+        "owner": name_of(pwd.getpwuid, status.st_uid), "group": name_of(grp.getgrgid, status.st_gid),
+    }  # fmt: skip
+
+
+def name_of(find, number: int) -> str:
+    try:
+        return find(number)[0]
+    except KeyError:
+        return str(number)
+
+
+def read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def same(entry: Entry, there: Entry) -> bool:
+    if entry["kind"] in ("link", "absent"):
+        return (entry["kind"], entry["value"]) == (there["kind"], there["value"])
+    return all(entry[key] == there[key] for key in ("kind", "value", "mode", "owner", "group"))
+
+
+def shown(path: str, there: Entry) -> str:
+    if there["kind"] == "absent":
+        return ""
+    about = f"{path} {there['mode']:04o} {there['owner']}:{there['group']}"
+    if there["kind"] == "content":
+        return f"{about}\n{there['value']}"
+    return f"{about} ({there['kind']}{' to ' + there['value'] if there['kind'] == 'link' else ''})\n"
+
+
+def kept(path: str) -> str:
+    return ORIGINALS + path
+
+
+def keep(path: str) -> None:
+    """The file before the first change; an empty mark where there was none."""
+    if os.path.lexists(kept(path)) or os.path.lexists(f"{kept(path)}.none"):
+        return
+    os.makedirs(os.path.dirname(kept(path)), exist_ok=True)
+    if os.path.isfile(path) and OURS not in read(path):
+        shutil.copy2(path, kept(path))
+        status = os.stat(path)
+        os.chown(kept(path), status.st_uid, status.st_gid)
+    else:
+        open(f"{kept(path)}.none", "w").close()
+
+
+def with_original(entry: Entry) -> Entry:
+    """What `absent` means where an original was kept: that file again."""
+    if entry["kind"] != "absent" or not entry["original"] or not os.path.isfile(kept(entry["path"])):
+        return entry
+    return {**now(kept(entry["path"])), "path": entry["path"], "original": False}
+
+
+def take_away(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+
+
+def make(entry: Entry) -> None:
+    path = entry["path"]
+    if entry["kind"] == "absent":
+        take_away(path)
+        return
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    if entry["kind"] == "directory":
+        if not os.path.isdir(path) or os.path.islink(path):
+            take_away(path)
+            os.mkdir(path, 0o700)
+        own(path, entry)
+        return
+    if os.path.isdir(path) and not os.path.islink(path):
+        raise ValueError(f"{path} is a directory there; it should be none. Move it away")
+    descriptor, new = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".aura-")
+    os.close(descriptor)
+    if entry["kind"] == "link":
+        os.unlink(new)
+        os.symlink(entry["value"], new)
+    else:
+        with open(new, "wb") as file:
+            file.write(entry["value"].encode(errors="surrogateescape"))
+            file.flush()
+            os.fsync(file.fileno())
+        own(new, entry)
+    os.replace(new, path)
+
+
+def own(path: str, entry: Entry) -> None:
+    shutil.chown(path, entry["owner"], entry["group"])
+    os.chmod(path, entry["mode"])
+
+
+class Quiet(AnsibleModule):
+    """The texts of all files do not belong into the node's journal."""
+
+    def _log_invocation(self) -> None:
+        pass
+
+
+def main() -> None:
+    module = Quiet(
+        argument_spec={"files": {"type": "list", "elements": "dict", "required": True}},
+        supports_check_mode=True,
+    )
+    done, diff = [], []
+    try:
+        for entry in map(with_original, map(wanted, module.params["files"])):
+            path, there = entry["path"], now(entry["path"])
+            if same(entry, there):
+                continue
+            done.append(path)
+            diff.append({
+                "before_header": path, "before": shown(path, there),
+                "after_header": path, "after": shown(path, entry),
+            })  # fmt: skip
+            if module.check_mode:
+                continue
+            if entry["original"]:
+                keep(path)
+            make(entry)
+    except (ValueError, OSError, LookupError) as error:
+        module.fail_json(msg=f"{error}.", paths=done)
+    # What was seen of the node before does not hold any more (node_state).
+    forgotten = {"ansible_facts": {"node_looks": {}}} if done and not module.check_mode else {}
+    module.exit_json(changed=bool(done), paths=done, diff=diff, **forgotten)
+
+
+if __name__ == "__main__":
+    main()

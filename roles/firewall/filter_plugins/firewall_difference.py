@@ -1,0 +1,43 @@
+"""Whether the firewall that a node has is the one that it shall have."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+
+def firewall_difference(seen: dict[str, Any], files: list[dict[str, str]], mark: str) -> str:
+    """What is not as it should be, in words; empty when nothing has to be done.
+
+    seen: what node_state has seen. files: as safe_change takes them. mark: the loaded table's own comment.
+    """
+    unit = seen["units"]["aura-firewall.service"]
+    # Visitors come and go.
+    listed = re.sub(r"(?s)(\tset visitors \{[^}]*?)\n\t\telements = \{[^}]*\}", r"\1", seen["table"])
+    if any(file_differs(seen["files"][file["path"]], file) for file in files):
+        return "the rules, or the unit that loads them, are others"
+    if not seen["table"]:
+        return "the rules are not loaded"
+    if seen["table_comment"] != mark:
+        return "other rules are loaded"
+    if sha256(listed) != seen["texts"]["/run/aura-firewall.loaded"].strip():
+        return "somebody has changed the loaded rules"
+    if not unit["active"] or unit["reload"]:
+        return "the unit that loads the rules does not run"
+    return ""
+
+
+def file_differs(seen: dict[str, Any], file: dict[str, str]) -> bool:
+    if "link" in file:
+        return seen["target"] != file["link"]
+    return (seen["sha256"], seen["mode"], seen["owner"]) != (sha256(file["content"]), file["mode"], "root")
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class FilterModule:
+    def filters(self) -> dict[str, object]:
+        return {"firewall_difference": firewall_difference}

@@ -1,0 +1,103 @@
+"""What a person sees of a playbook, on a terminal and without one."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+import tree
+
+PLAY = """
+- name: Make every node a member
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Nothing happens
+      ansible.builtin.command: "true"
+      changed_when: false
+    - name: Two get a file
+      ansible.builtin.command: "true"
+      when: inventory_hostname != 'node1'
+    - name: All get one
+      ansible.builtin.command: "true"
+    - ansible.builtin.debug: {msg: "{{ inventory_hostname }}: 0.001 s from the clock"}
+    - ansible.builtin.debug: {msg: [one for all, in two lines]}
+      run_once: true
+    - name: Of a loop one fails
+      ansible.builtin.command: ls {{ item }}
+      loop: [/, /nowhere]
+      changed_when: false
+      when: inventory_hostname == 'node2'
+    - name: Two have no room
+      ansible.builtin.fail: {msg: "the disk is full. Make room."}
+      when: inventory_hostname != 'node2'
+    - ansible.builtin.set_stats: {aggregate: false, data: {next: "Type: site.yml"}}
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    play = tmp_path / "play.yml"
+    play.write_text(PLAY)
+    settings = ("ansible_port=22", "ansible_python_interpreter=/usr/bin/python3")
+    options = [word for setting in settings for word in ("-e", setting)]
+    return ["ansible-playbook", "-i", "node0,node1,node2,", "-c", "local", *options, str(play)]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"ANSIBLE_STDOUT_CALLBACK": "aura", "ANSIBLE_NOCOLOR": "1", "TERM": "xterm"}
+
+
+def test_what_matters_is_a_line_and_a_failure_is_its_sentence_once(command: list[str]) -> None:
+    done = subprocess.run(
+        command, cwd=tree.ROOT, env=environment(), text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [
+        "Make every node a member",
+        "  node0, node2: Two get a file",
+        "  all 3 nodes: All get one",
+    ], done.stdout + done.stderr
+    # Who says itself which node it is about is not named twice; in whatever order the nodes answer.
+    assert sorted(lines[3:6]) == [f"  node{number}: 0.001 s from the clock" for number in range(3)]
+    assert lines[6:8] == ["  one for all", "  in two lines"]
+    assert lines[8].startswith("✗ node2: ls: cannot access '/nowhere'")
+    assert lines[9] == "✗ node0, node1: the disk is full. Make room."
+    assert [line.rpartition(",")[0] for line in lines[10:]] == [
+        "node0, node2: failed, 2 changed",
+        "node1: failed, 1 changed",
+    ]
+    assert "\033" not in done.stdout
+
+
+def test_with_v_it_is_ansibles_own(command: list[str]) -> None:
+    done = subprocess.run(
+        [*command, "-v"], cwd=tree.ROOT, env=environment(), text=True, capture_output=True, check=False
+    )
+    assert "TASK [All get one]" in done.stdout
+    assert "PLAY RECAP" in done.stdout
+
+
+def test_on_a_terminal_one_line_moves_and_none_of_it_stays(command: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, cwd=tree.ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while part := os.read(ours, 65536):
+            said += part
+    except OSError:
+        pass  # the other end has closed it
+    process.wait(timeout=60)
+    text = said.decode().replace("\r\n", "\n")
+    assert "3/3  Nothing happens" in text
+    # What a terminal shows at the end: of each line what was written after it was erased last.
+    shown = [line.rpartition("\033[K")[2] for line in text.split("\n")]
+    assert "  all 3 nodes: All get one" in shown
+    assert not [line for line in shown if "Nothing happens" in line]

@@ -1,0 +1,134 @@
+"""What a launch makes of nodes with graphics cards: who trains, what is refused, and what each rank is told.
+
+No machine that runs these tests has a card. The recorded nodes are synthetic, in the shape that node_state gives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import expressions  # noqa: F401 - plugins find each other after this
+import tree
+
+gang = tree.plugin("filter/gang")
+ADDRESS = "192.168.50.20"
+RUN = {
+    "name": "probe", "preset": "gpt2-nano", "corpus": "es", "backend": "auto", "overrides": {"save_every": 20},
+    "port": 12355, "threads": 0, "link_mbit": 1000, "image": "",
+}  # fmt: skip
+
+
+def card(number: int, name: str, capability: str, display: bool = False) -> dict[str, Any]:
+    return {
+        "uuid": f"GPU-{number}a1b", "name": name, "pci": f"0000:0{number}:00.0", "compute_capability": capability,
+        "display_active": display,
+    }  # fmt: skip
+
+
+RTX3060, RTX3090, GTX1650 = (
+    card(1, "RTX 3060", "8.6", display=True), card(2, "RTX 3090", "8.6"), card(1, "GTX 1650", "7.5", display=True),
+)  # fmt: skip
+
+
+def node(
+    name: str, build: str, *smi: dict[str, Any], silent: str = "", trainer: str = "3f2a", **how: Any
+) -> Any:
+    """A node with this trainer in this build; `silent`: the number of one more card that no driver knows."""
+    cards = [{"pci": known["pci"], "device_id": "10de:2504", "capability": "8.6"} for known in smi]
+    cards += (
+        [{"pci": "0000:05:00.0", "device_id": f"10de:{silent}", "capability": how.pop("of", "8.6")}]
+        if silent
+        else []
+    )
+    seen = {
+        "gpu": {"cards": cards, "driver": "580.95.05" if smi else "", "smi": list(smi), "elsewhere": ""},
+        "files": {"/opt/aura/current": {"target": f"releases/{trainer}-{build}-91bc" if trainer else ""}},
+        "cards": [{"name": "eno1", "addresses": [f"{ADDRESS}/24"]}],
+    }
+    return gang.gang_member(seen, name, how.pop("address", ADDRESS), **how)
+
+
+def told(members: list[Any], name: str) -> list[dict[str, str]]:
+    """The variables of each rank of a node."""
+    texts = [file["content"] for file in gang.rank_files(members, name, RUN)]
+    return [dict(line.split("=", 1) for line in text.splitlines()[1:]) for text in texts]
+
+
+def test_every_card_gets_a_rank_and_the_displays_is_left_out() -> None:
+    members = [
+        node("node0", "cu130", RTX3060, silent="128b", of="3.5"),  # a GT 710 beside it, for the monitor
+        node("node1", "cu130", GTX1650, RTX3090),
+        node("node2", "cu126", GTX1650, RTX3090, wanted="all"),
+        node("node3", "cpu"),
+    ]
+    assert gang.gang_problems(members) == []
+    ranks = {one["name"]: told(members, one["name"]) for one in members}
+    assert {name: [rank["RANK"] for rank in of] for name, of in ranks.items()} == {
+        "node0": ["0"], "node1": ["1"], "node2": ["2", "3"], "node3": ["4"],
+    }  # fmt: skip
+    assert {rank["WORLD_SIZE"] for of in ranks.values() for rank in of} == {"5"}
+    assert [ranks[name][0]["CUDA_VISIBLE_DEVICES"] for name in ranks] == [
+        "GPU-1a1b", "GPU-2a1b", "GPU-1a1b,GPU-2a1b", "-1",
+    ]  # fmt: skip
+    assert gang.gang_words(members) == [
+        "Unlike builds of torch: cpu on node3; cu126 on node2; cu130 on node0, node1.",
+        "node1 does not train on GTX 1650 (GPU-1a1b) (training_cards says which cards train).",
+    ]
+
+
+def test_a_rank_is_told_what_to_do_and_no_network_card() -> None:
+    """The variables are written at the launch, and the run may outlive the name of a card."""
+    (rank,) = told([node("node0", "cpu")], "node0")
+    assert rank["AURA_TRAIN_ARGUMENTS"] == (
+        "--preset gpt2-nano --corpus /var/lib/aura/corpora/es --run-dir /var/lib/aura/runs/probe --backend auto "
+        "--save-every 20"
+    )
+    assert (rank["MASTER_ADDR"], rank["AURA_ADDRESS"]) == (ADDRESS, ADDRESS)
+    assert rank["AURA_RELEASE"] == "/opt/aura/releases/3f2a-cpu-91bc"
+    assert not {"OMP_NUM_THREADS", "AURA_IMAGE"} & set(rank)
+    assert not [name for name in rank if name.endswith("_SOCKET_IFNAME")]
+
+
+def test_all_that_stands_in_the_way_is_said_at_once() -> None:
+    members = [
+        node("node0", "cu130", RTX3060),
+        node("node1", "cpu", silent="2504"),
+        node("node2", "cpu", RTX3090),
+        node("node3", "cu126", card(1, "RTX 5090", "12.0")),
+        node("node4", "cu130", RTX3090, wanted=["GPU-9"]),
+        node("node5", "cu130", RTX3090, silent="2504"),
+        node("node6", "cpu", address="192.168.50.77"),
+        node("node7", "cpu", trainer=""),
+    ]
+    said = gang.gang_problems(members)
+    for name, words in {
+        "node1": "it has one NVIDIA card (10de:2504 at 0000:05:00.0), but no NVIDIA driver is loaded",
+        "node2": "its torch is the build for processors, though its driver works",
+        "node3": "torch_backend cu126 has no code for RTX 5090",
+        "node4": "training_cards names GPU-9, which is none of its cards",
+        "node5": "it has 2 NVIDIA cards, but nvidia-smi does not see 10de:2504 at 0000:05:00.0",
+        "node6": "no network card has the address 192.168.50.77",
+        "node7": "it has no release of the trainer",
+    }.items():
+        (problem,) = (text for text in said if text.startswith(f"{name} cannot train as it is: {words}"))
+        ways = {"node1": " On its processor: -e cpu=true", "node5": " With RTX 3090 only: -e cpu=true"}
+        # The others would not be helped by it.
+        assert problem.endswith(f"Without this node: --limit 'cluster:!{name}'.{ways.get(name, '')}")
+
+
+def test_who_says_so_trains_on_the_processor_there() -> None:
+    members = [node("node0", "cu130", RTX3060, cpu=True), node("node1", "cpu", silent="2504", cpu=True)]
+    assert gang.gang_problems(members) == []
+    assert [one["cards"] for one in members] == [["GPU-1a1b"], []]
+
+
+def test_another_trainer_is_refused_and_is_nothing_to_a_script() -> None:
+    members = [node("node0", "cu130", RTX3060), node("node1", "cu130", RTX3060, trainer="0000")]
+    (said,) = gang.gang_problems(members)
+    assert "node0 has 3f2a-cu130-91bc, node1 has 0000-cu130-91bc" in said
+    assert gang.gang_problems(members, same_trainer=False) == []
+
+
+def test_a_processor_may_have_several_ranks_of_a_script() -> None:
+    assert node("node0", "cpu", processes=3)["ranks"] == 3
+    assert node("node0", "cu130", RTX3060, processes=3)["ranks"] == 1

@@ -1,0 +1,97 @@
+"""Who is asked whether nodes may be restarted for their driver, and what is done with the answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import tree
+import yaml
+
+START = {"passphrase": False, "live": False, "windows": "", "boot_entry": ""}
+WAITS = {"action": "restart", "why": "nouveau", "own": False, "start": START, "script": False}
+NODES = {"node0": WAITS | {"own": True}, "node1": WAITS, "node2": WAITS | {"action": "none"}}
+
+
+def said(tmp_path: Path, typed: list[str], *words: str) -> tuple[int, str]:
+    """What a run of ask_restart.yml and of the first and the last play of restarts.yml says. typed: the answers."""
+    ask = {"ansible.builtin.import_tasks": str(tree.ROOT / "playbooks/tasks/ask_restart.yml")}
+    told = {"ask_restart_told": "{{ reboot | default(nvidia_driver_reboot) | string | lower }}"}
+    plays = yaml.safe_load((tree.ROOT / "playbooks/restarts.yml").read_text())
+    assert "restart_now" in plays[1]["hosts"]
+    plays[1] = {
+        **plays[1],
+        "tasks": [{"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} restarts now"}}],
+    }
+    first = {"hosts": "cluster", "gather_facts": False, "vars": told, "tasks": [ask]}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([first, *plays], sort_keys=False))
+    hosts = {
+        name: {
+            "nvidia_driver_decision": decision,
+            "ansible_connection": "local",
+            "nvidia_driver_reboot": "ask",
+        }
+        for name, decision in NODES.items()
+    }
+    (tmp_path / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts}}))
+    run = ["ansible-playbook", "-i", str(tmp_path / "hosts.json"), str(tmp_path / "play.yml"), *words]
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        # With a terminal of its own, as a shell's.
+        ["setsid", "--ctty", "--wait", *run] if typed else run, stdin=its if typed else subprocess.DEVNULL, stdout=its,
+        stderr=its, cwd=tree.ROOT, env=os.environ | {"NO_COLOR": "1", "COLUMNS": "400"},
+    )  # fmt: skip
+    os.close(its)
+    text, deadline = b"", time.monotonic() + 120
+    try:
+        while time.monotonic() < deadline:
+            # What is typed before the prompt reads is lost: it reads when nothing more is said.
+            if select.select([ours], [], [], 1)[0]:
+                try:
+                    text += os.read(ours, 65536)
+                except OSError:  # the last one that had the other end is gone
+                    break
+            elif text.rstrip().endswith(b"[Y/n]"):
+                os.write(ours, f"{typed[text.count(b'[Y/n]') - 1]}\r".encode())
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+        os.close(ours)
+    return process.returncode, " ".join(text.decode().split())
+
+
+MAY_NOT = "node1 may not be restarted from here. Type on it: sudo reboot"
+
+
+@pytest.mark.parametrize(
+    ("typed", "restarts"),
+    [
+        pytest.param([""], True, id="Enter is yes"),
+        pytest.param(["perhaps", "no"], False, id="no, at the second attempt"),
+        pytest.param([], False, id="nobody is there"),
+    ],
+)
+def test_a_node_restarts_when_somebody_has_said_so(typed: list[str], restarts: bool, tmp_path: Path) -> None:
+    code, text = said(tmp_path, typed)
+    assert code == 0, text
+    assert ("node1 restarts now" in text, MAY_NOT in text) == (restarts, not restarts), text
+    assert "node0 is this machine, which is not restarted from here. Type: sudo reboot" in text
+    assert "node0 restarts now" not in text
+    assert "node2" not in text.partition("TASK [Say what to type]")[2].partition("PLAY RECAP")[0]
+    assert ("node1 (nouveau)" in text.partition("[Y/n]")[0]) == bool(typed)
+
+
+def test_another_word_is_refused(tmp_path: Path) -> None:
+    code, text = said(tmp_path, [], "-e", "reboot=perhaps")
+    assert code != 0
+    assert (
+        "reboot (or nvidia_driver_reboot) is 'perhaps'; it is true, false or ask. Nothing has been changed"
+        in text
+    )
+    assert "restarts now" not in text

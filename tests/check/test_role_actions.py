@@ -1,0 +1,144 @@
+"""The actions that all roles are made of: unit, write_files, preflight and its table."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tree
+
+RUNS = {
+    "exists": True, "active": True, "enabled": True, "enabled_state": "enabled", "reload": False, "stale": False,
+    "started": 100.0,
+}  # fmt: skip
+
+BARE = {"exists": False, "active": False, "enabled": False, "enabled_state": ""}
+
+
+@pytest.mark.parametrize(
+    ("asked", "unit", "read", "todo"),
+    [
+        ({}, {}, [], []),
+        ({}, {"active": False}, [], ["start"]),
+        ({}, {"enabled": False, "enabled_state": "disabled"}, [], ["enable"]),
+        ({}, {"enabled": False, "enabled_state": "static"}, [], []),
+        # On a bare node, in a check too.
+        ({}, BARE, [], ["daemon-reload", "enable", "start"]),
+        # What a run that failed has left: a newer file of the unit, or one that it reads.
+        ({}, {"reload": True, "stale": True}, [], ["daemon-reload", "restart"]),
+        ({}, {}, [99.0, 150.0], ["restart"]),
+        ({"renew": "reload"}, {}, [150.0], ["reload"]),
+        ({}, {}, [201.0], []),  # a time to come
+        ({}, {"active": False}, [150.0], ["start"]),
+        ({}, {"enabled_state": "masked", "active": False}, [], ["unmask", "start"]),
+        ({"state": "masked"}, {}, [], ["stop", "mask"]),
+        ({"state": "masked"}, {"enabled_state": "masked", "active": False}, [], []),
+        ({"state": "stopped", "enabled": False}, {}, [], ["disable", "stop"]),
+        ({"state": "stopped", "enabled": False}, {**BARE, "exists": True, "enabled_state": "disabled"}, [], []),
+    ],
+)  # fmt: skip
+def test_a_unit_runs_with_the_files_that_lie_there(
+    asked: dict[str, Any], unit: dict[str, Any], read: list[float], todo: list[str]
+) -> None:
+    steps = tree.plugin("action/unit").steps(asked, {**RUNS, **unit}, read, 200.0)
+    assert steps == todo
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = tree.plugin("modules/write_files")
+    monkeypatch.setattr(module, "ORIGINALS", str(tmp_path / "originals"))
+    return module
+
+
+def made(files: Any, entry: dict[str, Any]) -> bool:
+    """Whether something differed; it does not afterwards."""
+    me = {"owner": Path.home().owner(), "group": Path.home().group()}
+    wanted = files.with_original(files.wanted({**me, **entry}))
+    differs = not files.same(wanted, files.now(wanted["path"]))
+    if differs:
+        if wanted["original"]:
+            files.keep(wanted["path"])
+        files.make(wanted)
+    assert files.same(wanted, files.now(wanted["path"]))
+    return differs
+
+
+def test_files_become_what_they_shall_be(files: Any, tmp_path: Path) -> None:
+    path = tmp_path / "deep/er/file"
+    entry = {"path": str(path), "content": "ñandú\n", "mode": "0640"}
+    assert made(files, entry)
+    assert path.read_text() == "ñandú\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert not made(files, entry)
+    path.chmod(0o666)
+    assert made(files, entry)
+    assert list(path.parent.iterdir()) == [path]
+    assert made(files, {"path": str(path), "link": "/etc/hostname"})
+    assert path.is_symlink()
+    # A file takes the place of a link, and not of what the link leads to.
+    assert made(files, entry)
+    assert not path.is_symlink()
+    assert made(files, {"path": str(tmp_path / "folder/"), "directory": True, "mode": "0700"})
+    assert made(files, {"path": str(path.parent), "absent": True})
+    assert not path.parent.exists()
+    with pytest.raises(ValueError, match="is a directory there"):
+        made(files, {"path": str(tmp_path / "folder"), "content": ""})
+
+
+def test_what_lay_there_before_comes_back(files: Any, tmp_path: Path) -> None:
+    path = tmp_path / "chrony.conf"
+    path.write_text("theirs\n")
+    path.chmod(0o600)
+    mine, gone = (
+        {"path": str(path), "original": True, "content": "ours\n"},
+        {"path": str(path), "original": True, "absent": True},
+    )
+    assert made(files, mine)
+    assert made(files, {**mine, "content": "ours, newer\n"})
+    assert made(files, gone)
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("theirs\n", 0o600)
+    # Where there was none, none comes back.
+    new = tmp_path / "new.conf"
+    assert made(files, {**mine, "path": str(new)})
+    assert made(files, {**gone, "path": str(new)})
+    assert not new.exists()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"path": "relative", "content": ""}, {"path": "/a"}, {"path": "/a", "content": "", "link": "/b"},
+     {"path": "/a", "content": "", "mod": "0644"}],
+)  # fmt: skip
+def test_an_entry_that_says_too_little_or_too_much_is_refused(files: Any, entry: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"/a|relative"):
+        files.wanted(entry)
+
+
+def test_what_has_just_been_seen_is_not_asked_again() -> None:
+    same = tree.plugin("action/write_files").as_it_shall_be
+    seen = {"kind": "file", "sha256": "", "mode": "0644", "owner": "root", "group": "root", "target": ""}
+    text = {"path": "/a", "content": "x"}
+    assert not same(text, seen)
+    seen["sha256"] = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
+    assert same(text, seen)
+    assert not same({**text, "mode": "0600"}, seen)
+    assert not same({**text, "owner": "aura"}, seen)
+    assert not same({"path": "/a", "absent": True}, seen)
+    assert same({"path": "/a", "link": "/b"}, {**seen, "kind": "link", "target": "/b"})
+    # Whether an original has to come back only the node knows.
+    assert not same({"path": "/a", "absent": True, "original": True}, {**seen, "kind": "absent"})
+
+
+def test_the_table_says_all_of_all_nodes_and_the_same_only_once() -> None:
+    table = tree.plugin("filter/preflight_table").preflight_table
+    assert table({"node0": [], "node1": []}) == ""
+    ufw = {"role": "firewall", "sentence": "ufw is active there. " + "Switch it off (sudo ufw disable). " * 5}
+    disk = {"role": "base", "sentence": "its disk is full."}
+    said = table({"node0": [ufw], "node1": [ufw, disk], "node2": []})
+    assert said.count("ufw is active there") == 1
+    assert "node0, node1  firewall" in said
+    assert "node1         base      its disk is full." in said
+    assert all(len(line) <= 120 for line in said.splitlines())
