@@ -18,7 +18,6 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = ROOT / "bench-results/test-seconds.json"  # tests/all writes it
-PICTURES = {".svg", ".png", ".gif"}
 PROVISIONING = ("roles", "plugins", "playbooks")
 Figures = dict[str, int | str]
 
@@ -69,14 +68,14 @@ def imports_upwards(root: Path) -> str:
 
 
 def figures(root: Path, files: list[Path]) -> Figures:
-    texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix not in PICTURES}
+    texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix not in {".svg", ".png"}}
     rooms: Counter[str] = Counter()
     for path, text in texts.items():
         rooms[room_of(path.relative_to(root))] += text.count("\n")
     found: Figures = dict(sorted(rooms.items()))
     found["roles, plugins, playbooks together"] = sum(rooms[room] for room in PROVISIONING)
-    found["tests together"] = sum(count for room, count in rooms.items() if room.startswith("tests/"))
-    found["all together"] = sum(rooms.values())
+    of_tests = sum(count for room, count in rooms.items() if room.startswith("tests/"))
+    found |= {"tests together": of_tests, "all together": rooms.total()}
     of_vars = "".join(text for path, text in texts.items() if path.match("roles/*/vars/*"))
     found |= {"roles/*/vars": of_vars.count("\n"), "{% in roles/*/vars": of_vars.count("{%")}
     python = [path for path in files if path.suffix == ".py"]
@@ -112,8 +111,7 @@ def main() -> None:
     for name in dict.fromkeys(name for column in reversed(columns.values()) for name in column):
         values = [column.get(name, type(now.get(name, 0))()) for column in columns.values()]
         cells = [f"{value:,}" if isinstance(value, int) else value for value in values]
-        numbers = [value for value in values if isinstance(value, int)]
-        more = f"{numbers[1] - numbers[0]:+,}" if len(numbers) == 2 else ""
+        more = f"{values[-1] - values[0]:+,}" if all(isinstance(value, int) for value in values) else ""
         table.add_row(name, *cells, *([more] if base else []))
     Console(width=None if sys.stdout.isatty() else 150).print(table)
 
