@@ -177,8 +177,8 @@ def show_all(rows: Sequence[Row], ones: Sequence[Alone], five: float, seeds: int
     if rows:
         title = f"Validation loss after one pass, nats per token; differences to the same optimizer, {seeds} seeds"
         words = ("optimizer", "arm")
-        headings = (*words, "lr", "loss", "difference", "95 % interval", "learning rates tried")
-        show(title, headings, [row.cells() for row in rows], left=words)
+        figures = ("lr", "loss", "difference", "95 % interval", "learning rates tried")
+        show(title, (*words, *figures), [row.cells() for row in rows], left=words)
     if ones:
         title = f"One PC until it has the loss of five with {FIVE} ({five:.4f}), {seeds} seeds; Muon"
         headings = ("windows a step", "lr", "loss after all tokens", "part of the tokens until then")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import NormalDist
@@ -143,7 +142,7 @@ class Kept:
         missing = [job for job in dict.fromkeys(jobs) if job.key(self.fingerprint) not in self.known]
         # One thread for each: the matrices are too small for more.
         with ProcessPoolExecutor(self.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-            results = pool.map(partial(self.compute, corpus=self.corpus), missing)
+            results = pool.map(self.compute, missing, [self.corpus] * len(missing))
             for count, (job, result) in enumerate(zip(missing, results, strict=True), 1):
                 row = {**asdict(job), **result, "key": job.key(self.fingerprint)}
                 self.file.parent.mkdir(parents=True, exist_ok=True)

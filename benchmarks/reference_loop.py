@@ -95,9 +95,9 @@ class OfTransformers(nn.Module):
         from transformers import GPT2Config, GPT2LMHeadModel
 
         torch.manual_seed(config.seed)
-        names = {"n_embd": config.d_model, "n_layer": config.layers, "n_head": config.heads}
+        names: dict[str, Any] = {"n_embd": config.d_model, "n_layer": config.layers, "n_head": config.heads}
         sizes = {"vocab_size": config.vocab_size, "n_positions": config.seq_len, **names}
-        rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
+        rates: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
         self.model = GPT2LMHeadModel(GPT2Config(**sizes, **rates, bos_token_id=0, eos_token_id=0))
         if ours:
             with tempfile.TemporaryDirectory() as directory:

@@ -63,7 +63,7 @@ class Meter:
             self.sent[exchange.kind] += sent
             return sent, following
 
-        Exchange.end = counting  # type: ignore[method-assign]
+        Exchange.end = counting  # type: ignore[method-assign, assignment]
 
 
 def machine_ticks() -> tuple[int, int]:
