@@ -28,7 +28,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import psutil
 from measuring import aura, options, show, spanish_text
 
 PROGRAMS = ("recipe", "aura")
@@ -55,16 +54,18 @@ def write_input(path: Path, documents: list[str], size: int, new_words: float) -
     return path.stat().st_size
 
 
-def memory_of(process: psutil.Process) -> int:
+def memory_of(process: int) -> int:
     """Anonymous memory of a process and all below it [bytes]."""
-    total = 0
-    try:
-        for one in (process, *process.children(recursive=True)):
-            for line in Path(f"/proc/{one.pid}/smaps_rollup").read_text().splitlines():
+    total, waiting = 0, [process]
+    while waiting:
+        folder = Path("/proc", str(waiting.pop()))
+        try:
+            waiting += map(int, (folder / "task" / folder.name / "children").read_text().split())
+            for line in (folder / "smaps_rollup").read_text().splitlines():
                 if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
                     total += int(line.split()[1]) * 1024
-    except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
-        pass  # it has just ended
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has just ended
     return total
 
 
@@ -73,9 +74,9 @@ def measured(command: list[str]) -> tuple[float, int]:
     start, peak = time.monotonic(), 0
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"} if __file__ in command else None
     with tempfile.TemporaryFile("w+") as errors:
-        process = psutil.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
         while process.poll() is None:
-            peak = max(peak, memory_of(process))
+            peak = max(peak, memory_of(process.pid))
             time.sleep(0.1)
         seconds = time.monotonic() - start
         if process.returncode:
