@@ -32,6 +32,8 @@ class ActionModule(ActionBase):
             "recursive": True,
             "times": True,
             "delete": True,
+            # What a copy that broke off has brought is the next one's beginning; it is looked at before it is used.
+            "delay_updates": False,
             # The project's known_hosts, and no machine but the node; a port that is a template it does not see.
             "use_ssh_args": True,
             "verify_host": True,

@@ -20,8 +20,7 @@ Look = dict[str, Any]
 class ActionModule(ActionBase):
     """`role: NAME` looks for one role. `roles: [NAME, …]` looks for several and keeps the answer (fact node_looks),
     from which a role's own look is then served; `look: {…}` adds to what they want to see.
-    `forget: true` ends that: said before anything is changed. The role's `files`, and what it `makes` beside them
-    (meta/look.yml), are kept as they are then, for playbooks/reset.yml.
+    `forget: true` ends that, where something was changed by another way than write_files, unit and install_packages.
     """
 
     _VALID_ARGS = frozenset(("role", "roles", "look", "forget"))
@@ -31,15 +30,14 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         variables = task_vars or {}
         if self._task.args.get("forget"):
-            kept = self._keep(variables)
-            return {"changed": False, **kept, "ansible_facts": {"node_looks": {}}}
+            return {"changed": False, "ansible_facts": {"node_looks": {}}}
         several = self._task.args.get("roles", [])
         roles = several or [self._task.args[name] for name in ("role",) if name in self._task.args]
         if not roles and "look" not in self._task.args:
             raise AnsibleActionFail(
                 "node_state needs role: the name of the role that wants to see something."
             )
-        look = merged([*(seen_of(self._look(role)) for role in roles), self._task.args.get("look", {})])
+        look = merged([*map(self._look, roles), self._task.args.get("look", {})])
         kept = variables.get("ansible_facts", {}).get("node_looks")
         if not several and kept and within(look, kept["look"]):
             return {**answer_for(look, kept["seen"]), "changed": False}
@@ -54,18 +52,6 @@ class ActionModule(ActionBase):
             facts = {**seen.get("ansible_facts", {}), "node_looks": {"look": look, "seen": answer}}
             return {"changed": False, "ansible_facts": facts}
         return seen
-
-    def _keep(self, variables: dict[str, Any]) -> dict[str, Any]:
-        """How the node is before this role changes it."""
-        if self._task._role is None or self._task.check_mode:
-            return {}
-        role = self._task._role.get_name()
-        look = self._look(role)
-        about = {key: look.get(key, []) for key in ("packages", "users", "units")}
-        self._become_root(variables)
-        about |= {"role": role, "makes": [*look.get("makes", []), *look.get("files", [])]}
-        done = self._execute_module(module_name="keep_originals", module_args=about, task_vars=variables)
-        return {key: done[key] for key in ("failed", "msg", "module_stderr", "unreachable") if done.get(key)}
 
     def _look(self, role: str) -> Look:
         for place in constants.config.get_config_value("DEFAULT_ROLES_PATH"):
@@ -84,7 +70,7 @@ class ActionModule(ActionBase):
             if self._task.args.get("roles"):
                 return {}
             raise
-        unknown = set(look) - {*LISTS, *SWITCHES, "makes"}
+        unknown = set(look) - {*LISTS, *SWITCHES}
         if unknown:
             raise AnsibleActionFail(
                 f"{path} names {', '.join(sorted(unknown))}, which node_state does not know."
@@ -115,11 +101,6 @@ def trusted(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: trusted(entry) for key, entry in value.items()}
     return [trusted(entry) for entry in value] if isinstance(value, list) else value
-
-
-def seen_of(look: Look) -> Look:
-    """What node_state is asked for."""
-    return {key: value for key, value in look.items() if key != "makes"}
 
 
 def answer_for(look: Look, seen: dict[str, Any]) -> dict[str, Any]:

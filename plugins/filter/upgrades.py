@@ -66,6 +66,36 @@ def no_return(seen: Mapping[str, Any], node: str, upgrade: bool = False) -> str:
     return f"{node}: {why}. Sit down at it and type: {before}{type_there}. {others}" if why else ""
 
 
+def no_returns(nodes: Iterable[Mapping[str, Any]], upgrade: bool = False) -> list[str]:
+    """What keeps these nodes (their variables) from being rebooted or upgraded one after the other."""
+    said = []
+    for node in nodes:
+        name = node["inventory_hostname"]
+        said.append(no_return(node["turn_seen"], name, upgrade))
+        if node["turn_script"]["stdout"] == "active":
+            said.append(
+                f"A script runs on {name}, and a reboot would end it. Wait for its end, or stop it: "
+                "ansible-playbook playbooks/stop.yml"
+            )
+    return [sentence for sentence in said if sentence]
+
+
+def ranks_waited_for(before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]) -> int:
+    """How many of a node's ranks (rank-status) have neither done a step in a new attempt nor come to the run's end."""
+    ranks = list(before)
+    attempts = {rank["status"].get("attempt", "") for rank in ranks}
+    told = [rank["status"] for rank in now if "state" in rank["status"]]
+    done = [status for status in told if status["state"] == "done"]
+    training = [
+        status
+        for status in told
+        if status["state"] in ("training", "saving")
+        and status.get("loss") is not None
+        and status.get("attempt") not in attempts
+    ]
+    return len(ranks) - len(done) - len(training)
+
+
 def at_the_pc(start: Mapping[str, Any]) -> tuple[str, str]:
     """Why somebody has to sit at this PC when it restarts (empty: nobody has to), and what to type there."""
     if start["passphrase"]:
@@ -142,7 +172,8 @@ class FilterModule:
         return {
             "kernels_without_driver": kernels_without_driver,
             "moved": moved,
-            "no_return": no_return,
+            "no_returns": no_returns,
+            "ranks_waited_for": ranks_waited_for,
             "restart_question": restart_question,
             "restarts": restarts,
         }

@@ -100,15 +100,23 @@ def cards(addresses: str, routes: str, nm_devices: str) -> list[dict[str, object
     return found
 
 
-def netplan_files() -> dict[str, str]:
-    places = [
-        place
-        for place in NETPLAN
-        if not os.path.islink(os.path.dirname(place)) or not place.startswith("/lib")
-    ]
+def texts_of(pattern: str) -> dict[str, str]:
     found = {}
-    for place in places:
-        for path in sorted(glob.glob(f"{place}/*.yaml")):
-            with open(path, encoding="utf-8", errors="replace") as file:
-                found[path] = file.read()
+    for path in sorted(glob.glob(pattern)):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            found[path] = file.read()
     return found
+
+
+def netplan_files() -> dict[str, str]:
+    found = {}
+    for place in NETPLAN:
+        # Where /lib is /usr/lib.
+        if not place.startswith("/lib") or not os.path.islink(os.path.dirname(place)):
+            found |= texts_of(f"{place}/*.yaml")
+    return found
+
+
+def netplan_originals() -> dict[str, str]:
+    """What the role static_network has taken out of others' files, each as it was; oldest first."""
+    return texts_of("/var/backups/aura/etc/netplan/*.yaml.*")

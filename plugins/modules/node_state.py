@@ -71,6 +71,10 @@ session:
   returned: always
 cards: {description: The network cards; see module_utils/node_network.py., type: list, elements: dict, returned: always}
 netplan: {description: "The texts of netplan's files, by path.", type: dict, returned: always}
+netplan_before:
+  description: Originals of such files that the role static_network has kept in C(/var/backups/aura), by path.
+  type: dict
+  returned: always
 nm_active: {description: Whether NetworkManager runs., type: bool, returned: always}
 ufw: {description: Whether ufw is switched on., type: bool, returned: always}
 firewalld: {description: Whether firewalld runs., type: bool, returned: always}
@@ -127,7 +131,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_gpu import gpu
-from ansible.module_utils.node_network import cards, netplan_files
+from ansible.module_utils.node_network import cards, netplan_files, netplan_originals
 from ansible.module_utils.node_packages import missing, said, waiting
 from ansible.module_utils.node_start import in_wsl, start
 from ansible.module_utils.node_units import units
@@ -283,7 +287,7 @@ def distribution() -> dict[str, str]:
 
 def network(wanted: bool) -> dict[str, object]:
     if not wanted:
-        return {"cards": [], "netplan": {}, "nm_active": False}
+        return {"cards": [], "netplan": {}, "netplan_before": {}, "nm_active": False}
     nm_devices = (
         said("nmcli", "--terse", "--fields", "DEVICE,STATE", "device") if shutil.which("nmcli") else ""
     )
@@ -292,7 +296,12 @@ def network(wanted: bool) -> dict[str, object]:
         said("ip", "-json", "-4", "route", "show", "default"),
         nm_devices,
     )
-    return {"cards": found, "netplan": netplan_files(), "nm_active": bool(nm_devices)}
+    return {
+        "cards": found,
+        "netplan": netplan_files(),
+        "netplan_before": netplan_originals(),
+        "nm_active": bool(nm_devices),
+    }
 
 
 def firewall(wanted: bool) -> dict[str, object]:

@@ -45,6 +45,7 @@ import tempfile
 from ansible.module_utils.basic import AnsibleModule
 
 ORIGINALS = "/var/backups/aura/originals"
+EDITED = "/var/backups/aura/edited"
 # A file that we wrote before originals were kept is none.
 OURS = b"Written by Ansible"
 KINDS = ("content", "link", "directory", "absent")
@@ -137,7 +138,7 @@ def with_original(entry: Entry) -> Entry:
     """What `absent` means where an original was kept: that file again."""
     if entry["kind"] != "absent" or not entry["original"] or not os.path.isfile(kept(entry["path"])):
         return entry
-    return {**now(kept(entry["path"])), "path": entry["path"], "original": False}
+    return {**now(kept(entry["path"])), "path": entry["path"]}
 
 
 def take_away(path: str) -> None:
@@ -180,6 +181,21 @@ def own(path: str, entry: Entry) -> None:
     os.chmod(path, entry["mode"])
 
 
+def write(asked: Entry, entry: Entry) -> None:
+    """entry: `asked`, or the original that comes back in its place. What somebody may have edited since is kept."""
+    path = asked["path"]
+    back = asked["original"] and asked["kind"] == "absent"
+    if back and os.path.isfile(path):
+        os.makedirs(os.path.dirname(EDITED + path), exist_ok=True)
+        shutil.copy2(path, EDITED + path)
+    elif asked["original"]:
+        keep(path)
+    make(entry)
+    for mark in (kept(path), f"{kept(path)}.none") if back else ():
+        if os.path.lexists(mark):
+            os.unlink(mark)
+
+
 class Quiet(AnsibleModule):
     """The texts of all files do not belong into the node's journal."""
 
@@ -194,8 +210,9 @@ def main() -> None:
     )
     done, diff = [], []
     try:
-        for entry in map(with_original, map(wanted, module.params["files"])):
-            path, there = entry["path"], now(entry["path"])
+        for asked in map(wanted, module.params["files"]):
+            entry, path = with_original(asked), asked["path"]
+            there = now(path)
             if same(entry, there):
                 continue
             done.append(path)
@@ -205,9 +222,7 @@ def main() -> None:
             })  # fmt: skip
             if module.check_mode:
                 continue
-            if entry["original"]:
-                keep(path)
-            make(entry)
+            write(asked, entry)
     except (ValueError, OSError, LookupError) as error:
         module.fail_json(msg=f"{error}.", paths=done)
     # What was seen of the node before does not hold any more (node_state).

@@ -14,18 +14,27 @@ init_plugin_loader()
 
 def says(role: str, name: str, **variables: Any) -> Any:
     """The value of a variable of the role, with its defaults and what a look has seen."""
-    loader = DataLoader()
-    known: dict[str, Any] = {
+    known = {
         "inventory_hostname": "node1",
         "ansible_check_mode": False,
         # Where lookups find the role's templates and files.
         "ansible_search_path": [str(tree.ROOT / "roles" / role)],
     }
+    return filled_in(f"{{{{ {name} }}}}", known | variables_of(role) | variables)
+
+
+def variables_of(role: str) -> dict[str, Any]:
+    """Its defaults and constants, as they are written."""
+    known: dict[str, Any] = {}
     for part in ("defaults", "vars"):
-        known |= loader.load_from_file(
-            str(tree.ROOT / f"roles/{role}/{part}/main.yml"), trusted_as_template=True, cache="none"
-        )
-    return filled_in(f"{{{{ {name} }}}}", known | variables)
+        if (tree.ROOT / f"roles/{role}/{part}/main.yml").exists():
+            known |= loaded(f"roles/{role}/{part}/main.yml")
+    return known
+
+
+def loaded(path: str) -> Any:
+    """A YAML file of the repository, its templates to be filled in."""
+    return DataLoader().load_from_file(str(tree.ROOT / path), trusted_as_template=True, cache="none")
 
 
 def filled_in(text: str, variables: dict[str, Any]) -> Any:
@@ -33,12 +42,12 @@ def filled_in(text: str, variables: dict[str, Any]) -> Any:
     return Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text))
 
 
-def problems(role: str, node: dict[str, Any], nodes: dict[str, Any] | None = None, **settings: Any) -> str:
+def problems(role: str, node: dict[str, Any], others: dict[str, Any] | None = None, **settings: Any) -> str:
     """What the role's problems.py says of a node, with the role's defaults."""
     defaults = yaml.safe_load((tree.ROOT / f"roles/{role}/defaults/main.yml").read_text(encoding="utf-8"))
     known = {name.removeprefix(f"{role}_"): value for name, value in defaults.items()}
     return " ".join(
         tree.module(f"roles/{role}/problems.py").problems(
-            {"check": False, **known, **settings}, node, nodes or {}
+            {"check": False, **known, **settings}, node, others or {}
         )
     )

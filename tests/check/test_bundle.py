@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tree
 
-PROGRAM = tree.ROOT / "playbooks/files/bundle"
+PROGRAM = tree.ROOT / "roles/bundle/files/bundle"
 
 
 def bundle(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -104,7 +104,7 @@ def test_what_is_none_is_refused(tmp_path: Path) -> None:
 
 def problems(**changes: Any) -> list[str]:
     """What is wrong with a node for which all is well but these."""
-    module = tree.plugin("filter/bundle")
+    module = tree.module("roles/bundle/filter_plugins/bundle_problems.py")
     made = {
         "file": "b.tar", "system": {"distribution": "Debian", "version": "12", "machine": "x86_64"},
         "packages": ["chrony"], "unknown": ["systemd-resolved"], "torch": "cu130", "packages_bytes": 1 << 30,
@@ -166,5 +166,5 @@ def test_a_node_whose_driver_is_not_in_it_is_refused_with_all_that_belongs_to_it
 
 def test_it_is_refused_before_any_node_is_changed() -> None:
     site = (tree.ROOT / "playbooks/site.yml").read_text()
-    assert site.index("wanted.yml") < site.index("tasks/fit_bundle.yml") < site.index("roles:\n    - {role:")
-    assert "nvidia_driver_wanted" in (tree.ROOT / "playbooks/tasks/fit_bundle.yml").read_text()
+    assert site.index("decide.yml") < site.index("tasks_from: fit.yml") < site.index("roles:\n    - {role:")
+    assert "nvidia_driver_decision" in (tree.ROOT / "roles/bundle/tasks/fit.yml").read_text()

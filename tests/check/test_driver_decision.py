@@ -34,7 +34,7 @@ def cards(name: str) -> tuple[list[dict[str, Any]], int]:
         if match[2].startswith("03"):
             found.append({
                 "pci": f"0000:{match[1]}", "device_id": match[3], "boot_vga": not found, "bound": "",
-                "generation": GPU.generation(match[3]),
+                "generation": GPU.generation(match[3]), "capability": GPU.CAPABILITY[GPU.generation(match[3])],
             })  # fmt: skip
     return found, switches
 
@@ -52,17 +52,20 @@ def seen(card: str, machine: str, distribution: str = "Ubuntu", **more: Any) -> 
     }
     smi = {
         "name": "NVIDIA GeForce RTX 3060", "power_min": 100.0, "power_max": 212.0, "power_limit": 170.0,
-        "persistence": True, **more,
+        "persistence": True, "display_active": False, **more,
     }  # fmt: skip
     answers = record.get("loaded") and not record.get("silent")
     gpu = {
         "cards": on_bus,
         "driver": record.get("loaded", ""),
-        "smi": [smi for _ in on_bus] if answers else [],
+        "smi": [
+            {**smi, "pci": card["pci"], "uuid": f"GPU-{number}", "compute_capability": card["capability"]}
+            for number, card in enumerate(on_bus)
+        ] if answers else [],
         "elsewhere": "",
         "machine": {
             "kernel": record["kernel"], "packages": packages, "dkms": record.get("dkms", []), "switches": switches,
-            "devices": True, **flags,
+            "devices": True, "installed": GPU.installed(packages), **flags,
         },
     }  # fmt: skip
     return {

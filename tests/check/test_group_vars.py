@@ -1,6 +1,7 @@
 """Every inventory has our variables, wherever it lies, and what it says itself wins."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,28 @@ def test_the_firewall_guards_the_port_that_tensorboard_has(inventory: Path) -> N
     asked = " ".join(f"{{{{ {name} }}}}" for name in names)
     said = ansible("ansible", "-i", inventory, "a", "-m", "ansible.builtin.debug", "-a", f"msg='{asked}'")
     assert "6007 6007 6007" in said
+
+
+@pytest.mark.parametrize(
+    ("address", "way"),
+    [
+        (
+            "",
+            r"ssh -N -L 6006:127\.0\.0\.1:6006 -p 22 -l \w+ -i \S+id_ed25519 .* 192\.0\.2\.1 \(then http://127\.0\.0\.1:6006\)",
+        ),
+        ("{{ lan_address }}", r"http://192\.0\.2\.1:6006"),
+    ],
+)
+def test_tensorboard_is_seen_through_ssh_unless_somebody_opens_it(
+    inventory: Path, address: str, way: str
+) -> None:
+    (inventory / "group_vars").mkdir()
+    own = {"tensorboard_address": address} if address else {}
+    (inventory / "group_vars/all.yml").write_text(yaml.safe_dump({**own, "ansible_user": "ubuntu"}))
+    said = ansible(
+        "ansible", "-i", inventory, "a", "-m", "ansible.builtin.debug", "-a", "var=tensorboard_way"
+    )
+    assert re.search(way, " ".join(said.split())), said
 
 
 def test_a_task_that_is_delegated_asks_for_the_key_of_the_host_it_goes_to(

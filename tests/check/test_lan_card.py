@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
 import tree
 import yaml
+from expressions import problems
 
 CARDS, NETPLAN = tree.plugin("filter/lan_card"), tree.plugin("filter/netplan")
+PLAN = tree.plugin("filter/network_plan")
 WANTED = "192.168.50.20"
 
 
@@ -331,3 +334,85 @@ def test_network_managers_own_profile_of_the_card_goes_too() -> None:
     assert found["definition"]["networkmanager"] == {
         "passthrough": {"connection.autoconnect-priority": "100"}
     }
+
+
+# ── what there is to do ──────────────────────────────────────────────────────────────────────────
+
+SETTINGS = OURS | {"interface": "", "first_address": "192.168.1.57"}
+NONE = {"kind": "absent", "sha256": "", "mode": ""}
+
+
+def plan(*cards: dict[str, Any], found_at: str = "", **more: Any) -> dict[str, Any]:
+    seen = {
+        "cards": list(cards), "netplan": {}, "missing": ["netplan.io"], "distribution": "Ubuntu", "now": 0.0,
+        "session": {"client": "192.168.50.9", "here": "192.168.50.20"}, "netplan_before": {},
+        "files": {path: NONE for path in (PLAN.OURS, PLAN.CLOUD, PLAN.CLOUD_FILE)}, **more,
+    }  # fmt: skip
+    found: dict[str, Any] = PLAN.network_plan(seen, SETTINGS, found_at)
+    return found
+
+
+def there(path: str, content: str, mode: str) -> dict[str, Any]:
+    return {path: {"kind": "file", "sha256": hashlib.sha256(content.encode()).hexdigest(), "mode": mode}}
+
+
+def test_a_node_that_has_all_of_it_is_left_alone() -> None:
+    ready = card("enp3s0", "192.168.50.20/24", gateway="192.168.50.1")
+    files = plan(ready)["files"]
+    assert [file["path"] for file in files] == [PLAN.OURS]
+    assert yaml.safe_load(files[0]["content"])["network"]["ethernets"]["0-aura"] == takeover({})["definition"]
+    nothing = {path: NONE for path in (PLAN.CLOUD, PLAN.CLOUD_FILE)}
+    written = nothing | there(PLAN.OURS, files[0]["content"], "0600")
+    assert not plan(ready, files=written)["differs"]
+    assert plan(ready, files=written, distribution="Debian")["missing"] == ["netplan.io"]
+    assert plan(ready, files=written, distribution="Debian")["differs"]
+    assert plan(ready, files=written | {PLAN.CLOUD: {"kind": "directory"}})["differs"]
+    assert plan(ready, files=nothing | there(PLAN.OURS, files[0]["content"], "0644"))["differs"]
+    assert "enp3s0 has nothing as its default route" in plan(ready | {"gateway": ""}, files=written)["why"]
+    leased = card("enp3s0", "192.168.50.20/24", gateway="192.168.50.1", dynamic=["192.168.50.20/24"])
+    assert "for good and nothing else" in plan(leased, files=written)["why"]
+
+
+def test_others_files_are_kept_and_come_back() -> None:
+    planned = plan(home(), netplan={"/etc/netplan/50-x.yaml": SUBIQUITY})
+    kept, gone = planned["files"][1:]
+    assert kept["path"].startswith("/var/backups/aura/etc/netplan/50-x.yaml.19")
+    assert (kept["content"], gone) == (SUBIQUITY, {"path": "/etc/netplan/50-x.yaml", "absent": True})
+    later = {kept["path"]: SUBIQUITY, kept["path"].replace(".19", ".20"): "of a later run"}
+    seen = {"files": {PLAN.OURS: {"kind": "file"}, PLAN.CLOUD_FILE: NONE}, "netplan_before": later}
+    back = {file["path"]: file for file in PLAN.network_before(seen)}
+    assert set(back) == {PLAN.OURS, "/etc/netplan/50-x.yaml", *later}
+    assert back["/etc/netplan/50-x.yaml"]["content"] == SUBIQUITY
+    assert all(back[path].get("absent") for path in (PLAN.OURS, *later))
+
+
+def test_an_address_that_was_lent_is_given_back_first() -> None:
+    for manager, load in (("networkd", "netplan apply"), ("NetworkManager", "netplan generate")):
+        lacks = plan(home(manager=manager))
+        assert lacks["apply"][0][2].startswith("ip address delete 192.168.50.20/24 dev enp3s0 ")
+        has = plan(card("enp3s0", "192.168.50.20/24", manager=manager))
+        assert has["apply"][0][2].startswith(load)
+        assert has["undo"][0][2].startswith(load)
+
+
+@pytest.mark.parametrize(
+    ("found_at", "addresses", "before"),
+    [
+        ("192.168.1.57", ["192.168.1.57/24"], ""),
+        # An interrupted run has lent the new address, and there the node was found. The undo takes it away.
+        ("192.168.50.20", ["192.168.1.57/24", "192.168.50.20/24"], "192.168.1.57"),
+        # The router's lease of the address itself: it comes back with the old settings.
+        ("192.168.50.20", ["192.168.50.20/24"], ""),
+    ],
+)
+def test_where_the_node_is_when_its_network_was_taken_back(
+    found_at: str, addresses: list[str], before: str
+) -> None:
+    assert plan(card("enp3s0", *addresses), found_at=found_at)["before"] == before
+
+
+def test_the_role_says_all_that_is_wrong() -> None:
+    seen = {"cards": [wifi("192.168.50.20/24")], "netplan": {}}
+    said = problems("static_network", seen, **OURS)
+    assert "which is Wi-Fi" in said
+    assert "static_network_enabled: false" in said

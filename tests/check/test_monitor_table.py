@@ -1,10 +1,11 @@
 """The table of playbooks/monitor.yml, and the units that bring a person news: what is made of what nodes say."""
 
+import re
 from typing import Any
 
 import pytest
 import tree
-from expressions import filled_in, says
+from expressions import filled_in, loaded, problems, says, variables_of
 
 GPU = {
     "index": 0, "name": "NVIDIA RTX 4090", "load_percent": 97, "used_bytes": 12 * 2**30, "total_bytes": 24 * 2**30,
@@ -61,36 +62,67 @@ def test_a_node_without_a_trainer_has_a_line_too() -> None:
 
 
 SECRET = "https://discord.com/api/webhooks/1/abcdef"  # noqa: S105 - made up
-SEEN: dict[str, Any] = {"files": {}, "units": {}}
+
+
+def unit_of(role: str, tasks: str = "main", **variables: Any) -> str:
+    """The unit that the role has made by the role service."""
+    (told,) = (
+        task["vars"]
+        for task in loaded(f"roles/{role}/tasks/{tasks}.yml")
+        if task.get("ansible.builtin.include_role") == {"name": "service"}
+    )
+    text = "lookup('ansible.builtin.template', 'service.j2')"
+    return says("service", text, **(variables_of(role) | told | variables))
 
 
 def test_the_unit_that_tells_a_person_holds_no_address() -> None:
-    known = {
-        "notify_services": [SECRET],
-        "notify_nodes": {"node1": "192.168.50.21", "node2": "192.168.50.22"},
-    }
-    unit = says("notify", "lookup('ansible.builtin.template', 'aura-notify.service.j2')", **known)
+    nodes = {"node1": "192.168.50.21", "node2": "192.168.50.22"}
+    unit = unit_of("notify", "configure", notify_services=[SECRET], notify_name="node1", notify_nodes=nodes)
     (start,) = (line for line in unit.splitlines() if line.startswith("ExecStart="))
     assert start.endswith("--node node1 --nodes node1=192.168.50.21 node2=192.168.50.22")
     assert "LoadCredential=webhooks:/etc/aura/webhooks.json" in unit and SECRET not in unit
-    assert SECRET in says("notify", "lookup('ansible.builtin.template', 'webhooks.json.j2')", **known)
+    assert SECRET in says(
+        "notify", "lookup('ansible.builtin.template', 'webhooks.json.j2')", notify_services=[SECRET]
+    )
+
+
+@pytest.mark.parametrize("bucket", ["", "s3://data/runs"])
+def test_copies_are_of_aura_only_without_a_key(bucket: str) -> None:
+    """What has a secret shares its user with nobody; what lies in the shared directory is aura's on all nodes."""
+    unit = unit_of("run_copies", run_copies_bucket=bucket, run_copies_mount="/srv/aura")
+    assert ("User=aura\n" in unit) is (bucket == "")
+    assert ("LoadCredential=s3:/etc/aura/s3-credentials" in unit) is (bucket != "")
+    assert ("PrivateNetwork=yes" in unit) is (bucket == "")
+    assert ("ConditionPathIsMountPoint=/srv/aura" in unit) is (bucket == "")
+
+
+@pytest.mark.parametrize("role", ["tensorboard", "notify", "gpu_watch"])
+def test_every_service_has_a_user_of_its_own(role: str) -> None:
+    unit = unit_of(role, "configure" if role == "notify" else "main")
+    assert re.search(r"^User=aura-", unit, re.M)
 
 
 @pytest.mark.parametrize(
-    ("role", "variables", "sentence"),
+    ("role", "settings", "sentence"),
     [
-        ("notify", {"notify_services": [SECRET]}, ""),
+        ("notify", {"services": [SECRET]}, ""),
         ("notify", {}, "nobody is named"),
-        ("notify", {"notify_heartbeat_url": SECRET, "notify_heartbeat_seconds": 0}, "at least 1"),
-        (
-            "notify",
-            {"notify_services": [SECRET], "notify_nodes": {"node7": "x"}},
-            "node1 is not in notify_nodes",
-        ),
+        ("notify", {"heartbeat_url": SECRET, "heartbeat_seconds": 0}, "at least 1"),
+        ("notify", {"services": [SECRET], "nodes": {"node7": "x"}}, "node1 is not in notify_nodes"),
         ("gpu_watch", {}, ""),
-        ("gpu_watch", {"gpu_watch_interval": 60}, "from 1 to 30"),
+        ("gpu_watch", {"interval": 60}, "from 1 to 30"),
+        ("object_storage", {"access_key": "a", "secret_key": "b"}, ""),
+        ("object_storage", {"access_key": "a"}, "there is no key for object storage"),
+        ("object_storage", {"access_key": "a", "secret_key": "two words"}, "no spaces and no line breaks"),
+        (
+            "object_storage",
+            {"access_key": "a", "secret_key": "b", "endpoint": "minio.lan"},
+            "an address such as",
+        ),
+        ("object_storage", {"access_key": "a", "secret_key": "b", "region": "Madrid, ES"}, "a word such as"),
     ],
 )
-def test_settings_that_make_no_sense(role: str, variables: dict[str, Any], sentence: str) -> None:
-    said = says(role, f"__{role}_problem", **variables, **{f"__{role}_seen": SEEN})
+def test_settings_that_make_no_sense(role: str, settings: dict[str, Any], sentence: str) -> None:
+    said = problems(role, {}, **{"name": "node1", **settings})
     assert (sentence in said) if sentence else said == ""
+    assert SECRET not in said and "two words" not in said

@@ -1,27 +1,10 @@
-"""How what a node is gets compared with what is wanted, and which answer serves which question."""
+"""What a node says of itself, and which answer serves which question."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
-
-
-@pytest.mark.parametrize(
-    ("seen", "wanted", "differ"),
-    [
-        ({"/a": {"kind": "file", "mode": "0644"}}, {"/a": {"kind": "file"}}, []),
-        ({"/a": {"kind": "file", "mode": "0600"}}, {"/a": {"kind": "file", "mode": "0644"}}, ["/a"]),
-        ({"/a": {"kind": "link", "mode": "0777"}}, {"/a": {"kind": "directory"}}, ["/a"]),
-        ({"/a": {"kind": "absent", "mode": ""}}, {"/a": {"kind": "absent"}}, []),
-        ({}, {"/a": {"kind": "absent"}}, ["/a"]),  # not looked at is not known
-        ({"/a": {"kind": "file"}, "/b": {"kind": "file"}}, {"/a": {"kind": "file"}}, []),
-    ],
-)
-def test_only_what_is_wanted_is_compared(
-    seen: dict[str, dict[str, str]], wanted: dict[str, dict[str, str]], differ: list[str]
-) -> None:
-    assert tree.plugin("filter/differing").differing(seen, wanted) == differ
 
 
 def test_an_answer_serves_who_asks_for_no_more() -> None:

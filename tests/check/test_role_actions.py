@@ -50,19 +50,19 @@ def test_a_unit_runs_with_the_files_that_lie_there(
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = tree.plugin("modules/write_files")
     monkeypatch.setattr(module, "ORIGINALS", str(tmp_path / "originals"))
+    monkeypatch.setattr(module, "EDITED", str(tmp_path / "edited"))
     return module
 
 
 def made(files: Any, entry: dict[str, Any]) -> bool:
     """Whether something differed; it does not afterwards."""
     me = {"owner": Path.home().owner(), "group": Path.home().group()}
-    wanted = files.with_original(files.wanted({**me, **entry}))
-    differs = not files.same(wanted, files.now(wanted["path"]))
+    asked = files.wanted({**me, **entry})
+    wanted = files.with_original(asked)
+    differs = not files.same(wanted, files.now(asked["path"]))
     if differs:
-        if wanted["original"]:
-            files.keep(wanted["path"])
-        files.make(wanted)
-    assert files.same(wanted, files.now(wanted["path"]))
+        files.write(asked, wanted)
+    assert files.same(wanted, files.now(asked["path"]))
     return differs
 
 
@@ -100,6 +100,12 @@ def test_what_lay_there_before_comes_back(files: Any, tmp_path: Path) -> None:
     assert made(files, {**mine, "content": "ours, newer\n"})
     assert made(files, gone)
     assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("theirs\n", 0o600)
+    assert Path(f"{tmp_path}/edited{path}").read_text() == "ours, newer\n"
+    # Made again, and taken back again: what is there then is the original.
+    path.write_text("theirs, too\n")
+    assert made(files, mine)
+    assert made(files, gone)
+    assert path.read_text() == "theirs, too\n"
     # Where there was none, none comes back.
     new = tmp_path / "new.conf"
     assert made(files, {**mine, "path": str(new)})

@@ -35,106 +35,73 @@ OURS_THERE = {"owner": "aura", "empty": False}
 
 # --- the server ------------------------------------------------------------------------------------
 
-
-def server(
-    kind: str = "absent",
-    etab: str = "",
-    versions: str = "",
-    there: dict[str, Any] | None = None,
-    **variables: Any,
-) -> dict[str, Any]:
-    directory = variables.setdefault("nfs_server_directory", "/srv/aura")
-    variables.setdefault("nfs_server_clients", ["192.168.50.21", "192.168.50.22"])
-    seen = {
-        "files": {directory: {**ABSENT, "kind": kind}},
-        "mounts": {directory: {**FREE, **(there or {})}},
-        "texts": {"/var/lib/nfs/etab": etab, "/proc/fs/nfsd/versions": versions},
-    }
-    return {**variables, "__nfs_server_seen": seen}
+SERVER = {"server_enabled": True, "directory": "/srv/aura", "clients": ["192.168.50.21", "192.168.50.22"]}
 
 
 @pytest.mark.parametrize(
-    ("seen", "sentence"),
+    ("kind", "there", "settings", "sentence"),
     [
-        (server(), ""),
-        (server(kind="directory"), ""),
-        (server(kind="directory", there=OURS_THERE), ""),
-        (server(kind="directory", there={"owner": "ubuntu"}), ""),  # empty
-        (server(kind="directory", there=THEIRS), "is /srv/aura, which is ubuntu's there and not empty"),
-        (
-            server(kind="directory", there={"mounted": True, "owner": "root", "empty": False}),
-            "which is root's",
-        ),
-        (server(nfs_server_directory="/home/ubuntu"), HOME),
-        (server(nfs_server_directory="/home/ubuntu/simpletuner/output"), HOME),
-        (server(nfs_server_clients=[]), "nfs_server_clients is empty"),
-        (server(nfs_server_clients=["node1"]), "names node1, which is no IPv4 address"),
-        (server(nfs_server_clients=["0.0.0.0/0"]), "names 0.0.0.0/0, which is no IPv4 address"),
-        (server(nfs_server_directory="/etc/aura"), SYSTEM),
-        (server(nfs_server_directory="/lib/systemd"), SYSTEM),
-        (server(nfs_server_directory="/var/lib/aura/runs"), SYSTEM),
-        (server(nfs_server_directory="/var/lib/nfs"), SYSTEM),
-        (server(nfs_server_directory="/library/aura"), ""),
-        (server(nfs_server_directory="/homes/aura"), ""),
-        (server(nfs_server_directory="/srv/my files"), "no absolute path of at least two names"),
-        (server(nfs_server_directory="/srv"), "no absolute path of at least two names"),
-        (server(nfs_server_directory="/srv/aura/../.."), "no absolute path of at least two names"),
-        (server(kind="link"), "is a link there, and no directory"),
+        ("absent", {}, {}, ""),
+        ("directory", OURS_THERE, {}, ""),
+        ("directory", {"owner": "ubuntu"}, {}, ""),  # empty
+        ("directory", THEIRS, {}, "is /srv/aura, which is ubuntu's there and not empty"),
+        ("directory", {"mounted": True, "owner": "root", "empty": False}, {}, "which is root's"),
+        ("link", {}, {}, "is a link there, and no directory"),
+        ("absent", {}, {"directory": "/home/ubuntu"}, HOME),
+        ("absent", {}, {"directory": "/home/ubuntu/simpletuner/output"}, HOME),
+        ("absent", {}, {"clients": []}, "nfs_clients is empty"),
+        ("absent", {}, {"clients": ["node1"]}, "names node1, which is no IPv4 address"),
+        ("absent", {}, {"clients": ["0.0.0.0/0"]}, "names 0.0.0.0/0, which is no IPv4 address"),
+        ("absent", {}, {"directory": "/etc/aura"}, SYSTEM),
+        ("absent", {}, {"directory": "/lib/systemd"}, SYSTEM),
+        ("absent", {}, {"directory": "/var/lib/aura/runs"}, SYSTEM),
+        ("absent", {}, {"directory": "/var/lib/nfs"}, SYSTEM),
+        ("absent", {}, {"directory": "/library/aura"}, ""),
+        ("absent", {}, {"directory": "/homes/aura"}, ""),
+        ("absent", {}, {"directory": "/srv/my files"}, "no absolute path of at least two names"),
+        ("absent", {}, {"directory": "/srv"}, "no absolute path of at least two names"),
+        ("absent", {}, {"directory": "/srv/aura/../.."}, "no absolute path of at least two names"),
     ],
 )
-def test_what_would_be_no_good_server_is_refused(seen: dict[str, Any], sentence: str) -> None:
-    said = says("nfs_server", "__nfs_server_problem", **seen)
+def test_what_would_be_no_good_server_is_refused(
+    kind: str, there: dict[str, Any], settings: dict[str, Any], sentence: str
+) -> None:
+    told = {**SERVER, **settings}
+    node = {
+        "files": {told["directory"]: {**ABSENT, "kind": kind}},
+        "mounts": {told["directory"]: {**FREE, **there}},
+    }
+    said = problems("nfs", node, **told)
     assert sentence in said if sentence else said == ""
 
 
+FILTERS = tree.module("roles/nfs/filter_plugins/nfs.py")
 OPTIONS = (
     "rw,sync,wdelay,hide,nocrossmnt,secure,root_squash,no_all_squash,no_subtree_check,secure_locks,sec=sys"
 )
+ONE, TWO = (f"/srv/aura\t192.168.50.{last}({OPTIONS})\n" for last in (21, 22))
+ONLY_4 = "-3 +4 +4.1 +4.2\n"
 
 
 @pytest.mark.parametrize(
-    ("etab", "exported"),
+    ("etab", "versions", "difference"),
     [
-        (f"/srv/aura\t192.168.50.21({OPTIONS})\n/srv/aura\t192.168.50.22({OPTIONS})\n", True),
-        (f"/home\t*(ro)\n/srv/aura\t192.168.50.22({OPTIONS})\n/srv/aura\t192.168.50.21({OPTIONS})\n", True),
-        ("", False),
-        (f"/srv/aura\t192.168.50.21({OPTIONS})\n", False),
-        (
-            f"/srv/aura\t*({OPTIONS})\n/srv/aura\t192.168.50.21({OPTIONS})\n/srv/aura\t192.168.50.22({OPTIONS})\n",
-            False,
-        ),
-        (
-            f"/srv/aura\t192.168.50.21({OPTIONS})\n"
-            f"/srv/aura\t192.168.50.22({OPTIONS.replace('root_squash', 'no_root_squash')})\n",
-            False,
-        ),
-        (f"/srv/aura2\t192.168.50.21({OPTIONS})\n/srv/aura2\t192.168.50.22({OPTIONS})\n", False),
+        (ONE + TWO, ONLY_4, ""),
+        (f"/home\t*(ro)\n{TWO}{ONE}", "-2 -3 +4 +4.1 +4.2\n", ""),
+        ("", ONLY_4, "it is exported to nobody"),
+        (ONE, ONLY_4, "it is exported to 192.168.50.21("),
+        (f"/srv/aura\t*({OPTIONS})\n{ONE}{TWO}", ONLY_4, "it is exported to *("),
+        (ONE + TWO.replace("root_squash", "no_root_squash"), ONLY_4, "it is exported to"),
+        ((ONE + TWO).replace("aura", "aura2"), ONLY_4, "it is exported to nobody"),
+        (ONE + TWO, "+3 +4 +4.1 +4.2\n", "serves the versions +3"),
+        (ONE + TWO, "", "serves nothing"),
     ],
 )
-def test_what_the_kernel_exports_is_compared(etab: str, exported: bool) -> None:
-    assert says("nfs_server", "__nfs_server_exported", **server(etab=etab)) is exported
-
-
-@pytest.mark.parametrize(
-    ("versions", "only"),
-    [("-2 -3 +4 +4.1 +4.2\n", True), ("-3 +4 +4.1 +4.2\n", True), ("+3 +4 +4.1 +4.2\n", False), ("", False)],
-)
-def test_version_3_is_off(versions: str, only: bool) -> None:
-    assert says("nfs_server", "__nfs_server_version_4_only", **server(versions=versions)) is only
-
-
-@pytest.mark.parametrize(
-    ("written", "started", "old"),
-    [(100.0, 200.0, False), (200.0, 100.0, True), (900.0, 100.0, False)],  # the last: the clock was set since
-)
-def test_a_server_that_has_not_read_its_settings_is_seen(written: float, started: float, old: bool) -> None:
-    """Who says --tags configure writes them and starts nothing; the next run finishes that."""
-    seen = {
-        "files": {"/etc/nfs.conf.d/aura.conf": {**ABSENT, "kind": "file", "mtime": written}},
-        "units": {"nfs-server.service": {**UNIT, "started": started}},
-        "now": 500.0,
-    }
-    assert says("nfs_server", "__nfs_server_settings_are_old", __nfs_server_seen=seen) is old
+def test_what_the_kernel_exports_is_compared(etab: str, versions: str, difference: str) -> None:
+    seen = {"texts": {"/var/lib/nfs/etab": etab, "/proc/fs/nfsd/versions": versions}}
+    wanted = says("nfs", "__nfs_options")
+    said = FILTERS.nfs_exported_otherwise(seen, "/srv/aura", SERVER["clients"], wanted)
+    assert said.startswith(difference) or difference in said if difference else said == ""
 
 
 @pytest.mark.parametrize("directory", ["", "/srv/aura", "/home/ubuntu/simpletuner/output"])
@@ -145,113 +112,126 @@ def test_a_shared_directory_that_cannot_be_is_refused_before_the_first_packet(di
 
 # --- the clients -----------------------------------------------------------------------------------
 
-
-def client(mount: dict[str, Any] | None = None, ours: bool = False, **variables: Any) -> dict[str, Any]:
-    variables = {
-        "nfs_client_source": "192.168.50.20:/srv/aura",
-        "nfs_client_directory": "/srv/aura",
-    } | variables
-    unit = says("nfs_client", "__nfs_client_unit", **variables)
-    seen = {
-        "mounts": {variables["nfs_client_directory"]: {**FREE, **(mount or {})}},
-        "units": {unit: {**UNIT, "exists": ours}},
-        "files": {f"/etc/systemd/system/{unit}": {**ABSENT, "kind": "file" if ours else "absent"}},
-    }
-    return {**variables, "__nfs_client_seen": seen}
-
-
+CLIENT = {"client_enabled": True, "directory": "/srv/aura", "source": "192.168.50.20:/srv/aura"}
 OTHER = {"mounted": True, "source": "192.168.50.9:/old", "type": "nfs4", "empty": False}
-SMB: dict[str, Any] = {
-    "nfs_client_source": "//nas/aura",
-    "nfs_client_smb_user": "aura",
-    "nfs_client_smb_password": "secret",
-}
+SMB: dict[str, Any] = {"source": "//nas/aura", "smb_user": "aura", "smb_password": "secret"}
+MOUNT_FILE = {"/etc/systemd/system/srv-aura.mount": {**ABSENT, "kind": "file"}}
 
 
 @pytest.mark.parametrize(
-    ("seen", "sentence"),
+    ("mount", "settings", "sentence"),
     [
-        (client(), ""),
-        (client(nfs_client_source="nas.home:/volume1/aura"), ""),
-        (client(**SMB), ""),
-        (client(mount={**OTHER, "source": "192.168.50.20:/srv/aura"}), ""),
-        (client(mount=OTHER, ours=True), ""),
-        (client(mount=OTHER), "192.168.50.9:/old is mounted at /srv/aura there"),
-        (client(mount={"empty": False}), "there is something in /srv/aura, which would be hidden"),
-        (client(nfs_client_source="192.168.50.20"), "which is neither NFS"),
-        (client(nfs_client_source="192.168.50.20:/srv/my files"), "which is neither NFS"),
-        (client(nfs_client_source="//nas/aura/"), "which is neither NFS"),
-        (client(nfs_client_source="//nas/%h"), "which is neither NFS"),
-        (client(nfs_client_directory="/usr/share"), SYSTEM),
-        (client(nfs_client_directory="/home/ubuntu/simpletuner/output"), HOME),
-        (client(nfs_client_directory="/srv"), "no absolute path of at least two names"),
-        (client(**{**SMB, "nfs_client_smb_password": ""}), "wants to know who we are"),
-        (client(**{**SMB, "nfs_client_smb_user": "a\nb"}), "has a line break in it"),
+        ({}, {}, ""),
+        ({}, {"source": "nas.home:/volume1/aura"}, ""),
+        ({}, SMB, ""),
+        ({**OTHER, "source": "192.168.50.20:/srv/aura"}, {}, ""),
+        ({**OTHER, "ours": True}, {}, ""),
+        (OTHER, {}, "192.168.50.9:/old is mounted at /srv/aura there"),
+        ({"empty": False}, {}, "there is something in /srv/aura, which would be hidden"),
+        ({}, {"source": "192.168.50.20"}, "which is neither NFS"),
+        ({}, {"source": "192.168.50.20:/srv/my files"}, "which is neither NFS"),
+        ({}, {"source": "//nas/aura/"}, "which is neither NFS"),
+        ({}, {"source": "//nas/%h"}, "which is neither NFS"),
+        ({}, {"directory": "/usr/share"}, SYSTEM),
+        ({}, {"directory": "/home/ubuntu/simpletuner/output"}, HOME),
+        ({}, {"directory": "/srv"}, "no absolute path of at least two names"),
+        ({}, {**SMB, "smb_password": ""}, "wants to know who we are"),
+        ({}, {**SMB, "smb_user": "a\nb"}, "has a line break in it"),
     ],
 )
-def test_what_would_be_no_good_mount_is_refused(seen: dict[str, Any], sentence: str) -> None:
-    said = says("nfs_client", "__nfs_client_problem", **seen)
+def test_what_would_be_no_good_mount_is_refused(
+    mount: dict[str, Any], settings: dict[str, Any], sentence: str
+) -> None:
+    told = {**CLIENT, **settings}
+    node = {
+        "mounts": {told["directory"]: {**FREE, **mount}},
+        "files": MOUNT_FILE if mount.get("ours") else {},
+    }
+    said = problems("nfs", node, **told)
     assert sentence in said if sentence else said == ""
     assert "secret" not in said
 
 
+def test_all_that_is_wrong_is_said() -> None:
+    node = {"mounts": {"/srv/aura": {**FREE, "empty": False}}, "files": {}}
+    said = problems("nfs", node, **{**CLIENT, "source": "nowhere"})
+    assert "neither NFS" in said and "would be hidden" in said
+    assert problems("nfs", {}, source="nowhere", clients=[]) == "", "a node that shares nothing"
+
+
 def test_names_follow_from_what_is_mounted() -> None:
-    smb = {**SMB, "nfs_client_directory": "/srv/nas-files"}
-    assert says("nfs_client", "__nfs_client_unit", **smb) == r"srv-nas\x2dfiles.mount"
-    assert says("nfs_client", "[__nfs_client_host, __nfs_client_port]", **smb) == ["nas", 445]
-    nfs = {"nfs_client_source": "192.168.50.20:/srv/aura"}
-    assert says("nfs_client", "[__nfs_client_host, __nfs_client_port]", **nfs) == ["192.168.50.20", 2049]
-    assert "secret" not in says("nfs_client", "__nfs_client_options | join(',')", **smb)
+    smb = {"nfs_source": "//nas/aura", "nfs_directory": "/srv/nas-files", "nfs_smb_password": "secret"}
+    assert says("nfs", "__nfs_mount_file", **smb) == r"/etc/systemd/system/srv-nas\x2dfiles.mount"
+    assert tree.module("roles/nfs/problems.py").unit_file("/srv/nas-files") == says(
+        "nfs", "__nfs_mount_file", **smb
+    )
+    assert (FILTERS.nfs_host("//nas/aura"), FILTERS.nfs_host("192.168.50.20:/srv/aura")) == (
+        "nas",
+        "192.168.50.20",
+    )
+    mount = says("nfs", "lookup('ansible.builtin.template', 'shared-directory.mount.j2')", **smb)
+    assert (
+        "soft,credentials=/etc/aura-shared-directory.credentials,uid=aura" in mount and "secret" not in mount
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "right"),
+    [
+        ({}, True),
+        ({"source": "nas:/a"}, False),
+        ({"options": ["rw", "nodev"]}, False),
+        ({"mounted": False}, False),
+    ],
+)
+def test_a_mount_is_right_as_its_unit_says(change: dict[str, Any], right: bool) -> None:
+    mount = {
+        **FREE,
+        "mounted": True,
+        "source": CLIENT["source"],
+        "options": ["rw", "nosuid", "nodev"],
+        **change,
+    }
+    for stale in (False, True):
+        seen = {"mounts": {"/srv/aura": mount}, "units": {"srv-aura.mount": {**UNIT, "stale": stale}}}
+        assert FILTERS.nfs_mounted(seen, "/srv/aura", CLIENT["source"], "srv-aura.mount") is (
+            right and not stale
+        )
 
 
 def test_numbers_that_differ_are_named() -> None:
-    def node(**numbers: int) -> dict[str, Any]:
-        return {
-            "__nfs_client_seen": {"users": {user: {"uid": uid, "gid": uid} for user, uid in numbers.items()}}
-        }
+    def node(shares: bool = True, **numbers: int) -> dict[str, Any]:
+        users = {user: {"uid": uid, "gid": uid} for user, uid in numbers.items()}
+        return {"users": users, "mounts": {"/srv/aura": FREE} if shares else {}, "files": {}}
 
-    hosts = {
+    nodes = {
         "node0": node(aura=2500, ubuntu=1000),
         "node1": node(ubuntu=1001),
-        "node2": {},
+        "node2": node(shares=False, ubuntu=1002),
         "node3": node(aura=2500),
     }
-    asked = {"nfs_client_users": ["aura", "ubuntu"], "hostvars": hosts, "ansible_play_hosts": list(hosts)}
-    assert says("nfs_client", "__nfs_client_unequal", **asked) == [
-        "the user ubuntu has the numbers 1000:1000 on node0 and 1001:1001 on node1"
-    ]
-    assert says("nfs_client", "__nfs_client_unequal", **{**asked, "nfs_client_users": ["aura"]}) == []
-
-
-def test_who_reads_what_a_node_writes() -> None:
-    hosts = {
-        name: {"inventory_hostname": name, "nfs_client_enabled": name != "node2"}
-        for name in ("node0", "node1", "node2", "node3")
-    }
-    asked = {"hostvars": hosts, "ansible_play_hosts": list(hosts), "nfs_client_source": "//nas/aura"}
-    assert says("nfs_client", "__nfs_client_reader", **asked) == "node0"
-    assert says("nfs_client", "__nfs_client_reader", **{**asked, "inventory_hostname": "node0"}) == "node1"
-    alone = {**asked, "ansible_play_hosts": ["node1"]}
-    assert says("nfs_client", "__nfs_client_reader", **alone) == "node1"
-    assert says("nfs_client", "__nfs_client_reader", **asked, nfs_client_server_node="node2") == "node2"
+    said = problems("nfs", nodes["node1"], nodes, **{**CLIENT, "users": ["aura", "ubuntu"]})
+    assert said.startswith("the user ubuntu has the numbers 1000:1000 on node0 and 1001:1001 on node1: ")
+    assert problems("nfs", nodes["node1"], nodes, **CLIENT) == ""
 
 
 # --- copies, and where data lie --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("variables", "sentence"),
+    ("settings", "sentence"),
     [
         ({}, ""),
-        ({"run_copies_mount": "/srv/aura"}, ""),
-        ({"run_copies_directory": "runs"}, "no absolute path of at least two names"),
-        ({"run_copies_directory": "/home/ubuntu/runs"}, HOME),
-        ({"run_copies_mount": "/mnt/nas"}, "which is not below /mnt/nas"),
-        ({"run_copies_rate": -1}, "cannot be negative"),
+        ({"mount": "/srv/aura"}, ""),
+        ({"directory": "runs"}, "no absolute path of at least two names"),
+        ({"directory": "/home/ubuntu/runs"}, HOME),
+        ({"mount": "/mnt/nas"}, "which is not below /mnt/nas"),
+        ({"rate": -1}, "cannot be negative"),
+        ({"bucket": "s3://data"}, "has to be like s3://bucket/directory"),
     ],
 )
-def test_copies_have_a_place(variables: dict[str, Any], sentence: str) -> None:
-    said = says("run_copies", "__run_copies_problem", **variables)
+def test_copies_have_a_place(settings: dict[str, Any], sentence: str) -> None:
+    said = problems("run_copies", {}, **settings)
     assert sentence in said if sentence else said == ""
 
 
@@ -351,23 +331,6 @@ def test_nobody_else_is_the_service_user(seen: dict[str, Any], sentence: str) ->
 
 
 # --- what comes back --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("role", "masked", "variables"),
-    [
-        ("nfs_server", "__nfs_server_masked", {}),
-        ("nfs_client", "__nfs_client_masked", {"nfs_client_source": "192.168.50.20:/srv/aura"}),
-    ],
-)
-def test_a_unit_that_is_masked_comes_back_with_a_reset(
-    role: str, masked: str, variables: dict[str, Any]
-) -> None:
-    """A mask is a link in /etc/systemd/system: reset.yml takes it away if the role says that it makes it."""
-    makes = yaml.safe_load((tree.ROOT / f"roles/{role}/meta/look.yml").read_text())["makes"]
-    links = {f"/etc/systemd/system/{unit}" for unit in says(role, masked, **variables)}
-    assert links
-    assert links <= set(says(role, makes.strip().removeprefix("{{").removesuffix("}}"), **variables))
 
 
 def test_the_drivers_packages_are_kept_as_ours() -> None:

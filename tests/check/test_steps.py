@@ -69,7 +69,11 @@ def steps_among(
             for name in [f"{name}.yml" for name in re.findall(r"'(\w+)'", words["file"])] or [words["file"]]:
                 yield from steps_of(path.parent / name, inherited | handed, reached & tags)
         elif "ansible.builtin.include_role" in task:
-            handed = listed(task["ansible.builtin.include_role"].get("apply", {}).get("tags"))
+            included = task["ansible.builtin.include_role"]
+            handed = listed(included.get("apply", {}).get("tags"))
+            if included == {"name": "service"}:
+                yield from steps_of(tree.ROOT / "roles/service/tasks/main.yml", inherited, reached & tags)
+                continue
             yield Step(f"{where} (what it includes)", {}, inherited | handed, reached & tags)
 
 
@@ -123,7 +127,7 @@ def test_its_tasks_belong_to_steps(entry: dict[str, Any]) -> None:
         where = f"roles/{entry['role']}/tasks/main.yml: {task['name']}"
         assert steps, f"{where}: needs tags, some of {', '.join(sorted(STEPS))}"
         assert steps <= STEPS, f"{where}: {steps - STEPS}"
-        changes = any(key.endswith("include_tasks") for key in task)
+        changes = any(key.endswith(("include_tasks", "include_role", "write_files")) for key in task)
         assert ("preflight" in steps) != changes, (
             f"{where}: what changes something is no preflight; what looks is"
         )
@@ -151,7 +155,7 @@ def test_packages_settings_and_services_are_steps(entry: dict[str, Any]) -> None
 def test_nothing_waits_for_shared_files() -> None:
     """A NAS that is off ends the run at the roles about it: all others come before them."""
     names = [entry["role"] for entry in roles_of_site()]
-    assert names[-3:] == ["nfs_server", "nfs_client", "run_copies"]
+    assert names[-2:] == ["nfs", "run_copies"]
 
 
 ROLE_FILES = [path for role in tree.roles() for path in (role / "tasks").glob("*.yml")]

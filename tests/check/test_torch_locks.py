@@ -98,7 +98,7 @@ def test_a_local_wheels_hash_is_recorded_at_first_use_and_holds_from_then_on(tmp
 
 
 def test_a_wheelhouse_is_named_after_all_that_is_in_it(tmp_path: Path) -> None:
-    wheelhouse = tree.plugin("filter/wheelhouse").wheelhouse
+    wheelhouse = tree.plugin("filter/releases").wheelhouse
     for name, text in {
         "node.txt": "numpy==2\n",
         "torch.in": "torch==2.13.0\n",

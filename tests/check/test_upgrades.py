@@ -175,6 +175,31 @@ def test_who_does_not_come_back_by_itself_is_not_rebooted(
     assert not said or "--limit 'cluster:!node3'" in said
 
 
+def rank(**status: Any) -> dict[str, Any]:
+    return {"unit": {"ActiveState": "active"}, "status": status}
+
+
+NEW = rank(state="training", loss=3.1, attempt="2")
+
+
+@pytest.mark.parametrize(
+    ("now", "waited_for"),
+    [
+        pytest.param([NEW, rank(state="joining")], 1, id="one has done a step"),
+        pytest.param([NEW, rank(state="done")], 0, id="one is through"),
+        pytest.param([rank(), rank()], 2, id="nothing is known of them"),
+        pytest.param([rank(state="training", loss=3.1, attempt="1"), rank()], 2, id="what they said before"),
+        pytest.param([rank(state="joining"), rank(state="training", loss=None, attempt="2")], 2, id="no step"),
+        pytest.param([NEW, rank(state="saving", loss=3.1, attempt="2")], 0, id="one saves"),
+    ],
+)  # fmt: skip
+def test_ranks_have_come_back_when_they_have_done_a_step_in_a_new_attempt(
+    now: list[dict[str, Any]], waited_for: int
+) -> None:
+    before = [rank(state="training", loss=3.2, attempt="1"), rank(state="training", loss=3.2, attempt="1")]
+    assert UPGRADES.ranks_waited_for(before, now) == waited_for
+
+
 def waits(name: str, told: Any = "ask", **decision: Any) -> dict[str, Any]:
     """The variables of a node with a card."""
     about = {"action": "restart", "why": "nouveau", "own": False, "start": START, "script": False, **decision}

@@ -132,3 +132,26 @@ def test_a_release_that_is_half_there_is_no_release(node: Node) -> None:
         node.releases.back()
     node.releases.prune()
     assert node.there() == ["b"]
+
+
+def seen(current: str, previous: str, kind: str = "file") -> dict[str, Any]:
+    links = {"current": f"releases/{current}", "previous": f"releases/{previous}" if previous else ""}
+    files = {f"/opt/aura/{link}": {"target": target} for link, target in links.items()}
+    return {"files": {**files, "/opt/aura/previous/complete": {"kind": kind}}}
+
+
+@pytest.mark.parametrize(
+    ("node1", "sentence"),
+    [
+        # Another build of the same trainers.
+        (seen("bbbb-cpu-1", "aaaa-cpu-1"), ""),
+        (seen("bbbb-cpu-1", ""), "node1 has no previous release to go back to: it has had bbbb-cpu-1 only."),
+        (seen("bbbb-cpu-1", "aaaa-cpu-1", "absent"), "node1 has no previous release to go back to"),
+        (seen("bbbb-cpu-1", "cccc-cpu-1"), "not had the same releases: bbbb to aaaa; bbbb to cccc."),
+    ],
+)
+def test_all_nodes_go_back_the_same_way_or_none(node1: dict[str, Any], sentence: str) -> None:
+    problem = tree.plugin("filter/releases").rollback_problem
+    said = problem({"node0": seen("bbbb-cu130-1", "aaaa-cu130-1"), "node1": node1})
+    assert sentence in said
+    assert bool(sentence) == bool(said)

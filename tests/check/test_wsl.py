@@ -117,14 +117,14 @@ def test_time_and_files_come_from_the_first_node_with_a_kernel_of_its_own(tmp_pa
     asked = [
         "cluster_server",
         "time_sync_server",
-        "nfs_client_source",
-        "nfs_server_clients",
+        "nfs_source",
+        "nfs_clients",
         "wsl_time_server",
         "wsl_peers",
     ]
     assert told(folder, "node3", asked) == {
-        "cluster_server": "node1", "time_sync_server": "192.168.50.21", "nfs_client_source": "192.168.50.21:/srv/aura",
-        "nfs_server_clients": ["192.168.50.20", "192.168.50.22", "192.168.50.23"], "wsl_time_server": "192.168.50.21",
+        "cluster_server": "node1", "time_sync_server": "192.168.50.21", "nfs_source": "192.168.50.21:/srv/aura",
+        "nfs_clients": ["192.168.50.20", "192.168.50.22", "192.168.50.23"], "wsl_time_server": "192.168.50.21",
         "wsl_peers": ["192.168.50.20", "192.168.50.21", "192.168.50.22"],
     }  # fmt: skip
     windows_only = inventory(

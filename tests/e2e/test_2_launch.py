@@ -41,10 +41,15 @@ def test_a_dead_pc_is_named_and_the_world_size_follows(cluster: Cluster, tmp_pat
     try:
         output = cluster.ansible("launch.yml", *NANO, "-e", "run=four", "-e", "steps=5", "-e", "wait=true")
         cluster.ansible("playbooks/monitor.yml", "-e", f"monitor_file={seen}")
+        status = cluster.ansible("playbooks/status.yml")
+        stop = " ".join(cluster.refused("playbooks/stop.yml").split())
     finally:
         cluster.lab("power-on", "node4")
     assert "4 of 5 nodes take part" in output
     assert "node4" in output
+    assert "3/4   node3" in status
+    assert "node4 does not answer: nobody knows what its ranks do." in status
+    assert "When it is back: ansible-playbook playbooks/stop.yml --limit node4" in stop
     assert {rank["world_size"] for rank in cluster.ranks(four)} == {4}
     assert [done["step"] for done in cluster.done("four", four)] == [5] * 4
     nodes = json.loads(seen.read_text())

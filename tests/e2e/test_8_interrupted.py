@@ -16,7 +16,7 @@ from one_node import NAME, ansible, bare_node, inventory_of_one, lab
 HELD = "at work on it"  # the lock's sentence
 
 # Not among them: packages (changes nothing where it is alone), and what asks for a graphics card or a kernel of its own
-# (nvidia_driver, nfs_server, nfs_client).
+# (nvidia_driver, nfs).
 ROLES = (
     *("base", "safe_change", "static_network", "firewall", "node_name", "sshd"),
     *("time_sync", "python_env", "trainer", "tensorboard", "run_copies"),

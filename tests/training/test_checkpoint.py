@@ -76,6 +76,11 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     assert optimizer.steps["weight"] == 3
 
 
+def test_its_group_may_read_a_checkpoint(tmp_path: Path) -> None:
+    """What copies runs is another user than the trainer (roles/run_copies); safetensors would keep it from him."""
+    assert all(path.stat().st_mode & 0o040 for path in save(tmp_path, 3).iterdir())
+
+
 def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         save(tmp_path / folder, 3)

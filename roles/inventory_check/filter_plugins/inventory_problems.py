@@ -3,6 +3,7 @@
 import base64
 import binascii
 import ipaddress
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -236,32 +237,53 @@ def second_key_problems(second_key: str, state: str) -> list[str]:
     return []
 
 
+def strangers(nodes: Iterable[str], state: str) -> list[str]:
+    """Those whose host key is not in known_hosts; all of them without our own key."""
+    key, hosts = Path(state) / "id_ed25519", Path(state) / "known_hosts"
+    lines = hosts.read_text().splitlines() if key.is_file() and hosts.is_file() else []
+    known = {line.split()[0] for line in lines if line.strip() and not line.startswith("#")}
+    return [name for name in nodes if name not in known]
+
+
+def bootstrap_problems(nodes: Iterable[str], settings: Mapping[str, Any], inventory: str) -> list[str]:
+    new = strangers(nodes, settings["state"]) if settings["bootstrapped"] else []
+    if not new:
+        return []
+    where = os.path.relpath(inventory, os.environ.get("PWD") or ".")
+    return [
+        f"{', '.join(new)} {'have' if len(new) > 1 else 'has'} not been through bootstrap: ansible-playbook -i {where} "
+        f"playbooks/bootstrap.yml {settings['bootstrap_options']}"
+    ]
+
+
 def inventory_problems(
-    addresses: Mapping[str, str],
-    first_addresses: Mapping[str, str],
-    prefix: int,
-    gateway: str,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Any], nodes: Iterable[str], inventory: str, shared: list[str]
 ) -> list[str]:
     """Sentences about what cannot be right; none when all is well.
 
-    addresses, first_addresses: node name -> lan_address, first_address ("" when it has none).
-    settings: cards (node name -> lan_interface), admin_networks, ports (by their variables), second_key, state, wsl
-    (the nodes that are Linux under Windows), public_addresses, public_ports.
+    settings: the role's variables, without its name before them. nodes: those that take part (--limit leaves out the
+    others). inventory: its directory. shared: what is wrong with the shared directory.
     """
+    interface, addresses = settings["interface"], settings["addresses"]
+    if interface and not Path("/sys/class/net", interface).exists():
+        return [f"The lab is not up (this machine has no interface {interface}): tests/lab/lab up"]
     if not addresses:
         return [
             "The group `cluster` of this inventory has no nodes: add them to its hosts.yml, one line each."
         ]
     return (
         name_problems(list(addresses))
-        + address_problems(addresses, first_addresses, int(prefix), gateway)
-        + card_problems(settings["cards"])
+        + address_problems(
+            addresses, settings["first_addresses"], int(settings["prefix"]), settings["gateway"]
+        )
+        + card_problems(settings["lan_interfaces"])
         + network_problems(settings["admin_networks"])
         + port_problems(settings["ports"])
         + second_key_problems(settings["second_key"], settings["state"])
         + wsl_problems(settings["wsl"], addresses)
         + public_problems(settings["public_addresses"], settings["public_ports"])
+        + shared
+        + bootstrap_problems(nodes, settings, inventory)
     )
 
 

@@ -330,6 +330,7 @@ def _overwrite(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        path.chmod(0o640)  # not its owner's alone: what copies runs is another user, in this group
     except SafetensorError as error:  # it wraps the error of the operating system in text
         found = re.search(r"os error (\d+)", str(error))
         number = int(found[1]) if found else 0

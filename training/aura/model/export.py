@@ -90,6 +90,7 @@ def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path
         shutil.copyfile(tokenizer_path, temporary / TOKENIZER)
         there = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(there, temporary / MODEL, metadata={"format": "pt"})
+        (temporary / MODEL).chmod(0o640)  # as checkpoints: what copies runs is another user, in this group
         _replace(output, temporary)
     except (OSError, SafetensorError) as error:
         raise DataError("export_not_written", path=output, error=error) from None

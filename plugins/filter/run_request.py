@@ -1,0 +1,103 @@
+"""What was asked of launch.yml and of prepare.yml, beside the settings of a preset (those `aura config` checks)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Of prepare.yml; the words are those of `aura prepare`.
+PREPARE = (
+    "dataset_config dataset_split dataset_column dataset_revision dataset_max_tokens tokenizer validation_fraction "
+    "max_errors workers"
+).split()
+# What -e may say that is no setting of a preset.
+NAMES = "preset run corpus text wait backend cpu training_cards rendezvous_port dataset documents_per_line".split()
+OF_ROLES = re.compile(r"ansible_|trainer_|corpus_|inventory_check_")
+ELSEWHERE = re.compile(r"[A-Za-z0-9+.-]+:/")
+
+
+def preset_settings(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
+    """What of -e has to be a setting of a preset; more: what else this playbook takes."""
+    own = {*NAMES, *PREPARE, *more}
+    return {name: value for name, value in given.items() if name not in own and not OF_ROLES.match(name)}
+
+
+def launch_problem(given: Mapping[str, Any]) -> str:
+    runtime, image = given.get("runtime", "process"), str(given.get("image", ""))
+    if "script" in given:
+        return (
+            "playbooks/launch.yml launches a preset. A script: ansible-playbook launch.yml -e script=… (or "
+            "playbooks/launch_script.yml)."
+        )
+    if runtime not in ("process", "docker"):
+        return f"There is no runtime {runtime}: take one of process, docker."
+    if runtime == "process" and image:
+        return "An image is of use with -e runtime=docker only."
+    if re.search(r"@|^sha256:|^[0-9a-f]{64}$", image):
+        return (
+            f"The image is named by a digest ({image}), which a copy on another machine would not have: give it a "
+            "name, docker tag … aura-trainer:mine"
+        )
+    return ""
+
+
+def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
+    """What the role corpus is told, paths relative to `here`; or the sentence that refuses it, in `problem`."""
+
+    def path(name: str) -> Path | None:
+        return Path(here, Path(str(given[name])).expanduser()).resolve() if given.get(name) else None
+
+    def copied(what: Path | None) -> str:
+        """As rsync means it: of a directory what is in it."""
+        return "" if what is None or not what.exists() else f"{what}/" if what.is_dir() else str(what)
+
+    text, tokenizer, dataset = path("text"), path("tokenizer"), str(given.get("dataset", ""))
+    corpus, word = str(given.get("corpus", "")), str(given.get("tokenizer", ""))
+    problem = ""
+    if text and dataset:
+        problem = (
+            "Both a text and a dataset were named. Name one of them; a corpus of its own (-e corpus=<name>) can hold "
+            "the other."
+        )
+    elif not dataset and not copied(text):
+        problem = (
+            f"{f'There is no {text} on this machine.' if text else 'No text was named.'}\n"
+            "Name a file or a directory with UTF-8 text:\nansible-playbook playbooks/prepare.yml -e text=<path>\n"
+            "(or a dataset of the Hugging Face hub: -e dataset=wikipedia)"
+        )
+    elif ELSEWHERE.match(corpus):
+        problem = (
+            f"{corpus} is no corpus of the nodes: corpora in object storage are made by hand, on any machine, with "
+            f"`aura prepare --output {corpus} …`, and launch.yml takes them with -e corpus={corpus}."
+        )
+    elif not copied(tokenizer) and re.match(r"[~.]|[^/].*[.](json|model)$", word):
+        problem = (
+            f"There is no tokenizer {tokenizer} on this machine. Name a file or a directory of this machine, an "
+            "absolute path on the first node, or a tokenizer of the Hugging Face hub."
+        )
+    flags = [
+        name
+        for name in PREPARE
+        if str(given.get(name, "")) and not (name == "tokenizer" and copied(tokenizer))
+    ]
+    options = [f"--{name.replace('_', '-')}={given[name]}" for name in flags]
+    if str(given.get("documents_per_line", "")).lower() in ("true", "yes", "1", "on"):
+        options.append("--documents-per-line")
+    return {
+        "problem": problem,
+        "text": copied(text),
+        "dataset": dataset,
+        "tokenizer": copied(tokenizer),
+        "options": options,
+    }
+
+
+class FilterModule:
+    def filters(self) -> dict[str, object]:
+        return {
+            "launch_problem": launch_problem,
+            "prepare_request": prepare_request,
+            "preset_settings": preset_settings,
+        }

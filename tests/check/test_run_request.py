@@ -1,0 +1,68 @@
+"""What launch.yml and prepare.yml make of -e before any node is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tree
+
+request = tree.plugin("filter/run_request")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "books").mkdir()
+    (tmp_path / "one.txt").touch()
+    (tmp_path / "tokenizer.json").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "No text was named.\nName a file or a directory"),
+        ({"text": "no.txt"}, "/no.txt on this machine.\nName a file or a directory"),
+        ({"text": "books", "dataset": "c4"}, "Both a text and a dataset were named."),
+        ({"text": "books", "corpus": "s3://data/es"}, "s3://data/es is no corpus of the nodes"),
+        ({"text": "books", "tokenizer": "./no.json"}, "There is no tokenizer "),
+        ({"text": "books", "tokenizer": "~/mine"}, "There is no tokenizer "),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused(here: Path, given: dict[str, Any], sentence: str) -> None:
+    assert sentence in request.prepare_request(given, str(here))["problem"]
+
+
+def test_what_is_on_this_machine_is_copied_and_all_else_is_an_option(here: Path) -> None:
+    given = {"text": "books", "tokenizer": "tokenizer.json", "workers": 2, "documents_per_line": "true"}
+    said = request.prepare_request(given, str(here))
+    assert said == {
+        "problem": "", "text": f"{here}/books/", "dataset": "", "tokenizer": f"{here}/tokenizer.json",
+        "options": ["--workers=2", "--documents-per-line"],
+    }  # fmt: skip
+    for elsewhere in ("gpt2", "/opt/tokenizer.json"):  # of the hub, and of the first node
+        said = request.prepare_request({"dataset": "c4", "tokenizer": elsewhere}, str(here))
+        assert (said["problem"], said["options"]) == ("", [f"--tokenizer={elsewhere}"])
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"preset": "gpt2-nano", "runtime": "docker", "image": "mine:1"}, ""),
+        ({"script": "train.py"}, "A script: ansible-playbook launch.yml -e script=…"),
+        ({"runtime": "podman"}, "There is no runtime podman"),
+        ({"image": "mine"}, "of use with -e runtime=docker only"),
+        ({"runtime": "docker", "image": "sha256:0f1e"}, "named by a digest (sha256:0f1e)"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(given: dict[str, Any], sentence: str) -> None:
+    said = request.launch_problem(given)
+    assert sentence in said
+    assert bool(sentence) == bool(said)
+
+
+def test_what_is_nobodys_own_is_a_setting() -> None:
+    given = {"preset": "gpt2-nano", "lr": "1e-4", "workers": 2, "trainer_threads": 1, "image": "mine"}
+    assert request.preset_settings(given, "runtime", "image") == {"lr": "1e-4"}
+    assert request.preset_settings(given) == {"lr": "1e-4", "image": "mine"}

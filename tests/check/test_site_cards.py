@@ -1,0 +1,102 @@
+"""What site.yml knows of the cluster's cards before it changes anything: its own tasks, on recorded nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tree
+import yaml
+from test_driver_decision import seen
+
+STAND_IN = """
+from ansible.plugins.action import ActionBase
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        seen = task_vars["recorded"]
+        return {"changed": False, **seen, "ansible_facts": {"node_looks": {"look": {}, "seen": seen}}}
+"""
+SAY = "{{ inventory_hostname }} {{ cluster_torch }} {{ (nvidia_driver_decision | default({})).action | default('-') }}"
+
+
+def run(tmp_path: Path, *words: str, **nodes: dict[str, Any]) -> tuple[int, str]:
+    """The tasks of site.yml between its look at the nodes and its roles, with the driver's role alone."""
+    play = next(
+        play for play in yaml.safe_load((tree.ROOT / "playbooks/site.yml").read_text()) if "roles" in play
+    )
+    tasks = [task for task in play["pre_tasks"] if "wsl" not in str(task) and "bundle" not in str(task)]
+    for task in tasks:
+        include = task.get("ansible.builtin.include_tasks", {})
+        if "file" in include:
+            include["file"] = str(tree.ROOT / "playbooks" / include["file"])
+    look = {"name": "See what every node is", "node_state": {"roles": ["nvidia_driver"]}, "tags": "always"}
+    shown = {"ansible.builtin.debug": {"msg": SAY}}
+    roles = [{"role": "nvidia_driver", "when": "false"}]
+    play = {**play, "pre_tasks": [look, *tasks, shown], "roles": roles, "environment": {}}
+    restarts = {"ansible.builtin.import_playbook": str(tree.ROOT / "playbooks/restarts.yml")}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play, restarts], sort_keys=False))
+    (tmp_path / "action").mkdir()
+    (tmp_path / "action/node_state.py").write_text(STAND_IN)
+    hosts = {name: {"recorded": of, "ansible_connection": "local"} for name, of in nodes.items()}
+    told = {"torch_backend": "auto", "training_cards": "free"}
+    (tmp_path / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts, "vars": told}}))
+    done = subprocess.run(
+        ["ansible-playbook", "-i", str(tmp_path / "hosts.json"), str(tmp_path / "play.yml"), *words], cwd=tree.ROOT,
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240, check=False,
+        env=os.environ | {
+            "ANSIBLE_ACTION_PLUGINS": f"{tmp_path}/action:{tree.ROOT}/plugins/action", "NO_COLOR": "1",
+            "ANSIBLE_STDOUT_CALLBACK": "default",
+        },
+    )  # fmt: skip
+    return done.returncode, " ".join(done.stdout.split())
+
+
+START = {"passphrase": False, "live": False, "windows": "", "boot_entry": ""}
+
+
+def node(card: str, machine: str) -> dict[str, Any]:
+    return seen(card, machine) | {"start": START}
+
+
+def test_a_fresh_pc_with_a_card_stops_nobody(tmp_path: Path) -> None:
+    """Nouveau has the card of node1; node2's is older, so all cards get torch for it; node0 has none."""
+    code, said = run(
+        tmp_path, node0=node("none", "server"), node1=node("rtx3060", "desktop_with_nouveau"),
+        node2=node("gtx1060", "server"), node3=node("rtx3060", "ubuntu_580_nouveau"),
+    )  # fmt: skip
+    assert code == 0, said
+    for words in ("node0 cpu -", "node1 cu126 install", "node2 cu126 install", "node3 cu126 restart"):
+        assert words in said, said
+    # Nobody is at a terminal to be asked.
+    assert "node3 may not be restarted from here. Type on it: sudo reboot" in said
+
+
+def test_all_that_stands_in_the_way_of_a_driver_is_said_before_anything_is_changed(tmp_path: Path) -> None:
+    code, said = run(
+        tmp_path, "-e", "reboot=true", node1=node("rtx3060", "cuda_repository"), node2=node("gtx560ti", "server"),
+        node3=node("rtx3060", "live"), node4=node("rtx3060", "server"),
+    )  # fmt: skip
+    assert code != 0
+    assert "another repository than Ubuntu's" in said, said
+    assert "is a Kepler or older" in said
+    assert "it runs a live system" in said
+    assert "Nothing has been changed" in said
+    assert "node4 cu" not in said
+
+
+@pytest.mark.parametrize("told", ["cu126", "auto"])
+def test_cards_that_no_build_fits_together_are_refused(told: str, tmp_path: Path) -> None:
+    nodes = {"node1": node("rtx5090", "server"), "node2": node("gtx1060", "server")}
+    code, said = run(tmp_path, "-e", f"torch_backend={told}", **nodes)
+    assert code != 0
+    assert "Nothing has been changed" in said
+    assert (
+        "no build of torch fits the cards of all nodes" if told == "auto" else "cu126 has no code for"
+    ) in said
