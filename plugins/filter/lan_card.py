@@ -10,7 +10,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 KINDS = {"ethernet": "wired", "wifi": "Wi-Fi", "virtual": "virtual"}
 NO_CARD: Card = {
-    "name": "", "mac": "", "permanent_mac": "", "up": False, "carrier": False, "speed": 0, "driver": "",
+    "name": "", "mac": "", "permanent_mac": "", "up": False, "carrier": False,
     "kind": "", "addresses": [], "dynamic": [], "gateway": "", "manager": "none",
 }  # fmt: skip
 TELL = "Say which one it is: lan_interface (its name or MAC address) for this node in hosts.yml."

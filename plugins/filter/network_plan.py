@@ -219,25 +219,18 @@ def login_problem(plan: Plan, direct: Seen, through: Seen, peer: str) -> str:
     """Why the node is not well at its new address; ''. direct, through: how a login there ended, by this machine and by
     another node (`peer`); without `rc` where there was none.
     """
-    here, there = direct.get("rc", 0) == 0, through.get("rc", 0) == 0
-    if here and there:
+    ends = {"this machine": direct, peer: through}
+    failed = {who: end for who, end in ends.items() if end.get("rc", 0) != 0}
+    if not failed:
         return ""
-    said = ((direct if not here else through).get("stderr_lines") or [""])[-1]
-    cable = f"Does the cable of {plan['card']['name']} lead to the same switch as theirs?"
-    address = "too (sudo ip address add ADDRESS dev CARD), and run this again."
-    if not here and not there:
-        return f"does not answer at {plan['to']} ({said}), neither for this machine nor for {peer}. {cable}"
-    if not here and peer:
-        return (
-            f"answers at {plan['to']} for {peer}, but not for this machine ({said}), which would lose it. Give this "
-            f"machine an address in {plan['network']} {address}"
-        )
-    if not here:
-        return (
-            f"does not answer at {plan['to']} ({said}). This machine needs a way into {plan['network']}: give it an "
-            f"address there {address}"
-        )
-    return f"does not answer at {plan['to']} for {peer} ({said}). {cable}"
+    said = (next(iter(failed.values())).get("stderr_lines") or [""])[-1]
+    advice = (
+        f"Does the cable of {plan['card']['name']} lead to the same switch as theirs?"
+        if peer in failed
+        else f"This machine needs a way into {plan['network']}: give it an address there (sudo ip address add ADDRESS "
+        "dev CARD), and run this again."
+    )
+    return f"does not answer at {plan['to']} for {' nor for '.join(failed)} ({said}). {advice}"
 
 
 class FilterModule:

@@ -81,8 +81,6 @@ def cards(addresses: str, routes: str, nm_devices: str) -> list[dict[str, object
             if networkd_manages(link.get("ifindex"))
             else "none"
         )
-        speed = read(f"/sys/class/net/{name}/speed")
-        driver = f"/sys/class/net/{name}/device/driver"
         found.append({
             "name": name,
             "mac": link.get("address", ""),
@@ -90,8 +88,6 @@ def cards(addresses: str, routes: str, nm_devices: str) -> list[dict[str, object
             "kind": kind(link),
             "up": "UP" in link.get("flags", []),
             "carrier": "LOWER_UP" in link.get("flags", []),
-            "speed": int(speed) if speed.isdigit() else 0,
-            "driver": os.path.basename(os.path.realpath(driver)) if os.path.exists(driver) else "",
             "addresses": [f"{entry['local']}/{entry['prefixlen']}" for entry in of_link],
             "dynamic": [f"{entry['local']}/{entry['prefixlen']}" for entry in of_link if entry.get("dynamic")],
             "gateway": gateways.get(name, ""),

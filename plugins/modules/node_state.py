@@ -75,7 +75,6 @@ netplan_before:
   description: Originals of such files that the role static_network has kept in C(/var/backups/aura), by path.
   type: dict
   returned: always
-nm_active: {description: Whether NetworkManager runs., type: bool, returned: always}
 ufw: {description: Whether ufw is switched on., type: bool, returned: always}
 firewalld: {description: Whether firewalld runs., type: bool, returned: always}
 table: {description: "The table C(inet aura) as nft lists it; empty when not loaded.", type: str, returned: always}
@@ -287,7 +286,7 @@ def distribution() -> dict[str, str]:
 
 def network(wanted: bool) -> dict[str, object]:
     if not wanted:
-        return {"cards": [], "netplan": {}, "netplan_before": {}, "nm_active": False}
+        return {"cards": [], "netplan": {}, "netplan_before": {}}
     nm_devices = (
         said("nmcli", "--terse", "--fields", "DEVICE,STATE", "device") if shutil.which("nmcli") else ""
     )
@@ -300,7 +299,6 @@ def network(wanted: bool) -> dict[str, object]:
         "cards": found,
         "netplan": netplan_files(),
         "netplan_before": netplan_originals(),
-        "nm_active": bool(nm_devices),
     }
 
 

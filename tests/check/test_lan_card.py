@@ -20,7 +20,7 @@ def card(name: str, *addresses: str, **more: Any) -> dict[str, Any]:
     number = sum(map(ord, name)) % 256
     mac = f"3c:7c:3f:00:00:{number:02x}"
     return {
-        "name": name, "mac": mac, "permanent_mac": mac, "up": True, "carrier": True, "speed": 1000, "driver": "r8169",
+        "name": name, "mac": mac, "permanent_mac": mac, "up": True, "carrier": True,
         "kind": "ethernet", "addresses": [*addresses, "fe80::3e7c:3fff:fe00:1/64"], "dynamic": [], "gateway": "",
         "manager": "networkd", **more,
     }  # fmt: skip
@@ -30,13 +30,13 @@ def home(name: str = "enp3s0", **more: Any) -> dict[str, Any]:
     return card(name, "192.168.1.57/24", **{"gateway": "192.168.1.1", "dynamic": ["192.168.1.57/24"], **more})
 
 
-NO_CABLE = {"carrier": False, "speed": 0}
-OFF = {"up": False, "carrier": False, "speed": 0, "manager": "none"}
+NO_CABLE = {"carrier": False}
+OFF = {"up": False, "carrier": False, "manager": "none"}
 DOCKER = card("docker0", "172.17.0.1/16", kind="virtual", carrier=False, permanent_mac="")
 
 
 def wifi(*addresses: str, **more: Any) -> dict[str, Any]:
-    return card("wlp2s0", *addresses, kind="wifi", driver="iwlwifi", manager="NetworkManager", **more)
+    return card("wlp2s0", *addresses, kind="wifi", manager="NetworkManager", **more)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,12 @@ def test_only_one_card_has_the_way_out(cards: list[dict[str, Any]], gateway: str
 
 # ── netplan's files ──────────────────────────────────────────────────────────────────────────────
 
-OURS = {"address": WANTED, "prefix": 24, "gateway": "192.168.50.1", "nameservers": ["192.168.50.1"]}
+OURS: dict[str, Any] = {
+    "address": WANTED,
+    "prefix": 24,
+    "gateway": "192.168.50.1",
+    "nameservers": ["192.168.50.1"],
+}
 MAC = card("enp3s0")["mac"]
 
 
@@ -338,7 +343,7 @@ def test_network_managers_own_profile_of_the_card_goes_too() -> None:
 
 # ── what there is to do ──────────────────────────────────────────────────────────────────────────
 
-SETTINGS = OURS | {"interface": "", "first_address": "192.168.1.57"}
+SETTINGS: dict[str, Any] = OURS | {"interface": "", "first_address": "192.168.1.57"}
 NONE = {"kind": "absent", "sha256": "", "mode": ""}
 
 
@@ -413,6 +418,6 @@ def test_where_the_node_is_when_its_network_was_taken_back(
 
 def test_the_role_says_all_that_is_wrong() -> None:
     seen = {"cards": [wifi("192.168.50.20/24")], "netplan": {}}
-    said = problems("static_network", seen, **OURS)
+    said = problems("static_network", seen, None, **OURS)
     assert "which is Wi-Fi" in said
     assert "static_network_enabled: false" in said

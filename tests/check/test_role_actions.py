@@ -30,6 +30,7 @@ BARE = {"exists": False, "active": False, "enabled": False, "enabled_state": ""}
         ({}, {"reload": True, "stale": True}, [], ["daemon-reload", "restart"]),
         ({}, {}, [99.0, 150.0], ["restart"]),
         ({"renew": "reload"}, {}, [150.0], ["reload"]),
+        ({"renew": "never"}, {"stale": True}, [150.0], []),
         ({}, {}, [201.0], []),  # a time to come
         ({}, {"active": False}, [150.0], ["start"]),
         ({}, {"enabled_state": "masked", "active": False}, [], ["unmask", "start"]),

@@ -41,7 +41,7 @@ def test_what_other_files_of_sshd_say_is_seen() -> None:
         {"path": "/b", "content": "", "absent": True},
     ]
     ours = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "mode": "0644", "owner": "root"}
-    seen = {
+    seen: dict[str, Any] = {
         "files": {"/a": {"kind": "file", **ours}, "/b": {"kind": "absent"}},
         "sshd": {"maxauthtries": ["4"]},
     }

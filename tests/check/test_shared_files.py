@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import tree
-import yaml
 from expressions import filled_in, problems, says
 
 ABSENT = {"kind": "absent", "sha256": "", "mode": "", "owner": "", "group": "", "target": "", "mtime": 0.0}
@@ -328,14 +327,3 @@ def test_data_are_not_mounted_without_their_disk() -> None:
 def test_nobody_else_is_the_service_user(seen: dict[str, Any], sentence: str) -> None:
     said = problems("base", data("/var/lib/aura", {}, {})["node"] | seen)
     assert sentence in said if sentence else said == ""
-
-
-# --- what comes back --------------------------------------------------------------------------------
-
-
-def test_the_drivers_packages_are_kept_as_ours() -> None:
-    """For the list of reset.yml; at the first look of all it is not known yet which they are."""
-    packages = yaml.safe_load((tree.ROOT / "roles/nvidia_driver/meta/look.yml").read_text())["packages"]
-    assert filled_in(packages, {}) == []
-    decided = {"nvidia_driver_decision": {"packages": ["nvidia-utils-580"]}}
-    assert filled_in(packages, decided) == ["nvidia-utils-580"]

@@ -127,7 +127,7 @@ def test_its_tasks_belong_to_steps(entry: dict[str, Any]) -> None:
         where = f"roles/{entry['role']}/tasks/main.yml: {task['name']}"
         assert steps, f"{where}: needs tags, some of {', '.join(sorted(STEPS))}"
         assert steps <= STEPS, f"{where}: {steps - STEPS}"
-        changes = any(key.endswith(("include_tasks", "include_role", "write_files")) for key in task)
+        changes = any(key.endswith(("include_tasks", "include_role", "write_files", "unit")) for key in task)
         assert ("preflight" in steps) != changes, (
             f"{where}: what changes something is no preflight; what looks is"
         )

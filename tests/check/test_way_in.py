@@ -105,8 +105,8 @@ WELL, NOT = {"rc": 0}, {"rc": 255, "stderr_lines": ["ssh: timed out"]}
         (WELL, WELL, "node2", ""),
         ({"skipped": True}, WELL, "node2", ""),  # the controller's own node
         (WELL, {"skipped": True}, "", ""),  # the only node
-        (NOT, NOT, "node2", "(ssh: timed out), neither for this machine nor for node2. Does the cable of enp3s0"),
-        (NOT, WELL, "node2", "for node2, but not for this machine (ssh: timed out), which would lose it"),
+        (NOT, NOT, "node2", "for this machine nor for node2 (ssh: timed out). Does the cable of enp3s0"),
+        (NOT, WELL, "node2", "for this machine (ssh: timed out). This machine needs a way into 192.168.60.0/24"),
         (NOT, {"skipped": True}, "", "This machine needs a way into 192.168.60.0/24"),
         (WELL, NOT, "node2", "at 192.168.60.21 for node2 (ssh: timed out). Does the cable"),
     ],

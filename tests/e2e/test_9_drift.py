@@ -10,7 +10,7 @@ from lab_cluster import NODES, Cluster
 
 # role, node, what somebody types there as root, and what the report says (or shows as the difference).
 CHANGES = [
-    ("base", "node1", "systemctl unmask suspend.target", "suspend.target"),
+    ("base", "node1", "rm /etc/systemd/system/aura-awake.service", "aura-awake.service"),
     ("base", "node2", "chmod 0777 /opt/aura", "0777"),
     ("base", "node3", "usermod --shell /bin/bash aura", "cannot log in"),
     ("base", "node4", "rm /etc/systemd/journald.conf.d/90-aura.conf", "journal"),
