@@ -95,6 +95,10 @@ check: $(DEV) $(TRAINER) check-packages ## the fast part of the tests: linters, 
 ranks: $(DEV) $(TRAINER) ## test the trainer as processes that meet over sockets, hang, die and go on
 	@python tests/run ranks
 
+.PHONY: house
+house: $(DEV) ## print the house in figures: lines by room, longest functions, circles (beside a revision: BASE=)
+	@python tests/house.py $(if $(BASE),--base $(BASE))
+
 .PHONY: lint
 lint: $(DEV) $(TRAINER) check-packages ## the linters only
 	@python tests/run lint

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -20,12 +19,10 @@ from typing import Any
 
 import sentencepiece
 from aura.corpus.tokenizer import SAMPLE, from_sentencepiece
-from rich.console import Console
-from rich.table import Table
+from measuring import options, show, spanish_text
 from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import SentencePieceExtractor, SpmConverter
 
-ROOT = Path(__file__).resolve().parents[1]
 ODD = ("palabras nuevas: xilófono, 漢字 y más", " un espacio delante", "un\ttabulador", "a</s>b")
 
 
@@ -55,34 +52,43 @@ def equal(convert: Callable[[], Tokenizer], processor: Any, lines: list[str]) ->
     )
 
 
+def row(
+    text: list[str], lines: list[str], kind: str, fallback: bool, dummy: bool, squeeze: bool
+) -> list[str]:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text), model_writer=model, model_type=kind, vocab_size=2000,
+        byte_fallback=fallback, add_dummy_prefix=dummy, remove_extra_whitespaces=squeeze,
+        hard_vocab_limit=False, minloglevel=2, num_threads=1,
+    )  # fmt: skip
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "spanish.model")
+        path.write_bytes(model.getvalue())
+        ways = (
+            lambda: from_sentencepiece(path),
+            lambda: by_family(path, fallback, dummy),
+            lambda: by_model_alone(path),
+        )
+        about = [
+            kind,
+            "yes" if fallback else "no",
+            "yes" if dummy else "no",
+            "removed" if squeeze else "kept",
+        ]
+        return about + [equal(way, processor, lines) for way in ways]
+
+
 def main() -> None:
+    given = options(__doc__).parse_args()
     warnings.simplefilter("ignore")
-    script = subprocess.run([ROOT / "tests/lab/spanish-docs"], stdout=subprocess.PIPE, text=True, check=True)
-    book = Path(script.stdout.splitlines()[-1]) / "debian-handbook.txt"
+    book = (given.text or spanish_text()) / "debian-handbook.txt"
     text = [line for line in book.read_text(encoding="utf-8").splitlines() if len(line) > 20]
     lines = [*text[3000:], *SAMPLE, *ODD]
-    table = Table(title=f"Lines with SentencePiece's ids, of {len(lines)}", box=None)
-    for heading in ("kind", "bytes", "dummy prefix", "extra spaces", "ours", "SpmConverter", "model alone"):
-        table.add_column(heading)
-    for kind, *switches in itertools.product(("unigram", "bpe"), (False, True), (True, False), (True, False)):
-        fallback, dummy, squeeze = switches
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(text[:3000]), model_writer=model, model_type=kind, vocab_size=2000,
-            byte_fallback=fallback, add_dummy_prefix=dummy, remove_extra_whitespaces=squeeze,
-            hard_vocab_limit=False, minloglevel=2, num_threads=1,
-        )  # fmt: skip
-        processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "spanish.model")
-            path.write_bytes(model.getvalue())
-            table.add_row(
-                kind, "yes" if fallback else "no", "yes" if dummy else "no", "removed" if squeeze else "kept",
-                equal(lambda: from_sentencepiece(path), processor, lines),  # noqa: B023 - called at once
-                equal(lambda: by_family(path, fallback, dummy), processor, lines),  # noqa: B023
-                equal(lambda: by_model_alone(path), processor, lines),  # noqa: B023
-            )  # fmt: skip
-    Console().print(table)
+    models = itertools.product(("unigram", "bpe"), (False, True), (True, False), (True, False))
+    headings = ("kind", "bytes", "dummy prefix", "extra spaces", "ours", "SpmConverter", "model alone")
+    rows = [row(text[:3000], lines, *model) for model in models]
+    show(f"Lines with SentencePiece's ids, of {len(lines)}", headings, rows, left=headings)
 
 
 if __name__ == "__main__":

@@ -2,169 +2,127 @@
 
 Speed: tokens/s of `aura train` and of reference_loop.py, eager and compiled, at two sizes. The two take turns, and each
 figure is the median of the repetitions. Their losses are compared step by step.
-Learning: validation loss of `aura train` and of transformers_loop.py after equal tokens of real Spanish text.
+Learning: validation loss of `aura train` and of transformers' GPT-2 in that loop after equal tokens of Spanish text.
 
 At most ten minutes on two cores. The table goes to the terminal, every figure to bench-results/cpu.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
-import tempfile
 import time
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from aura.config import resolve
-from loops import (
-    QUIET,
-    Run,
-    Settings,
-    loop,
-    ours,
-    prepare_corpus,
-    reference,
-    spanish_text,
-    write_results,
-)
-from rich.console import Console
-from rich.table import Table
+from measuring import QUIET, Row, Run, Settings, corpus_of, options, ours, plain, show, write_results
 
 PRESET = "gpt2-nano"
 VOCABULARY = 2048
 LOSSES = 200  # steps whose losses are compared, at most
-
-
-@dataclass(frozen=True)
-class Size:
-    """`settings` come after the preset's; the first `skip` steps are not timed."""
-
-    name: str
-    settings: Settings
-    skip: int
-
-
-SIZES = (
-    Size("gpt2-nano: 2 x 128, seq 128", {"steps": 200}, skip=40),
-    Size(
-        "4 x 256, seq 256",
+# Settings after the preset's, and how many steps at the beginning are not timed
+SIZES: dict[str, tuple[Settings, int]] = {
+    "gpt2-nano: 2 x 128, seq 128": ({"steps": 200}, 40),
+    "4 x 256, seq 256": (
         {"layers": 4, "d_model": 256, "heads": 4, "seq_len": 256, "steps": 40, "lr": 2e-3},
-        skip=10,
+        10,
     ),
-)
+}
 # One epoch of the documentation corpus.
 LEARNING = {"steps": 750, "batch_size": 8, "warmup_steps": 40, "validation_windows": 400}
 LEARNING_QUIET = {"validate_every": 10**6, "save_every": 10**6}
-# gpt2-nano's betas and weight decay are those of torch's AdamW where it is told nothing.
-OURS = {"adamw": (1.5e-3, 2.2e-3), "muon": (3e-3, 6e-3)}
-TRANSFORMERS = (1.5e-3, 2.2e-3)
+# Every loop at two learning rates, near the best of more that were tried: each is judged by its best. gpt2-nano's betas
+# and weight decay are those of torch's AdamW where it is told nothing.
+RATES = {"ours, adamw": (1.5e-3, 2.2e-3), "ours, muon": (3e-3, 6e-3), "transformers, adamw": (1.5e-3, 2.2e-3)}
 
 
-def compare_speed(corpus: Path, size: Size, compiled: bool, repeats: int) -> dict[str, Any]:
-    settings = {**QUIET, **size.settings, "compile": str(compiled).lower()}
-    both: dict[str, list[Run]] = {"ours": [], "reference": []}
+def compare_speed(corpus: Path, name: str, compiled: bool, repeats: int) -> Row:
+    (of_size, skip), loops = SIZES[name], {"ours": ours, "reference": plain}
+    settings = {**QUIET, **of_size, "compile": str(compiled).lower()}
+    both: dict[str, list[Run]] = {loop: [] for loop in loops}
     for repeat in range(repeats):
-        turns = (("ours", ours), ("reference", reference))
-        for name, loop_of in turns if repeat % 2 == 0 else reversed(turns):
-            both[name].append(loop_of(PRESET, corpus, settings))
+        for loop in list(loops) if repeat % 2 == 0 else reversed(list(loops)):
+            both[loop].append(loops[loop](PRESET, corpus, settings))
     config = resolve(PRESET, settings)
     tokens = sum(config.shares(1)) * config.seq_len  # per step
-    speeds = {name: [tokens * one.steps_per_second(size.skip) for one in runs] for name, runs in both.items()}
-    pairs = list(zip(both["ours"][0].losses[:LOSSES], both["reference"][0].losses[:LOSSES], strict=True))
+    speeds = {loop: [tokens * one.steps_per_second(skip) for one in runs] for loop, runs in both.items()}
+    pairs = list(zip(*(runs[0].losses[:LOSSES] for runs in both.values()), strict=True))
     differences = [abs(a - b) for a, b in pairs]
     return {
-        "size": size.name,
+        "size": name,
         "compiled": compiled,
         "tokens_per_second": speeds,
-        "median": {name: statistics.median(values) for name, values in speeds.items()},
+        "median": {loop: statistics.median(values) for loop, values in speeds.items()},
         "losses_compared": len(differences),
         "largest_difference": max(differences),
         "mean_difference": statistics.mean(differences),
-        # For scale: how far the loss moves from one step to the next.
-        "mean_change_per_step": statistics.mean(abs(b[0] - a[0]) for a, b in pairwise(pairs)),
     }
 
 
-def compare_learning(corpus: Path) -> list[dict[str, Any]]:
-    """Every loop at two learning rates, near the best of more that were tried: each is judged by its best."""
-    rows: list[dict[str, Any]] = []
-    for optimizer, rates in OURS.items():
+def compare_learning(corpus: Path) -> list[Row]:
+    rows: list[Row] = []
+    for loop, rates in RATES.items():
         for lr in rates:
-            started = time.perf_counter()
-            settings = {**LEARNING, **LEARNING_QUIET, "optimizer": optimizer, "lr": lr}
-            loss = ours(PRESET, corpus, settings).validation_loss
-            seconds = time.perf_counter() - started
-            rows.append({"loop": f"ours, {optimizer}", "lr": lr, "validation_loss": loss, "seconds": seconds})
-    rates_of_theirs = ["--lr", *map(str, TRANSFORMERS)]
-    measured = loop("transformers_loop.py", PRESET, corpus, LEARNING, *rates_of_theirs)
-    return rows + [{"loop": "transformers, adamw", **row} for row in measured]
+            settings = {**LEARNING, "lr": lr}
+            if loop.startswith("ours"):
+                own = {"optimizer": loop.removeprefix("ours, "), **LEARNING_QUIET}
+                found = ours(PRESET, corpus, {**settings, **own})
+            else:
+                found = plain(PRESET, corpus, settings, "transformers")
+            row = {"loop": loop, "lr": lr, "validation_loss": found.validation_loss, "seconds": found.took}
+            rows.append(row)
+    return rows
 
 
-def speed_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="Speed: tokens/s, medians. Differences of the losses: nats per token")
-    for heading in ("model", "mode", "ours", "reference", "ratio", "largest diff.", "mean diff.", "steps"):
-        table.add_column(heading, justify="left" if heading in ("model", "mode") else "right")
+def show_speed(rows: list[Row]) -> None:
+    headings = ("model", "mode", "ours", "reference", "ratio", "largest diff.", "mean diff.", "steps")
+    cells = []
     for row in rows:
-        mine, theirs = row["median"]["ours"], row["median"]["reference"]
-        table.add_row(
-            row["size"],
-            "compiled" if row["compiled"] else "eager",
-            f"{mine:,.0f}",
-            f"{theirs:,.0f}",
-            f"{mine / theirs:.3f}",
-            f"{row['largest_difference']:.1e}",
-            f"{row['mean_difference']:.1e}",
-            str(row["losses_compared"]),
+        mine, theirs = row["median"].values()
+        differences = (f"{row[f'{kind}_difference']:.1e}" for kind in ("largest", "mean"))
+        speeds = (f"{mine:,.0f}", f"{theirs:,.0f}", f"{mine / theirs:.3f}")
+        mode = "compiled" if row["compiled"] else "eager"
+        cells.append((row["size"], mode, *speeds, *differences, str(row["losses_compared"])))
+    title = "Speed: tokens/s, medians. Differences of the losses: nats per token"
+    show(title, headings, cells, left=("model", "mode"))
+
+
+def show_learning(rows: list[Row]) -> None:
+    config, cells = resolve(PRESET, LEARNING), []
+    for loop in RATES:
+        mine = [row for row in rows if row["loop"] == loop]
+        losses = [cell for row in mine for cell in (f"{row['lr']:g}", f"{row['validation_loss']:.4f}")]
+        best, seconds = (
+            min(row["validation_loss"] for row in mine),
+            sum(row["seconds"] for row in mine) / len(mine),
         )
-    return table
-
-
-def learning_table(rows: list[dict[str, Any]]) -> Table:
-    config = resolve(PRESET, LEARNING)
+        cells.append((loop, *losses, f"{best:.4f}", f"{seconds:.0f}"))
     tokens = config.steps * sum(config.shares(1)) * config.seq_len
-    table = Table(title=f"Learning: validation loss, nats per token, after {tokens:,} tokens ({PRESET})")
-    table.add_column("loop")
-    for heading in ("lr", "loss", "lr", "loss", "best", "seconds"):
-        table.add_column(heading, justify="right")
-    for name in dict.fromkeys(row["loop"] for row in rows):
-        mine = [row for row in rows if row["loop"] == name]
-        cells = [cell for row in mine for cell in (f"{row['lr']:g}", f"{row['validation_loss']:.4f}")]
-        seconds = sum(row["seconds"] for row in mine) / len(mine)
-        table.add_row(name, *cells, f"{min(row['validation_loss'] for row in mine):.4f}", f"{seconds:.0f}")
-    return table
+    title = f"Learning: validation loss, nats per token, after {tokens:,} tokens ({PRESET})"
+    show(title, ("loop", "lr", "loss", "lr", "loss", "best", "seconds"), cells, left=("loop",))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--repeats", type=int, default=3, help="runs behind each median (3)")
     parser.add_argument("--only", choices=("speed", "learning"), help="one half of it")
-    parser.add_argument(
-        "--text", type=Path, metavar="DIR", help="Spanish text (default: fetched from Debian)"
-    )
-    arguments = parser.parse_args()
-    console, started = Console(), time.perf_counter()
+    given, started = parser.parse_args(), time.perf_counter()
     results: dict[str, Any] = {"cpus": os.cpu_count(), "speed": [], "learning": []}
-    with tempfile.TemporaryDirectory() as directory:
-        corpus = prepare_corpus(arguments.text or spanish_text(), Path(directory), VOCABULARY)
-        if arguments.only != "learning":
-            for size in SIZES:
+    with corpus_of(given.text, VOCABULARY) as corpus:
+        if given.only != "learning":
+            for name in SIZES:
                 for compiled in (False, True):
-                    console.print(f"{size.name}, {'compiled' if compiled else 'eager'} …")
-                    results["speed"].append(compare_speed(corpus, size, compiled, arguments.repeats))
-            console.print(speed_table(results["speed"]))
-        if arguments.only != "speed":
-            console.print("Learning …")
+                    print(f"{name}, {'compiled' if compiled else 'eager'} …", flush=True)
+                    results["speed"].append(compare_speed(corpus, name, compiled, given.repeats))
+            show_speed(results["speed"])
+        if given.only != "speed":
+            print("Learning …", flush=True)
             results["learning"] = compare_learning(corpus)
-            console.print(learning_table(results["learning"]))
+            show_learning(results["learning"])
     results["seconds"] = time.perf_counter() - started
-    console.print(f"{results['seconds']:.0f} s; every figure: {write_results('cpu', results)}")
+    print(f"{results['seconds']:.0f} s; every figure: {write_results('cpu', results)}")
     return 0
 
 

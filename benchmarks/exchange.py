@@ -10,7 +10,6 @@ network of its own (`unshare --net sh -c 'ip link set lo up; python benchmarks/e
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -27,12 +26,12 @@ from aura.optim.muon import optimizer_of
 from aura.plan.memory import memory_of
 from aura.strategy.interface import Told, clip_factor
 from aura.strategy.sharded import Sharded
-from lab_ranks import LOOPBACK, bf16_on_the_wire, in_the_lab, join, run_ranks
-from torch import nn
+from measuring import options
+from ranks import bf16_on_the_wire, join, leave, options_of_a_rank, places, run_ranks
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-Step = Callable[[list[torch.Tensor]], None]
-Way = tuple[Step, Callable[[], None]]  # and what ends a row of steps
+Way = tuple[Callable[[list[Tensor]], None], Callable[[], None]]  # a step, and what ends a row of steps
 
 
 class LossSum(nn.Module):
@@ -42,17 +41,16 @@ class LossSum(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         return self.model.loss_sum(tokens[:, :-1], tokens[:, 1:])
 
 
 def sharded(config: TrainConfig, rank: int, ranks: int) -> Way:
     model = GPT(config)
-    nodes = [f"node{number}" for number in range(ranks)]
-    strategy = Sharded(model, Ranks(rank, nodes, torch.device("cpu")), config)
+    strategy = Sharded(model, Ranks(rank, [f"node{n}" for n in range(ranks)], torch.device("cpu")), config)
     loss_of = LossSum(model)
 
-    def step(batches: list[torch.Tensor]) -> None:
+    def step(batches: list[Tensor]) -> None:
         strategy.begin_step()
         loss_sum = 0.0
         for number, batch in enumerate(batches, 1):
@@ -65,14 +63,14 @@ def sharded(config: TrainConfig, rank: int, ranks: int) -> Way:
     return step, strategy.complete
 
 
-def torchs_ddp(config: TrainConfig, ranks: int, wire: torch.dtype) -> Way:
+def torchs_ddp(config: TrainConfig, ranks: int) -> Way:
     model = GPT(config)
     parallel = DistributedDataParallel(LossSum(model), gradient_as_bucket_view=True)
-    if wire == torch.bfloat16:
+    if config.wire == "bf16":
         parallel.register_comm_hook(None, bf16_on_the_wire)
     optimizer = optimizer_of(model, config)
 
-    def step(batches: list[torch.Tensor]) -> None:
+    def step(batches: list[Tensor]) -> None:
         for parameter in model.parameters():
             parameter.grad = None
         numbers = torch.zeros(2, dtype=torch.float64)
@@ -93,90 +91,78 @@ def torchs_ddp(config: TrainConfig, ranks: int, wire: torch.dtype) -> Way:
     return step, lambda: None
 
 
-def bytes_sent(card: str) -> int:
-    (line,) = (
-        text for text in Path("/proc/net/dev").read_text().splitlines() if text.strip().startswith(f"{card}:")
-    )
-    return int(line.split(":")[1].split()[8])
-
-
-def bytes_of_all(card: str, ranks: int) -> int:
-    """Over loopback all ranks see the same card."""
-    counted = torch.tensor([bytes_sent(card)])
+def bytes_sent(card: str, ranks: int) -> int:
+    """By all ranks; over loopback all of them see the same card."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    own = next(int(line.split()[9]) for line in lines if line.split()[0] == f"{card}:")
+    counted = torch.tensor([own])
     dist.all_reduce(counted)
     return int(counted.item()) // (ranks if card == "lo" else 1)
 
 
+def memory(what: str) -> int:
+    """Of this process [bytes]: VmRSS now, VmHWM the most there was."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
+
+
 def work(given: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    rank = given.rank
-    join(rank, given.ranks, given.card, given.store)
+    rank, ranks = given.rank, given.ranks
+    join(rank, ranks, given.card, given.store)
     settings = dict(one.split("=", 1) for one in given.setting)
-    sizes = {name: int(value) if value.isdecimal() else value for name, value in settings.items()}
-    config = resolve(given.preset, {"optimizer": given.optimizer, "wire": given.wire, **sizes})
+    config = resolve(given.preset, {"optimizer": given.optimizer, "wire": given.wire, **settings})
     before_all = memory("VmRSS")
-    ways = {"sharded": sharded(config, rank, given.ranks)}
+    ways = {"sharded": sharded(config, rank, ranks)}
     if not given.memory:
-        wire = {"fp32": torch.float32, "bf16": torch.bfloat16}[given.wire]
-        ways["DDP"] = torchs_ddp(config, given.ranks, wire)
-    elements = sum(parameter.numel() for parameter in GPT(config, "meta").parameters())
+        ways["DDP"] = torchs_ddp(config, ranks)
     generator = torch.Generator().manual_seed(rank)
     shape = (config.gradient_accumulation_steps, config.batch_size, config.seq_len + 1)
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    busy: dict[str, list[float]] = {way: [] for way in ways}
-    sent: dict[str, list[int]] = {way: [] for way in ways}
+    found: dict[str, list[tuple[float, float, float]]] = {
+        way: [] for way in ways
+    }  # seconds, of CPU, bytes of a step
     for turn in range(given.turns + 1):  # the first one warms up
         for way, (step, finish) in ways.items():
             dist.barrier()
-            before = bytes_of_all(given.card, given.ranks)
-            began, cpu = time.perf_counter(), time.process_time()
+            before, began, cpu = bytes_sent(given.card, ranks), time.perf_counter(), time.process_time()
             for _ in range(given.steps):
                 step(list(torch.randint(config.vocab_size, shape, generator=generator)))
             finish()
             cpu = time.process_time() - cpu
             dist.barrier()
-            took, after = time.perf_counter() - began, bytes_of_all(given.card, given.ranks)
+            took, sent = time.perf_counter() - began, bytes_sent(given.card, ranks) - before
             if turn:
-                seconds[way].append(took / given.steps)
-                busy[way].append(cpu / given.steps)
-                sent[way].append((after - before) // given.steps)
+                found[way].append((took / given.steps, cpu / given.steps, sent / given.steps))
     if rank == 0:
-        of_all_reduce = 2 * (given.ranks - 1) * elements * 4
-        link = f"links of {given.lab}" if given.lab else "loopback"
-        print(" ".join([given.preset, *given.setting]), end=", ")
-        print(f"{given.optimizer}, {given.wire} on the wire, {given.ranks} ranks, {link}")
-        for way in ways:
-            median, low, high = statistics.median(seconds[way]), min(seconds[way]), max(seconds[way])
-            on_wire = statistics.median(sent[way])
-            print(f"{way:8} {median:.4f} s a step ({given.turns} turns: {low:.4f} to {high:.4f}), ", end="")
-            print(f"{statistics.median(busy[way]):.4f} s of CPU on rank 0; ", end="")
-            print(
-                f"{on_wire / 1e6:.3f} MB of all ranks, {on_wire / of_all_reduce:.4f} of an all-reduce in fp32"
-            )
+        say(given, config, found)
     if given.memory:
         # Of what torch itself takes nothing counts; the highest of all ranks.
         peak = torch.tensor([memory("VmHWM") - before_all])
         dist.all_reduce(peak, dist.ReduceOp.MAX)
-        predicted = memory_of(config, config.batch_size, on_gpu=False, ranks=given.ranks).tensors
+        predicted = memory_of(config, config.batch_size, on_gpu=False, ranks=ranks).tensors
         if rank == 0:
             print(
                 f"memory of a rank: {peak.item() / 1e9:.3f} GB at the most, predicted {predicted / 1e9:.3f} GB"
             )
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # without waiting for the threads of gloo
+    leave()
 
 
-def memory(what: str) -> int:
-    """Of this process [bytes]: VmRSS now, VmHWM the most there was."""
-    (line,) = (text for text in Path("/proc/self/status").read_text().splitlines() if text.startswith(what))
-    return int(line.split()[1]) * 1024
+def say(
+    given: argparse.Namespace, config: TrainConfig, found: dict[str, list[tuple[float, float, float]]]
+) -> None:
+    link = f"links of {given.lab}" if given.lab else "loopback"
+    about = f"{' '.join([given.preset, *given.setting])}, {given.optimizer}, {given.wire} on the wire"
+    print(f"{about}, {given.ranks} ranks, {link}; {given.turns} turns")
+    of_all_reduce = 2 * (given.ranks - 1) * GPT(config, "meta").parameter_count() * 4
+    for way, turns in found.items():
+        seconds, cpu, sent = zip(*turns, strict=True)
+        median, wire = statistics.median(seconds), statistics.median(sent)
+        print(f"{way:8} {median:.4f} s a step ({min(seconds):.4f} to {max(seconds):.4f}), ", end="")
+        print(f"{statistics.median(cpu):.4f} s of CPU on rank 0; ", end="")
+        print(f"{wire / 1e6:.3f} MB of all ranks, {wire / of_all_reduce:.4f} of an all-reduce in fp32")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, text=False)
     parser.add_argument("--preset", default="gpt2-nano")
     parser.add_argument(
         "--setting", action="append", default=[], metavar="NAME=VALUE", help="in place of the preset's"
@@ -188,15 +174,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="of one turn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--lab", metavar="RATE", default="", help="over the lab's links, 100mbit say")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)  # one process of those that main starts
-    parser.add_argument("--card", default="lo", help=argparse.SUPPRESS)
-    parser.add_argument("--store", help=argparse.SUPPRESS)
+    options_of_a_rank(parser)
     given = parser.parse_args()
     if given.rank is not None:
         work(given)
-        return
-    with in_the_lab(given.ranks, given.lab) if given.lab else nullcontext([LOOPBACK] * given.ranks) as places:
-        sys.exit(run_ranks(places, sys.argv))
+    with places(given.ranks, given.lab) as where:
+        sys.exit(run_ranks(where, sys.argv))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ what does not fit, says so in its row. Every figure goes to bench-results/gpu.js
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import subprocess
@@ -25,9 +24,7 @@ import torch
 from aura.config import TrainConfig, resolve
 from aura.plan import gpus
 from aura.plan.flops import flops_per_token
-from loops import HERE, QUIET, Settings, flags, run, write_results
-from rich.console import Console
-from rich.table import Table
+from measuring import HERE, QUIET, Settings, corpus_of, flags, options, plain_command, show, write_results
 
 NO_GPU = 3  # the exit code without one
 TIME_LIMIT = 470.0  # seconds for everything
@@ -47,12 +44,18 @@ class Row:
     preset: str
     loop: str
     mode: str
-    settings: Settings  # after those of SPEED
+    settings: Settings
     tokens_per_second: float | None = None
     mfu: float | None = None  # of 1
     peak_gigabytes: float | None = None  # reserved by torch's allocator [10^9 bytes]
     limit_gigabytes: float | None = None
     note: str = ""
+
+    def cells(self) -> list[str]:
+        speed = (self.tokens_per_second, ",.0f"), (self.mfu, ".1%")
+        memory = (self.peak_gigabytes, ".2f"), (self.limit_gigabytes, "g")
+        figures = ("" if value is None else format(value, form) for value, form in (*speed, *memory))
+        return [self.preset, self.loop, self.mode, *figures, self.note]
 
 
 def mfu(tokens_per_second: float, config: TrainConfig) -> float | None:
@@ -62,20 +65,28 @@ def mfu(tokens_per_second: float, config: TrainConfig) -> float | None:
     return peak and tokens_per_second * flops_per_token(config) / peak
 
 
-def made_up_corpus(directory: Path) -> Path:
+def write_made_up_text(file: Path) -> None:
     """About seven million tokens."""
     rng = random.Random(0)  # noqa: S311 - no secret
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=8)) for _ in range(5000)]
     paragraphs = (" ".join(rng.choices(words, k=600)) for _ in range(4000))
-    (directory / "text.txt").write_text("\n\n".join(paragraphs), encoding="utf-8")
-    corpus = directory / "corpus"
-    command = [sys.executable, "-m", "aura", "prepare", "--input", str(directory / "text.txt")]
-    run([*command, "--output", str(corpus), "--vocab-size", "4096"])
-    return corpus
+    file.write_text("\n\n".join(paragraphs), encoding="utf-8")
+
+
+def command_of(row: Row, corpus: Path, run_dir: Path) -> list[str]:
+    """Its last line is JSON."""
+    if row.loop == "reference":
+        steps = f"--stop-after={REFERENCE_STEPS[row.preset]}"
+        return plain_command(row.preset, corpus, row.settings, "--warm-up=4", steps)
+    command = [sys.executable, str(HERE / "limited_train.py"), f"--run-dir={run_dir}"]
+    if row.limit_gigabytes:
+        command += [f"--gigabytes={row.limit_gigabytes}", "--warm-up=1"]
+    settings = {**QUIET, **row.settings, "steps": 10**6}
+    return [*command, "--", f"--preset={row.preset}", f"--corpus={corpus}", *flags(settings)]
 
 
 def measure(row: Row, command: list[str], seconds: float) -> None:
-    """Run the command, whose last line is JSON, and fill the row with what it measured or why not."""
+    """Run the command and fill the row with what it measured or why not."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=max(1, seconds), check=False)
     except subprocess.TimeoutExpired:
@@ -87,37 +98,18 @@ def measure(row: Row, command: list[str], seconds: float) -> None:
         return
     report = json.loads(lines[-1])
     (first_step, begin), (last_step, end) = report["points"][0], report["points"][-1]
-    config = resolve(row.preset, {**SPEED.get(row.preset, {}), **row.settings})
+    config = resolve(row.preset, row.settings)
     tokens = (last_step - first_step) * sum(config.shares(1)) * config.seq_len
     row.tokens_per_second = tokens / (end - begin)
     row.peak_gigabytes = report["peak_reserved"] and report["peak_reserved"] / 1e9
     row.mfu = mfu(row.tokens_per_second, config)
 
 
-def ours(row: Row, corpus: Path, directory: Path, seconds: float) -> None:
-    run_dir = directory / f"run-{time.monotonic_ns()}"
-    settings = {**QUIET, **SPEED.get(row.preset, {}), **row.settings, "steps": 10**6}
-    words = ["--preset", row.preset, "--corpus", str(corpus), *flags(settings)]
-    command = [sys.executable, str(HERE / "limited_train.py"), "--run-dir", str(run_dir)]
-    if row.limit_gigabytes:
-        command += ["--gigabytes", str(row.limit_gigabytes), "--warm-up", "1"]
-    measure(row, [*command, "--", *words], seconds)
-
-
-def reference(row: Row, corpus: Path, directory: Path, seconds: float) -> None:
-    settings = {**SPEED[row.preset], **row.settings}
-    command = [sys.executable, str(HERE / "reference_loop.py"), "--preset", row.preset]
-    command += ["--corpus", str(corpus), "--warm-up", "4", "--stop-after", str(REFERENCE_STEPS[row.preset])]
-    words = [f"{name}={value}" for name, value in settings.items()]
-    measure(row, [*command, "--set", *words], seconds)
-
-
 def plan() -> list[Row]:
     """What is most worth knowing first."""
-    eager, compiled = {"compile": "false"}, {"compile": "true"}
     rows = [
-        Row(preset, loop, "compiled" if settings is compiled else "eager", settings)
-        for settings in (compiled, eager)
+        Row(preset, loop, mode, {**SPEED[preset], "compile": str(mode == "compiled").lower()})
+        for mode in ("compiled", "eager")
         for preset in SPEED
         for loop in ("ours", "reference")
     ]
@@ -125,48 +117,29 @@ def plan() -> list[Row]:
     return [*rows[:4], *limited, *rows[4:]]
 
 
-def table_of(rows: list[Row], device: str) -> Table:
-    table = Table(title=f"bf16 training on one {device}")
-    for heading in ("preset", "loop", "mode", "tokens/s", "MFU", "peak GB", "limit GB", "note"):
-        table.add_column(
-            heading, justify="left" if heading in ("preset", "loop", "mode", "note") else "right"
-        )
-    for row in rows:
-        table.add_row(
-            row.preset,
-            row.loop,
-            row.mode,
-            "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
-            "" if row.mfu is None else f"{row.mfu:.1%}",
-            "" if row.peak_gigabytes is None else f"{row.peak_gigabytes:.2f}",
-            "" if row.limit_gigabytes is None else f"{row.limit_gigabytes:g}",
-            row.note,
-        )
-    return table
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.parse_args()
+    options(__doc__, text=False).parse_args()
     if not torch.cuda.is_available():
         print("make bench-gpu needs an NVIDIA GPU, and torch sees none on this machine.", file=sys.stderr)
         return NO_GPU
-    console, deadline = Console(), time.monotonic() + TIME_LIMIT
-    device = torch.cuda.get_device_name()
-    rows = plan()
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        corpus = made_up_corpus(directory)
-        for row in rows:
-            console.print(f"{row.preset}, {row.loop}, {row.mode} …")
-            of_loop = ours if row.loop == "ours" else reference
-            of_loop(row, corpus, directory, deadline - time.monotonic())
-    console.print(table_of(rows, device))
-    console.print(
-        f"Every figure: {write_results('gpu', {'device': device, 'rows': [asdict(r) for r in rows]})}"
+    deadline, device, rows = time.monotonic() + TIME_LIMIT, torch.cuda.get_device_name(), plan()
+    with tempfile.TemporaryDirectory() as directory:
+        text = Path(directory, "text.txt")
+        write_made_up_text(text)
+        with corpus_of(text, 4096, validation=0.01) as corpus:
+            for number, row in enumerate(rows):
+                print(f"{row.preset}, {row.loop}, {row.mode} …", flush=True)
+                command = command_of(row, corpus, Path(directory, f"run-{number}"))
+                measure(row, command, deadline - time.monotonic())
+    words, figures = ("preset", "loop", "mode", "note"), ("tokens/s", "MFU", "peak GB", "limit GB")
+    show(
+        f"bf16 training on one {device}",
+        (*words[:3], *figures, words[3]),
+        [row.cells() for row in rows],
+        words,
     )
+    file = write_results("gpu", {"device": device, "rows": [asdict(row) for row in rows]})
+    print(f"Every figure: {file}")
     return 0
 
 

@@ -10,18 +10,12 @@ Every run is a line in bench-results/hrm.jsonl, and what is there already is not
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from aura.cluster.ranks import Ranks
@@ -37,9 +31,7 @@ from aura.plan.flops import flops_per_token
 from aura.plan.shapes import parameter_count, shape_of
 from aura.strategy.alone import Alone
 from aura.strategy.interface import Told
-from loops import prepare_corpus, spanish_text
-from rich.console import Console
-from rich.table import Table
+from measuring import Kept, Row, corpus_of, options, show
 from torch import Tensor
 
 VOCABULARY = 512
@@ -77,6 +69,9 @@ class Job:
         length = {"steps": self.steps, "warmup_steps": self.steps // 5}
         return resolve("gpt2-nano", {**MODEL, **SCHEDULE, **own, **length})
 
+    def key(self, corpus: str) -> str:
+        return json.dumps([self.config().digest(), asdict(ARMS[self.arm]), corpus])
+
 
 class Once(HrmText):
     def before_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,118 +95,62 @@ def flops(job: Job) -> int:
     return 3 * config.layers * block + 6 * config.vocab_size * config.d_model
 
 
-def compute(job: Job, corpus: Path) -> dict[str, Any]:
-    """The validation loss at the end [nats per token], and how long it took [s]; in a process of the pool."""
+def compute(job: Job, corpus: Path) -> Row:
+    """The validation loss at the end [nats per token], and how long it took [s]."""
     began, config, opened = time.perf_counter(), job.config(), read_corpus(corpus)
     train, validation = (Windows(opened, split, config.seq_len) for split in ("train", "validation"))
-    model, order = model_for(job), Order(len(train), config.seed)
+    model, order, tokens = model_for(job), Order(len(train), config.seed), config.batch_size * config.seq_len
     strategy = Alone(model, config)
     for step in range(config.steps):
-        tokens = train.batch(order.at(step * config.batch_size, config.batch_size))
+        batch = train.batch(order.at(step * config.batch_size, config.batch_size))
         strategy.begin_step()
         model.begin_step(step, config.steps)
         with strategy.last_backward():
-            loss = model.loss_sum(*inputs_and_targets(tokens))
+            loss = model.loss_sum(*inputs_and_targets(batch))
             loss.backward()  # type: ignore[no-untyped-call]
-        outcome = strategy.apply(
-            Told(loss.detach(), config.batch_size * config.seq_len), learning_rate(config, step)
-        )()
+        outcome = strategy.apply(Told(loss.detach(), tokens), learning_rate(config, step))()
         assert not outcome.left_out
     device = torch.device("cpu")
     found = validation_loss(model, validation, config, Ranks(0, ["node"], device), device)
     return {"loss": found, "seconds": time.perf_counter() - began}
 
 
-def measure(jobs: Sequence[Job], corpus: Path, file: Path, workers: int, console: Console) -> dict[Job, Any]:
-    """Of every job what `compute` says."""
-    fingerprint = read_corpus(corpus).fingerprint
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    known = {row["key"]: row for row in map(json.loads, lines)}
-
-    def key(job: Job) -> str:
-        return json.dumps([job.config().digest(), asdict(ARMS[job.arm]), fingerprint])
-
-    missing = [job for job in jobs if key(job) not in known]
-    # One thread for each: the matrices are too small for more.
-    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        results = pool.map(compute, missing, [corpus] * len(missing))
-        for number, (job, row) in enumerate(zip(missing, results, strict=True), 1):
-            row = known[key(job)] = {**asdict(job), **row, "key": key(job)}
-            with file.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(row) + "\n")
-            said = f"{job.arm}, lr {job.lr:g}, seed {job.seed}: {row['loss']:.4f} ({row['seconds']:.0f} s)"
-            console.print(f"{number}/{len(missing)} {said}", highlight=False)
-    return {job: known[key(job)] for job in jobs}
+def summary(arm: str, jobs: list[Job], losses: list[float]) -> Row:
+    """At the best of its learning rates."""
+    of_rates: dict[float, list[float]] = {}
+    for job, loss in zip(jobs, losses, strict=True):
+        if job.arm == arm:
+            of_rates.setdefault(job.lr, []).append(loss)
+    tried = {lr: statistics.mean(of_lr) for lr, of_lr in of_rates.items()}
+    best = min(tried, key=tried.__getitem__)
+    job = next(job for job in jobs if (job.arm, job.lr) == (arm, best))
+    size = {"parameters": parameter_count(job.config()), "flops_per_token": flops(job)}
+    return {"arm": arm, **size, "lr": best, "losses": of_rates[best], "mean": tried[best], "tried": tried}
 
 
-def summaries(found: dict[Job, Any]) -> list[dict[str, Any]]:
-    """Of every arm, at the best of its learning rates."""
-    made = []
-    for arm in ARMS:
-        losses: dict[float, list[float]] = {}
-        for job, row in found.items():
-            if job.arm == arm:
-                losses.setdefault(job.lr, []).append(row["loss"])
-        best = min(losses, key=lambda lr: statistics.mean(losses[lr]))
-        job = next(job for job in found if (job.arm, job.lr) == (arm, best))
-        made.append(
-            {
-                "arm": arm,
-                "parameters": parameter_count(job.config()),
-                "flops_per_token": flops(job),
-                "lr": best,
-                "losses": losses[best],
-                "mean": statistics.mean(losses[best]),
-                "tried": {lr: statistics.mean(of_lr) for lr, of_lr in losses.items()},
-            }
-        )
-    return made
-
-
-def table(rows: Sequence[dict[str, Any]]) -> Table:
-    shown = Table(title="Validation loss, nats per token")
-    for heading in ("arm", "parameters", "MFLOP per token", "lr", "loss", "of every seed", "other rates"):
-        shown.add_column(heading, justify="left" if heading == "arm" else "right")
-    for row in rows:
-        others = (f"{lr:g}: {loss:.4f}" for lr, loss in row["tried"].items() if lr != row["lr"])
-        shown.add_row(
-            row["arm"],
-            f"{row['parameters']:,}",
-            f"{row['flops_per_token'] / 1e6:.2f}",
-            f"{row['lr']:g}",
-            f"{row['mean']:.4f}",
-            ", ".join(f"{loss:.4f}" for loss in row["losses"]),
-            ", ".join(others),
-        )
-    return shown
+def cells(row: Row) -> list[str]:
+    others = (f"{lr:g}: {loss:.4f}" for lr, loss in row["tried"].items() if lr != row["lr"])
+    size = [f"{row['parameters']:,}", f"{row['flops_per_token'] / 1e6:.2f}", f"{row['lr']:g}"]
+    losses = ", ".join(f"{loss:.4f}" for loss in row["losses"])
+    return [row["arm"], *size, f"{row['mean']:.4f}", losses, ", ".join(others)]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--steps", type=int, default=400, metavar="N", help="of 1,024 tokens (400)")
     parser.add_argument("--seeds", type=int, default=2, metavar="N", help="paired seeds (2)")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="runs at a time (2)")
-    parser.add_argument(
-        "--text", type=Path, metavar="DIR", help="Spanish text (default: fetched from Debian)"
-    )
     parser.add_argument("--results", type=Path, default=Path("bench-results/hrm.jsonl"), metavar="FILE")
-    given = parser.parse_args()
-    console, began = Console(), time.perf_counter()
+    given, began = parser.parse_args(), time.perf_counter()
     # Seed by seed, and rate by rate: who stops it has whole comparisons.
     jobs = [Job(arm, lr, seed, given.steps) for seed in range(given.seeds) for lr in RATES for arm in ARMS]
-    with tempfile.TemporaryDirectory() as directory:
-        corpus = prepare_corpus(given.text or spanish_text(), Path(directory), VOCABULARY)
-        rows = summaries(measure(jobs, corpus, given.results, given.workers, console))
-    console.print(table(rows))
-    seconds = round(time.perf_counter() - began)
-    print(
-        json.dumps(
-            {"bench": "hrm", "steps": given.steps, "seeds": given.seeds, "seconds": seconds, "arms": rows}
-        )
-    )
+    with corpus_of(given.text, VOCABULARY) as corpus:
+        found = Kept(given.results, corpus, compute, given.workers).results(jobs)
+    rows = [summary(arm, jobs, [row["loss"] for row in found]) for arm in ARMS]
+    headings = ("arm", "parameters", "MFLOP per token", "lr", "loss", "of every seed", "other rates")
+    show("Validation loss, nats per token", headings, map(cells, rows), left=("arm",))
+    about = {"steps": given.steps, "seeds": given.seeds, "seconds": round(time.perf_counter() - began)}
+    print(json.dumps({"bench": "hrm", **about, "arms": rows}))
     return 0
 
 

@@ -17,97 +17,61 @@ CHOSEN = {"muon": 2e-2, "adamw": 1.1e-2}
 SEEDS = {"short": 2, "long": 5}
 TUNING_SEEDS = 2
 SYNCHRONOUS = "synchronous, fp32"
-ARMS = {
-    SYNCHRONOUS: Setting(),
-    "1/4 late": Setting(late=0.25),
-    "1/2 late": Setting(late=0.5),
-    "1 late": Setting(late=1.0),
-    "1/2 late, predicted weights": Setting(late=0.5, predicted=1.0),
-    "1 late, predicted weights": Setting(late=1.0, predicted=1.0),
-    "1 late, corrected": Setting(late=1.0, corrected=1.0),
-    "int8": Setting("int8", "int8"),
-    "int4": Setting("int4", "int4"),
-    "int4 gradients": Setting(gradients="int4"),
-    "int4 gradients, error feedback": Setting(gradients="int4", error_feedback=True),
-    "int4 differences": Setting(differences="int4"),
-    "int4 + 1/2 late, predicted": Setting("int4", "int4", late=0.5, predicted=1.0),
-    "int4 + 1 late, predicted": Setting("int4", "int4", late=1.0, predicted=1.0),
-    "int8 + 1 late, predicted": Setting("int8", "int8", late=1.0, predicted=1.0),
-    "1 late, half predicted": Setting(late=1.0, predicted=0.5),
-    "1 late, predicted 1.5": Setting(late=1.0, predicted=1.5),
-    "1 late, predicted 2": Setting(late=1.0, predicted=2.0),
-    "1 late, matrices only": Setting(late=1.0, others_late=0.0),
-    "1 late, matrices only, predicted": Setting(late=1.0, predicted=1.0, others_late=0.0),
-    "1 late, the others 1/4, predicted": Setting(late=1.0, predicted=1.0, others_late=0.25),
-    "7/8 late, the others 1/4, predicted, after 75 steps": Setting(
-        late=0.875, predicted=1.0, others_late=0.25, from_step=75
+# The groups that ask about an arm with Muon, and with AdamW, which loses most to any delay: its finer points are left
+# out.
+ASKED: list[tuple[str, Setting, str, str]] = [
+    ("int8", Setting("int8", "int8"), "main", "formats"),
+    ("int4", Setting("int4", "int4"), "main", "main"),
+    ("int4 gradients", Setting(gradients="int4"), "formats", ""),
+    ("int4 gradients, error feedback", Setting(gradients="int4", error_feedback=True), "formats", ""),
+    ("int4 differences", Setting(differences="int4"), "formats", ""),
+    ("1/4 late", Setting(late=0.25), "delays", "delays"),
+    ("1/2 late", Setting(late=0.5), "main", "delays"),
+    ("1/2 late, predicted weights", Setting(late=0.5, predicted=1.0), "main", "delays"),
+    ("3/4 late, predicted", Setting(late=0.75, predicted=1.0), "causes", ""),
+    ("7/8 late, predicted", Setting(late=0.875, predicted=1.0), "causes", ""),
+    ("1 late", Setting(late=1.0), "main causes", "delays"),
+    ("1 late, half predicted", Setting(late=1.0, predicted=0.5), "causes", ""),
+    ("1 late, predicted weights", Setting(late=1.0, predicted=1.0), "main causes", "delays"),
+    ("1 late, predicted 1.5", Setting(late=1.0, predicted=1.5), "causes", ""),
+    ("1 late, predicted 2", Setting(late=1.0, predicted=2.0), "causes", ""),
+    ("1 late, corrected", Setting(late=1.0, corrected=1.0), "main", "main"),
+    ("1 late, matrices only", Setting(late=1.0, others_late=0.0), "causes", ""),
+    ("1 late, matrices only, predicted", Setting(late=1.0, predicted=1.0, others_late=0.0), "causes", ""),
+    ("1 late, the others 1/4, predicted", Setting(late=1.0, predicted=1.0, others_late=0.25), "causes", ""),
+    (
+        "7/8 late, the others 1/4, predicted, after 75 steps",
+        Setting(late=0.875, predicted=1.0, others_late=0.25, from_step=75),
+        "causes",
+        "",
     ),
-    "1 late after 30 steps, predicted": Setting(late=1.0, predicted=1.0, from_step=30),
-    "1 late after 75 steps, predicted": Setting(late=1.0, predicted=1.0, from_step=75),
-    "1 late after 150 steps, predicted": Setting(late=1.0, predicted=1.0, from_step=150),
-    "int4 + 1 late after 75 steps, predicted": Setting("int4", "int4", late=1.0, predicted=1.0, from_step=75),
-    "3/4 late, predicted": Setting(late=0.75, predicted=1.0),
-    "7/8 late, predicted": Setting(late=0.875, predicted=1.0),
-}
-# Which arms of which optimizer are asked about together. AdamW loses most to any delay, so that its finer points are
-# left out.
+    ("1 late after 30 steps, predicted", Setting(late=1.0, predicted=1.0, from_step=30), "causes", ""),
+    ("1 late after 75 steps, predicted", Setting(late=1.0, predicted=1.0, from_step=75), "causes", ""),
+    ("1 late after 150 steps, predicted", Setting(late=1.0, predicted=1.0, from_step=150), "", "causes"),
+    ("int4 + 1/2 late, predicted", Setting("int4", "int4", late=0.5, predicted=1.0), "delays", "delays"),
+    ("int8 + 1 late, predicted", Setting("int8", "int8", late=1.0, predicted=1.0), "delays", ""),
+    ("int4 + 1 late, predicted", Setting("int4", "int4", late=1.0, predicted=1.0), "main", ""),
+    (
+        "int4 + 1 late after 75 steps, predicted",
+        Setting("int4", "int4", late=1.0, predicted=1.0, from_step=75),
+        "main",
+        "",
+    ),
+]
 GROUPS = {
-    "main": {
-        "muon": [
-            "int8",
-            "int4",
-            "1/2 late",
-            "1 late",
-            "1/2 late, predicted weights",
-            "1 late, predicted weights",
-            "1 late, corrected",
-            "int4 + 1 late, predicted",
-            "int4 + 1 late after 75 steps, predicted",
-        ],
-        "adamw": ["int4", "1 late, corrected"],
-    },
-    "causes": {
-        "muon": [
-            "1 late",
-            "1 late, predicted weights",
-            "1 late, half predicted",
-            "1 late, predicted 1.5",
-            "1 late, predicted 2",
-            "1 late, matrices only",
-            "1 late, matrices only, predicted",
-            "1 late, the others 1/4, predicted",
-            "1 late after 30 steps, predicted",
-            "1 late after 75 steps, predicted",
-            "3/4 late, predicted",
-            "7/8 late, predicted",
-            "7/8 late, the others 1/4, predicted, after 75 steps",
-        ],
-        "adamw": ["1 late after 150 steps, predicted"],
-    },
-    "formats": {
-        "muon": ["int4 gradients", "int4 gradients, error feedback", "int4 differences"],
-        "adamw": ["int8"],
-    },
-    "delays": {
-        "muon": ["1/4 late", "int4 + 1/2 late, predicted", "int8 + 1 late, predicted"],
-        "adamw": [
-            "1/4 late",
-            "1/2 late",
-            "1 late",
-            "1/2 late, predicted weights",
-            "1 late, predicted weights",
-            "int4 + 1/2 late, predicted",
-        ],
-    },
+    group: {
+        "muon": [arm for arm, _, muon, _ in ASKED if group in muon.split()],
+        "adamw": [arm for arm, _, _, adamw in ASKED if group in adamw.split()],
+    }
+    for group in ("main", "causes", "formats", "delays")
 }
 ALONE, FIVE = "alone", "int4 + 1 late, predicted"
 # One PC on its own, and the learning rates that are tried. With all 40 windows it computes what five do in fp32.
-ARMS |= {f"one PC, {windows} windows": Setting(ranks=1, micro_batches=windows) for windows in (20, 10)}
-RATES_ALONE = {
-    SYNCHRONOUS: (2e-2,),
-    "one PC, 20 windows": (1e-2, 1.4e-2, 2e-2),
-    "one PC, 10 windows": (7e-3, 1e-2, 1.4e-2),
-}
+ONE_PC = {f"one PC, {windows} windows": Setting(ranks=1, micro_batches=windows) for windows in (20, 10)}
+ARMS = {SYNCHRONOUS: Setting(), **{arm: setting for arm, setting, _, _ in ASKED}, **ONE_PC}
+RATES_ALONE = dict(
+    zip([SYNCHRONOUS, *ONE_PC], ((2e-2,), (1e-2, 1.4e-2, 2e-2), (7e-3, 1e-2, 1.4e-2)), strict=True)
+)
 PARTS = (0.25, 0.5, 0.75, 1.0)  # of the tokens
 # Of five PCs with int4 and 0.9 of a step late, by `make bench-wire`, encoded beforehand on the 4090.
 SPEEDUPS = {"RTX 4090": 4.89, "RTX 3060": 4.96}

@@ -1,6 +1,6 @@
 """`make bench-seeds`: does our AdamW learn what torch's AdamW on transformers' GPT-2 learns? A pair of runs a seed.
 
-`aura train` and transformers_loop.py --paired start with the same weights (ours, which the seed draws) and take the
+`aura train` and reference_loop.py --model paired start with the same weights (ours, which the seed draws) and take the
 same windows in the same order, the same schedule, clipping and weight decay; the validation loss is taken on the same
 windows. So the two of a pair differ in rounding alone, and their difference says whether that moves what is learnt.
 
@@ -11,110 +11,76 @@ mean of the differences (ours - theirs) with the 95 % interval of Student's t [n
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
-import tempfile
-import time
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 from aura.config import as_words
-from aura.corpus.corpus import read_corpus
 from cpu import LEARNING, LEARNING_QUIET, PRESET, VOCABULARY
-from loops import loop, ours, prepare_corpus, spanish_text
-from rich.console import Console
-from rich.table import Table
-
-RESULTS = Path("bench-results", "paired-seeds.jsonl")
-Row = dict[str, Any]
+from measuring import Kept, Row, corpus_of, interval, options, ours, plain, show
 
 
-def measure(corpus: Path, settings: dict[str, Any]) -> Row:
+@dataclass(frozen=True)
+class Job:
+    seed: int
+    steps: int
+
+    def settings(self) -> dict[str, Any]:
+        return {**LEARNING, "steps": self.steps, "optimizer": "adamw"}
+
+    def key(self, corpus: str) -> str:
+        return json.dumps([self.seed, as_words(self.settings()), corpus])
+
+
+def measure(job: Job, corpus: Path) -> Row:
     """Validation losses [nats per token] of one pair, and what each took [seconds]."""
-    started = time.perf_counter()
-    mine = ours(PRESET, corpus, {**LEARNING_QUIET, **settings}).validation_loss
-    between = time.perf_counter()
-    theirs = loop("transformers_loop.py", PRESET, corpus, settings, "--paired")[0]["validation_loss"]
-    seconds = [between - started, time.perf_counter() - between]
-    return {"ours": mine, "transformers": theirs, "seconds": seconds}
-
-
-def read(same: Row) -> list[Row]:
-    """The pairs that were measured with the same settings on the same corpus, by seed."""
-    lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
-    rows = [row for row in map(json.loads, lines) if same.items() <= row.items()]
-    return sorted(rows, key=lambda row: row["seed"])
-
-
-def student(freedom: int, probability: float = 0.975) -> float:
-    """The quantile of Student's t (Abramowitz and Stegun, 26.7.5), to five digits from 15 degrees of freedom on."""
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+    settings = job.settings() | {"seed": job.seed}
+    mine = ours(PRESET, corpus, {**LEARNING_QUIET, **settings})
+    theirs = plain(PRESET, corpus, settings, "paired")
+    losses = {"ours": mine.validation_loss, "transformers": theirs.validation_loss}
+    return {**losses, "seconds": [mine.took, theirs.took]}
 
 
 def summary(rows: list[Row]) -> Row:
-    """The interval's half-width and the spreads need two pairs at least."""
+    """The interval and the spreads need two pairs at least."""
     differences = [row["ours"] - row["transformers"] for row in rows]
     found: Row = {"pairs": len(rows)}
-    for name in ("ours", "transformers"):
-        found[name] = statistics.mean(row[name] for row in rows)
+    found |= {name: statistics.mean(row[name] for row in rows) for name in ("ours", "transformers")}
     found |= {"difference": statistics.mean(differences), "largest": max(differences, key=abs)}
     if len(rows) > 1:
-        spread = statistics.stdev(differences)
-        half = student(len(rows) - 1) * spread / len(rows) ** 0.5
-        found["interval"] = [found["difference"] - half, found["difference"] + half]
-        found["spread_of_differences"] = spread
+        found["interval"] = list(interval(differences))
+        found["spread_of_differences"] = statistics.stdev(differences)
         found["spread_over_seeds"] = statistics.stdev(row["ours"] for row in rows)
     return found
 
 
-def table(rows: list[Row], settings: str) -> Table:
-    shown = Table(title=f"Validation loss, nats per token ({PRESET}, adamw)", caption=settings)
-    for heading in ("seed", "ours", "transformers", "difference"):
-        shown.add_column(heading, justify="right")
-    for row in rows:
-        mine, theirs = row["ours"], row["transformers"]
-        shown.add_row(str(row["seed"]), f"{mine:.5f}", f"{theirs:.5f}", f"{mine - theirs:+.5f}")
-    return shown
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=16, metavar="N", help="how many (16)")
-    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one (0)")
     parser.add_argument(
         "--steps", type=int, default=300, help="optimizer steps (300, the length of the preset)"
     )
-    parser.add_argument(
-        "--text", type=Path, metavar="DIR", help="Spanish text (default: fetched from Debian)"
+    given = parser.parse_args()
+    jobs = [Job(seed, given.steps) for seed in range(given.seeds)]
+    with corpus_of(given.text, VOCABULARY) as corpus:
+        kept = Kept(Path("bench-results", "paired-seeds.jsonl"), corpus, measure)
+        kept.results(jobs)
+    same = {"settings": as_words(jobs[0].settings()), "corpus": kept.fingerprint}
+    # All pairs that were measured in this way, now or before
+    of_seeds = [(row, Job(row["seed"], row["steps"])) for row in kept.known.values()]
+    rows = [
+        row for row, job in of_seeds if row["key"] == job.key(kept.fingerprint) and job.steps == given.steps
+    ]
+    rows.sort(key=lambda row: row["seed"])
+    pairs = [(row["seed"], row["ours"], row["transformers"]) for row in rows]
+    show(
+        f"Validation loss, nats per token ({PRESET}, adamw)",
+        ("seed", "ours", "transformers", "difference"),
+        [(str(seed), f"{a:.5f}", f"{b:.5f}", f"{a - b:+.5f}") for seed, a, b in pairs],
     )
-    arguments = parser.parse_args()
-    console = Console()
-    settings = {**LEARNING, "steps": arguments.steps, "optimizer": "adamw"}
-    with tempfile.TemporaryDirectory() as directory:
-        corpus = prepare_corpus(arguments.text or spanish_text(), Path(directory), VOCABULARY)
-        same = {"settings": as_words(settings), "corpus": read_corpus(corpus).fingerprint}
-        measured = {row["seed"] for row in read(same)}
-        for seed in range(arguments.first, arguments.first + arguments.seeds):
-            if seed in measured:
-                continue
-            row = {"seed": seed, **same, **measure(corpus, {**settings, "seed": seed})}
-            RESULTS.parent.mkdir(exist_ok=True)
-            with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            console.print(f"Seed {seed}: {row['ours']:.5f}, transformers {row['transformers']:.5f}")
-    rows = read(same)
-    console.print(table(rows, same["settings"]))
     print(json.dumps({**same, **summary(rows)}))
     return 0
 

@@ -1,76 +1,60 @@
 """A plain training loop in the style of nanoGPT's train.py, to measure ours against.
 
-One process, one model, no checkpoints, no curves, no checks. It takes our settings, our initial parameters and our
-order of the data, so that its losses can be compared with ours step by step; everything else is its own.
+One process, one model, no checkpoints, no curves, no checks. It takes our settings, schedule, clipping and order of the
+data, so that its losses can be compared with ours step by step; everything else is its own, but for the --model:
+
+    nanogpt        a GPT-2 as nanoGPT writes it, with our initial parameters
+    transformers   GPT2LMHeadModel of `transformers` with its own initial parameters, all of which decay
+    paired         GPT2LMHeadModel with our initial parameters, and what we let decay decays: only rounding differs
 
     python benchmarks/reference_loop.py --preset gpt2-nano --corpus DIR --set steps=200 compile=true
 
 Prints one line of JSON: losses [nats per token]; points, the step and the clock after every step but the first
---warm-up; peak_reserved, what torch's allocator held [bytes], null on the CPU.
+--warm-up; peak_reserved, what torch's allocator held [bytes], null on the CPU; of GPT2LMHeadModel validation_loss, on
+the windows that `aura train` takes; took, the seconds of all of it but the start of Python.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
+import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from aura.config import TrainConfig, parse_assignments, resolve
-from aura.corpus.corpus import read_corpus
+from aura.corpus.corpus import TOKENIZER, read_corpus
 from aura.corpus.windows import Order, Windows
+from aura.model.export import export
 from aura.model.gpt import GPT as OurGPT
+from measuring import options
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-
-class SelfAttention(nn.Module):
-    def __init__(self, config: TrainConfig) -> None:
-        super().__init__()
-        self.n_head, self.dropout = config.heads, config.dropout
-        self.c_attn = nn.Linear(config.d_model, 3 * config.d_model)
-        self.c_proj = nn.Linear(config.d_model, config.d_model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        B, T, C = x.size()
-        q, k, v = self.c_attn(x).split(C, dim=2)
-        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        y = y.transpose(1, 2).contiguous().view(B, T, C)
-        return F.dropout(self.c_proj(y), self.dropout, self.training)
-
-
-class MLP(nn.Module):
-    def __init__(self, config: TrainConfig) -> None:
-        super().__init__()
-        self.c_fc = nn.Linear(config.d_model, 4 * config.d_model)
-        self.gelu = nn.GELU(approximate="tanh")
-        self.c_proj = nn.Linear(4 * config.d_model, config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
 
 
 class Block(nn.Module):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.d_model)
-        self.attn = SelfAttention(config)
-        self.ln_2 = nn.LayerNorm(config.d_model)
-        self.mlp = MLP(config)
+        d, self.heads, self.dropout = config.d_model, config.heads, config.dropout
+        self.ln_1, self.ln_2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.attn = nn.ModuleDict({"c_attn": nn.Linear(d, 3 * d), "c_proj": nn.Linear(d, d)})
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(d, 4 * d), "c_proj": nn.Linear(4 * d, d)})
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        B, T, C = x.size()
+        qkv = self.attn["c_attn"](self.ln_1(x)).split(C, dim=2)
+        q, k, v = (part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in qkv)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        y = y.transpose(1, 2).contiguous().view(B, T, C)
+        x = x + F.dropout(self.attn["c_proj"](y), self.dropout, self.training)
+        hidden = F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh")
+        return x + F.dropout(self.mlp["c_proj"](hidden), self.dropout, self.training)
 
 
 class GPT(nn.Module):
@@ -104,26 +88,62 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return smallest + (config.lr - smallest) * 0.5 * (1 + math.cos(math.pi * part))
 
 
-def train(config: TrainConfig, corpus: Path, steps: int, warm_up: int = 0) -> dict[str, Any]:
+class OfTransformers(nn.Module):
+    def __init__(self, config: TrainConfig, corpus: Path, ours: bool) -> None:
+        """ours: our initial parameters, by the way that a trained model takes to transformers."""
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        torch.manual_seed(config.seed)
+        names: dict[str, Any] = {"n_embd": config.d_model, "n_layer": config.layers, "n_head": config.heads}
+        sizes = {"vocab_size": config.vocab_size, "n_positions": config.seq_len, **names}
+        rates: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
+        self.model = GPT2LMHeadModel(GPT2Config(**sizes, **rates, bos_token_id=0, eos_token_id=0))
+        if ours:
+            with tempfile.TemporaryDirectory() as directory:
+                path = Path(directory, "initial")
+                export(config, OurGPT(config).state_dict(), corpus / TOKENIZER, path)
+                self.model = GPT2LMHeadModel.from_pretrained(path)
+        assert self.model.config.vocab_size == config.vocab_size, (
+            "a smaller vocabulary would be another model"
+        )
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        logits = self.model(input_ids=tokens).logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def model_of(kind: str, config: TrainConfig, corpus: Path, device: str) -> nn.Module:
+    if kind != "nanogpt":
+        return OfTransformers(config, corpus, ours=kind == "paired").to(device)
+    initial = OurGPT(config, device).state_dict()
+    model = GPT(config, len(initial["wte.weight"])).to(device)
+    model.load_state_dict({**initial, "lm_head.weight": initial["wte.weight"]})
+    return model
+
+
+def train(
+    config: TrainConfig, corpus: Path, steps: int, warm_up: int = 0, kind: str = "nanogpt"
+) -> dict[str, Any]:
     """Train for the first `steps` of the configuration."""
+    began = time.perf_counter()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
     autocast = nullcontext() if dtype == torch.float32 else torch.autocast(device, dtype)
     scaler = torch.amp.GradScaler(device, enabled=config.precision == "fp16")
 
-    initial = OurGPT(config, device).state_dict()
-    model = GPT(config, len(initial["wte.weight"])).to(device)
-    model.load_state_dict({**initial, "lm_head.weight": initial["wte.weight"]})
-    del initial
+    model = model_of(kind, config, corpus, device).train()
     parameters = list(model.parameters())
+    decaying = 0 if kind == "transformers" else 2  # dimensions, at least
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.dim() >= decaying], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < decaying], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), fused=True)
     forward = torch.compile(model) if config.compile == "true" else model
 
-    windows = Windows(read_corpus(corpus), "train", config.seq_len)
+    opened = read_corpus(corpus)
+    windows, validation = (Windows(opened, split, config.seq_len) for split in ("train", "validation"))
     order = Order(len(windows), config.seed)
     position = 0
 
@@ -162,22 +182,35 @@ def train(config: TrainConfig, corpus: Path, steps: int, warm_up: int = 0) -> di
         "losses": [loss.item() for loss in losses],
         "points": points[warm_up:],
         "peak_reserved": torch.cuda.max_memory_reserved() if device == "cuda" else None,
+        "validation_loss": None if kind == "nanogpt" else validation_loss(model, validation, config),
+        "took": time.perf_counter() - began,
     }
 
 
+@torch.no_grad()
+def validation_loss(model: nn.Module, windows: Windows, config: TrainConfig) -> float:
+    """The mean over the windows that `aura train` validates on [nats per token]."""
+    count = min(len(windows), config.validation_windows)
+    chosen = np.array([i * len(windows) // count for i in range(count)])
+    parts = np.array_split(chosen, -(-count // config.batch_size))
+    device = next(model.parameters()).device
+    model.eval()
+    total = sum(model(*(t.to(device) for t in windows.read(part))).item() * len(part) for part in parts)
+    return total / count
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, text=False)
     parser.add_argument("--preset", required=True)
     parser.add_argument("--corpus", type=Path, required=True, metavar="DIR")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="SETTING=VALUE")
+    parser.add_argument("--model", choices=("nanogpt", "transformers", "paired"), default="nanogpt")
     parser.add_argument("--stop-after", type=int, metavar="STEPS", help="end early (the schedule stays)")
     parser.add_argument("--warm-up", type=int, default=0, metavar="STEPS", help="not among the points (0)")
-    arguments = parser.parse_args()
-    config = resolve(arguments.preset, parse_assignments(arguments.set))
-    steps = min(config.steps, arguments.stop_after or config.steps)
-    print(json.dumps(train(config, arguments.corpus, steps, arguments.warm_up)))
+    given = parser.parse_args()
+    config = resolve(given.preset, parse_assignments(given.set))
+    steps = min(config.steps, given.stop_after or config.steps)
+    print(json.dumps(train(config, given.corpus, steps, given.warm_up, given.model)))
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,9 +17,8 @@ from aura.strategy.codec import QUANTISED, decode, encode
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-FORWARD = (
-    1 / 3
-)  # of the work of a micro-batch: a backward pass computes two products where a forward pass has one
+# Of the work of a micro-batch: a backward pass computes two products where a forward pass has one
+FORWARD = 1 / 3
 SHORTEST = 2e-4  # seconds; for less nobody goes to sleep
 # Bytes that the engine itself moves in a GPU's memory per parameter and step, counted by hand in sharded.py and
 # delayed.py: gradients put together (8), added up and their squares (17), differences taken (4), added to the weights
@@ -58,11 +57,6 @@ class Gpu:
         with self.lock:
             self.free_at = max(self.free_at, moment)
 
-    @property
-    def late(self) -> float:
-        """By how many seconds the processor is behind."""
-        return max(0.0, time.perf_counter() - self.free_at)
-
     def _wait(self, moment: float) -> None:
         if (ahead := moment - time.perf_counter()) > SHORTEST:
             time.sleep(ahead)
@@ -85,13 +79,13 @@ class Waiting(Activity):
 class Layer(nn.Module):
     """Parameters whose gradients were made beforehand."""
 
-    def __init__(self, gpu: Gpu, shapes: Mapping[str, torch.Size], part: float) -> None:
+    def __init__(self, gpu: Gpu, shapes: Iterable[tuple[str, Tensor]], part: float) -> None:
         """part: of the time of a micro-batch."""
         super().__init__()
         self.gpu, self.part = gpu, part
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(zeros(shape)))
-        self.gradients = [zeros(shape) for shape in shapes.values()]
+        for name, like in shapes:
+            self.register_parameter(name, nn.Parameter(zeros(like.shape)))
+        self.gradients = [zeros(parameter.shape) for parameter in self.parameters()]
 
     def forward(self, x: Tensor) -> Tensor:
         return Pass.apply(x, self, *self.parameters())  # type: ignore[no-untyped-call]
@@ -123,30 +117,19 @@ class Model(nn.Module):
 
     def __init__(self, config: TrainConfig, gpu: Gpu) -> None:
         super().__init__()
-        shapes = {
-            name: {of: parameter.shape for of, parameter in module.named_parameters(recurse=False)}
-            for name, module in GPT(config, "meta").named_modules()
-        }
-        sizes = {name: sum(shape.numel() for shape in own.values()) for name, own in shapes.items()}
-        del sizes["wpe"]
+        for name, child in GPT(config, "meta").named_children():
+            self.add_module(name, child)
+        shapes = {name: list(module.named_parameters(recurse=False)) for name, module in self.named_modules()}
+        sizes = {name: sum(like.numel() for _, like in own) for name, own in shapes.items() if name != "wpe"}
         everything = sum(sizes.values())
         self.layers = []  # no parameters of its own: a list
         for name, own in shapes.items():
             if own:
                 part = 0.0 if name in ("wte", "wpe") else sizes[name] / everything
-                self.layers.append(self._put(name, Layer(gpu, own, part)))
-        self.output = Layer(gpu, {}, sizes["wte"] / everything)
+                self.layers.append(Layer(gpu, own, part))
+                self.set_submodule(name, self.layers[-1])
+        self.output = Layer(gpu, [], sizes["wte"] / everything)
         self.gpu = gpu
-
-    def _put(self, name: str, layer: Layer) -> Layer:
-        *path, last = name.split(".")
-        place: nn.Module = self
-        for word in path:
-            if word not in dict(place.named_children()):
-                place.add_module(word, nn.Module())
-            place = place.get_submodule(word)
-        place.add_module(last, layer)
-        return layer
 
     @torch.no_grad()
     def fill(self, seed: int) -> None:
@@ -205,13 +188,10 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         result = function(*arguments, **(named or {}))
-        if (
-            not function.is_view and function is not torch.ops.aten._unsafe_view.default
-        ):  # which moves nothing
+        moves = not function.is_view and function is not torch.ops.aten._unsafe_view.default
+        if moves:
             lists = [one if isinstance(one, list | tuple) else [one] for one in (*arguments, result)]
             tensors = [one for several in lists for one in several if isinstance(one, Tensor)]
             self.bytes += sum(tensor.nbytes for tensor in tensors)

@@ -30,34 +30,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+import wire_arms as of
 from aura.plan.plan import GIGABIT
 from five_ranks import Setting
-from lab_ranks import LOOPBACK, Place, in_the_lab, run_ranks
-from learning import interval
 from learning_arms import ARMS
-from loops import HERE, write_results
-from rich.console import Console
-from rich.table import Table
-from wire_arms import (
-    CARDS,
-    DEFAULT,
-    DILOCO,
-    GROUPS,
-    LOCAL_STEPS,
-    Arm,
-    arms,
-    diloco,
-    expected_seconds,
-    lengths,
-)
-from wire_rank import Task
+from measuring import HERE, interval, options, show, write_results
+from ranks import Place, places, run_ranks
+from wire_arms import CARDS, DILOCO, GROUPS, LOCAL_STEPS, Arm, Lengths, Task, diloco, lengths
 
 MOST_LOAD = 0.2  # of the machine
 LEAST_GOODPUT = 0.9  # of what a link carries
@@ -79,14 +64,10 @@ ENVIRONMENT = {
 class Row:
     arm: Arm
     seconds: Sequence[float]  # of every step that was measured
-    tokens: int  # of a step
-    alone: float  # seconds of one node
-    ceiling: float  # of the speed-up, by the shares
+    waits: Lengths
     sent: float  # by a rank in a step, bytes at full size
     goodput: float | None  # Mbit/s at full size
-    late: float  # seconds that the processors were behind the GPUs at the end of a step, in the mean
     load: float  # of all cores of this machine
-    load_of_ranks: float
     equal: bool  # the parameters of all ranks
 
     @property
@@ -96,7 +77,7 @@ class Row:
 
     @property
     def speedup(self) -> float:
-        return self.alone / self.step
+        return self.waits.alone / self.step
 
     def part_of_link(self) -> float | None:
         """Goodput, of what the link carries of data."""
@@ -110,68 +91,57 @@ class Row:
             said.append(
                 "not comparable: the processor" if self.arm.rival else "the processor may be its limit"
             )
-        if not self.equal:
-            said.append("PARAMETERS DIFFER")
-        return ", ".join(said)
+        return ", ".join(said if self.equal else [*said, "PARAMETERS DIFFER"])
 
-    def words(self, shaped: bool) -> list[str]:
+    def cells(self, shaped: bool) -> list[str]:
         arm, low, high = self.arm, min(self.seconds), max(self.seconds)
         data = "" if self.goodput is None else f"{self.goodput:.0f}"
         if shaped and (part := self.part_of_link()):
             data += f" ({part:.0%})"
         return [
             arm.card.removeprefix("RTX "),
-            arm.setting + (", encoded beforehand" if arm.encoded_beforehand else ""),
+            arm.whole_setting,
             f"{arm.nodes}{' (1 slow)' if arm.slow else ''}",
             f"{arm.link:g}",
             f"{self.step:.2f} ({statistics.median(self.seconds):.2f}, {low:.2f} to {high:.2f})",
-            f"{self.tokens / self.step:,.0f}",
-            f"{self.speedup:.2f} of {self.ceiling:.2f}",
+            f"{self.waits.tokens / self.step:,.0f}",
+            f"{self.speedup:.2f} of {self.waits.ceiling:.2f}",
             data,
-            f"{self.load:.0%} ({self.load_of_ranks:.0%})",
+            f"{self.load:.0%}",
             self.notes(shaped),
         ]
 
 
 # s a step: mean (median, range). Data: gradients and weights while the wire is busy, and their part of what the link
-# carries. Load: of the machine, and of the ranks alone.
+# carries. Load: of the machine.
 HEADINGS = ("card", "setting", "nodes", "Mbit/s", "s a step", "tokens/s", "speed-up", "data", "load", "note")
 
 
-def measure(arm: Arm, places: Sequence[Place], given: argparse.Namespace) -> Row | None:
+def measure(arm: Arm, where: Sequence[Place], given: argparse.Namespace) -> Row | None:
     """None where a rank has failed; it has said why."""
-    waits = lengths(arm, given.mfu)
     with tempfile.TemporaryDirectory() as folder:
-        task = Task(arm, given.scale, given.mfu, warm_up_of(arm, given), steps_of(arm, given), Path(folder))
+        task = Task(arm, given.scale, given.mfu, *steps_of(arm, given), Path(folder))
         program = [str(HERE / "wire_rank.py"), f"--task={task.write()}"]
-        if run_ranks(places[: arm.nodes], program, ENVIRONMENT):
+        if run_ranks(where[: arm.nodes], program, ENVIRONMENT):
             return None
         ranks = [json.loads((task.folder / f"{rank}.json").read_text()) for rank in range(arm.nodes)]
-    ticks = difference(ranks[0], "all")  # hundredths of a second, of all cores
     return Row(
         arm=arm,
         seconds=[end - begin for begin, end in pairwise(ranks[0]["ends"][: task.steps + 1])],
-        tokens=waits.tokens,
-        alone=waits.alone,
-        ceiling=waits.ceiling,
+        waits=lengths(arm, given.mfu),
         sent=given.scale * sum(difference(rank, "sent") for rank in ranks) / arm.nodes / task.steps,
         goodput=goodput(ranks, arm, given.scale),
-        late=statistics.mean(late for rank in ranks for late in rank["late"] or [0.0]),
-        load=difference(ranks[0], "busy") / ticks,
-        load_of_ranks=sum(difference(rank, "cpu") for rank in ranks) * 100 / ticks,
+        load=difference(ranks[0], "busy") / difference(ranks[0], "all"),
         equal=all(rank["equal"] for rank in ranks),
     )
 
 
-def warm_up_of(arm: Arm, given: argparse.Namespace) -> int:
-    """Steps; of DiLoCo with an exchange, and so are those that are measured."""
-    return LOCAL_STEPS if arm.rival == DILOCO else given.warm_up
-
-
-def steps_of(arm: Arm, given: argparse.Namespace) -> int:
+def steps_of(arm: Arm, given: argparse.Namespace) -> tuple[int, int]:
+    """That warm up, and that are measured; of DiLoCo each with an exchange."""
     if arm.rival == DILOCO:
-        return LOCAL_STEPS
-    return given.steps or (STEPS if expected_seconds(arm, given.mfu) < LONG else STEPS_OF_LONG_ONES)
+        return LOCAL_STEPS, LOCAL_STEPS
+    usual = STEPS if of.expected_seconds(arm, given.mfu) < LONG else STEPS_OF_LONG_ONES
+    return given.warm_up, given.steps or usual
 
 
 def difference(rank: dict[str, Any], name: str, *kinds: str) -> float:
@@ -195,31 +165,17 @@ def goodput(ranks: Sequence[dict[str, Any]], arm: Arm, scale: int) -> float | No
 def measure_all(chosen: Sequence[Arm], given: argparse.Namespace) -> list[Row]:
     rows, count = [], 0
     for link, of_link in groupby(sorted(chosen, key=lambda arm: -arm.link), key=lambda arm: arm.link):
-        rate = f"{round(link * 1000 / given.scale)}kbit"
         several = list(of_link)
-        most = max(arm.nodes for arm in several)
-        with in_the_lab(most, rate) if given.lab else nullcontext([LOOPBACK] * most) as places:
+        rate = f"{round(link * 1000 / given.scale)}kbit" if given.lab else ""
+        with places(max(arm.nodes for arm in several), rate) as where:
             for arm in several:
                 count += 1
-                row = measure(arm, places, given)
-                if row is None:
-                    said = "failed"
-                else:
+                said = "failed"
+                if row := measure(arm, where, given):
                     rows.append(row)
                     said = f"{row.step:.2f} s a step, {row.speedup:.2f} times one node, load {row.load:.0%}"
                 print(f"{count}/{len(chosen)} {arm}: {said}", flush=True)
     return rows
-
-
-def table_of(rows: Sequence[Row], given: argparse.Namespace) -> Table:
-    where = "the lab's shaped links" if given.lab else "loopback, not shaped"
-    about = f"tensors and links divided by {given.scale}, {where}"
-    table = Table(title=f"gpt2-medium, {rows[0].tokens:,} tokens a step; {about}")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading in ("setting", "note") else "right")
-    for row in rows:
-        table.add_row(*row.words(given.lab))
-    return table
 
 
 def best(rows: Sequence[Row]) -> dict[str, Row]:
@@ -228,8 +184,7 @@ def best(rows: Sequence[Row]) -> dict[str, Row]:
     found: dict[tuple[bool, float], dict[str, Row]] = {}
     for row in rows:
         arm = row.arm
-        usual = (arm.nodes, arm.link, arm.slow, arm.rival) == (5, 1000, False, "")
-        if usual and arm.wire == "int4" and arm.delay:
+        if arm.delay and (arm.wire, arm.nodes, arm.link, arm.slow, arm.rival) == ("int4", 5, 1000, False, ""):
             found.setdefault((not arm.encoded_beforehand, arm.delay), {})[arm.card] = row
     whole = {key: of_cards for key, of_cards in found.items() if len(of_cards) == len(CARDS)}
     if not whole:
@@ -240,48 +195,42 @@ def best(rows: Sequence[Row]) -> dict[str, Row]:
 def cost_in_loss(arm: Arm, results: Path) -> tuple[float, int] | None:
     """The learning benchmark's upper limit (95 %) of what this setting costs with Muon [nats per token], and the number
     of paired seeds; of the arm with the same formats and at least the same delay."""
-    alike = [
-        setting
-        for setting in ARMS.values()
-        if setting == Setting(arm.wire, arm.wire, late=setting.late, predicted=1.0)
-        and setting.late >= arm.delay
-    ]
+    usual = Setting(arm.wire, arm.wire, predicted=1.0)
+    alike = [one for one in ARMS.values() if one == replace(usual, late=one.late) and one.late >= arm.delay]
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-    runs = [run | {"about": json.loads(run["key"])} for run in map(json.loads, lines)]
-    if not alike or not runs:
+    if not alike or not lines:
         return None
-    corpus = runs[-1]["about"][2]
-    whole = [run for run in runs if run["about"][2] == corpus and run.get("part", 1) == 1]
-    runs = [run for run in whole if run["optimizer"] == "muon"]
-    theirs = losses_of(runs, min(alike, key=lambda setting: setting.late).own())
-    ours = losses_of(runs, Setting().own())
+    runs = [(run, *json.loads(run["key"])[1:]) for run in map(json.loads, lines)]
+    last_corpus = runs[-1][2]
+    of_setting = [
+        losses_of([
+            run for run, own, corpus in runs
+            if (own, corpus, run["optimizer"]) == (setting.own(), last_corpus, "muon") and run.get("part", 1) == 1
+        ])
+        for setting in (min(alike, key=lambda one: one.late), Setting())
+    ]  # fmt: skip
+    theirs, ours = of_setting
     seeds = theirs.keys() & ours.keys()
-    if not seeds:
-        return None
-    return interval([theirs[seed] - ours[seed] for seed in seeds])[1], len(seeds)
+    return (interval([theirs[seed] - ours[seed] for seed in seeds])[1], len(seeds)) if seeds else None
 
 
-def losses_of(runs: Sequence[dict[str, Any]], setting: dict[str, object]) -> dict[int, float]:
+def losses_of(runs: Sequence[dict[str, Any]]) -> dict[int, float]:
     """By seed, at the learning rate with the most seeds, and of those with the lowest mean."""
     rates: dict[float, dict[int, float]] = {}
     for run in runs:
-        if run["about"][1] == setting:
-            rates.setdefault(run["lr"], {})[run["seed"]] = run["loss"]
+        rates.setdefault(run["lr"], {})[run["seed"]] = run["loss"]
     order = sorted(rates.values(), key=lambda losses: (-len(losses), statistics.mean(losses.values())))
     return order[0] if order else {}
 
 
 def last_line(rows: Sequence[Row], learning: Path) -> dict[str, Any]:
     of_cards = best(rows)
-    fast = of_cards.get(CARDS[0])
-    cost = cost_in_loss(fast.arm, learning) if fast else None
-    setting = None
-    if fast:
-        setting = fast.arm.setting + (", encoded beforehand" if fast.arm.encoded_beforehand else "")
+    arm = of_cards[CARDS[0]].arm if of_cards else None
+    cost = cost_in_loss(arm, learning) if arm else None
     speedups = [round(of_cards[card].speedup, 3) if of_cards else None for card in CARDS]
     return {
         "bench": "wire",
-        "setting": setting,
+        "setting": arm and arm.whole_setting,
         **dict(zip(("speedup_4090", "speedup_3060"), speedups, strict=True)),
         "upper_95": cost and round(cost[0], 4),
         "seeds": cost and cost[1],
@@ -290,65 +239,41 @@ def last_line(rows: Sequence[Row], learning: Path) -> dict[str, Any]:
 
 
 def chosen_arms(given: argparse.Namespace) -> Iterator[Arm]:
-    for arm in arms(GROUPS if "all" in given.arms else given.arms, given.only):
+    for arm in of.arms(GROUPS if "all" in given.arms else given.arms, given.only):
         if arm.rival == DILOCO and find_spec("torchft") is None:
             print(f"{arm}: left out, for want of torchft (.venv/bin/pip install torchft==0.2.0)")
             continue
         if given.scale > 1:
             yield arm
-        elif arm.rival:
-            continue
         if (given.encoded_beforehand or given.scale == 1) and not arm.rival:
             yield replace(arm, encoded_beforehand=True)
-
-
-def shares_of(arm: Arm) -> str:
-    """The sequences of a step, and what that leaves of the speed-up when the wire takes no time."""
-    waits = lengths(arm)
-    counts = [len(of_node) for of_node in waits.micro_batches]
-    sizes = arm.config().batch_sizes(arm.nodes)
-    nodes = ", ".join(
-        f"{share} = {count} x {size}" for share, count, size in zip(waits.shares, counts, sizes, strict=True)
-    )
-    return f"{arm.nodes} nodes: {nodes} sequences; speed-up at most {waits.ceiling:.2f}"
 
 
 def list_arms(chosen: Sequence[Arm], given: argparse.Namespace) -> None:
     all_seconds = 0.0
     for arm in chosen:
-        expected = expected_seconds(arm, given.mfu)
-        seconds = START + (warm_up_of(arm, given) + steps_of(arm, given)) * expected
+        expected = of.expected_seconds(arm, given.mfu)
+        seconds = START + sum(steps_of(arm, given)) * expected
         all_seconds += seconds
         print(f"{arm}: about {expected:.2f} s a step, {seconds:.0f} s")
     print(f"{len(chosen)} arms, about {all_seconds / 60:.0f} minutes")
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    groups = [*GROUPS, "all"]
-    made.add_argument(
-        "--lab", action="store_true", help="over the lab's links (root, make lab-up), not loopback"
-    )
-    made.add_argument(
-        "--arms", nargs="+", choices=groups, default=list(DEFAULT), metavar="GROUP",
-        help=f"of {', '.join(groups)} (default: {' '.join(DEFAULT)})",
-    )  # fmt: skip
-    made.add_argument(
-        "--only", nargs="+", default=[], metavar="TEXT", help="of these only arms with a TEXT in their name"
-    )
-    made.add_argument("--list", action="store_true", help="say which arms these are, and how long they take")
-    made.add_argument("--encoded-beforehand", action="store_true", help="our arms a second time, see above")
-    made.add_argument(
-        "--scale", type=int, default=16, choices=[4**power for power in range(7)], metavar="N",
-        help="what elements and link are divided by: a power of 4 up to 4,096 (16)",
-    )  # fmt: skip
-    made.add_argument("--mfu", type=float, help="of both cards, in place of what the plan assumes")
-    made.add_argument("--warm-up", type=int, default=3, metavar="STEPS", help="that are not measured (3)")
-    made.add_argument("--steps", type=int, help=f"that are ({STEPS}, {STEPS_OF_LONG_ONES} of long ones)")
-    made.add_argument(
-        "--learning", type=Path, default=Path("bench-results/learning.jsonl"), metavar="FILE",
-        help="what the learning benchmark has measured (bench-results/learning.jsonl)",
-    )  # fmt: skip
+    made, groups = options(__doc__, text=False), [*GROUPS, "all"]
+    add, learning = made.add_argument, Path("bench-results/learning.jsonl")
+    named = f"of {', '.join(groups)} (default: {' '.join(of.DEFAULT)})"
+    add("--lab", action="store_true", help="over the lab's links (root, make lab-up), not loopback")
+    add("--arms", nargs="+", choices=groups, default=list(of.DEFAULT), metavar="GROUP", help=named)
+    add("--only", nargs="+", default=[], metavar="TEXT", help="of these only arms with a TEXT in their name")
+    add("--list", action="store_true", help="say which arms these are, and how long they take")
+    add("--encoded-beforehand", action="store_true", help="our arms a second time, see above")
+    divisor = "what elements and link are divided by: a power of 4 up to 4,096 (16)"
+    add("--scale", type=int, default=16, choices=[4**power for power in range(7)], metavar="N", help=divisor)
+    add("--mfu", type=float, help="of both cards, in place of what the plan assumes")
+    add("--warm-up", type=int, default=3, metavar="STEPS", help="that are not measured (3)")
+    add("--steps", type=int, help=f"that are ({STEPS}, {STEPS_OF_LONG_ONES} of long ones)")
+    add("--learning", type=Path, default=learning, metavar="FILE", help=f"of that benchmark ({learning})")
     return made
 
 
@@ -360,9 +285,10 @@ def main() -> int:
         return 0
     rows = measure_all(chosen, given)
     if rows:
-        Console(width=None if sys.stdout.isatty() else 150).print(table_of(rows, given))
-    for arm in {(arm.nodes, arm.slow): arm for arm in chosen}.values():
-        print(shares_of(arm))
+        links = "the lab's shaped links" if given.lab else "loopback, not shaped"
+        about = f"tensors and links divided by {given.scale}, {links}"
+        title = f"gpt2-medium, {rows[0].waits.tokens:,} tokens a step; {about}"
+        show(title, HEADINGS, [row.cells(given.lab) for row in rows], left=("setting", "note"))
     of_cards = ", ".join(f"{diloco(card, mfu=given.mfu):.2f} ({card})" for card in CARDS)
     print(f"DiLoCo, fp32 every {LOCAL_STEPS} steps, five nodes, 1 Gbit/s: {of_cards} by formula.")
     every = [{**asdict(row), "speedup": row.speedup} for row in rows]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 from aura.config import TrainConfig, resolve
 from aura.plan import gpus
@@ -44,11 +46,14 @@ class Arm:
             return f"{self.rival} {self.wire}"
         return f"{self.wire}, {self.delay:g} of a step late" if self.delay else f"{self.wire}, strict"
 
+    @property
+    def whole_setting(self) -> str:
+        return self.setting + (", encoded beforehand" if self.encoded_beforehand else "")
+
     def __str__(self) -> str:
         nodes = f"{self.nodes} nodes, one slow" if self.slow else f"{self.nodes} nodes"
         link = f"{self.link / 1000:g} Gbit/s" if self.link >= 1000 else f"{self.link:g} Mbit/s"
-        said = [self.card, self.setting, nodes, link]
-        return ", ".join([*said, "encoded beforehand"] if self.encoded_beforehand else said)
+        return ", ".join([self.card, self.whole_setting, nodes, link])
 
     def config(self) -> TrainConfig:
         """At full size."""
@@ -71,6 +76,26 @@ class Arm:
     def slowness(self) -> list[int]:
         """Of every node: how many times as long as on the others everything takes."""
         return [1] * (self.nodes - 1) + [SLOW if self.slow else 1]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What wire.py gives to a rank."""
+
+    arm: Arm
+    scale: int
+    mfu: float | None
+    warm_up: int
+    steps: int
+    folder: Path  # for what the ranks have measured
+
+    @classmethod
+    def read(cls, text: str) -> Task:
+        values = json.loads(text)
+        return cls(**values | {"arm": Arm(**values["arm"]), "folder": Path(values["folder"])})
+
+    def write(self) -> str:
+        return json.dumps(asdict(self), default=str)
 
 
 def scaled(config: TrainConfig, scale: int) -> TrainConfig:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,58 +21,49 @@ from aura.strategy.formats import WireFormat
 from aura.strategy.interface import Outcome, Told
 from aura.strategy.pieces import Round
 from aura.strategy.sharded import Sharded
-from aura.strategy.wire import Exchange, Patience, Wire
-from lab_ranks import bf16_on_the_wire, join
+from aura.strategy.wire import Exchange, Patience
+from ranks import bf16_on_the_wire, join, leave, options_of_a_rank
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from waits import FORWARD, Gpu, Model, Update, Waiting, moved_bytes
-from wire_arms import DILOCO, Arm, lengths, scaled
+from wire_arms import DILOCO, Task, lengths, scaled
 
 LR = 1e-3
 BUCKET = 25  # MB, of DistributedDataParallel at full size: torch's default
 
 
-@dataclass(frozen=True)
-class Task:
-    arm: Arm
-    scale: int
-    mfu: float | None
-    warm_up: int
-    steps: int
-    folder: Path  # for what the ranks have measured
-
-    @classmethod
-    def read(cls, text: str) -> Task:
-        values = json.loads(text)
-        return cls(**values | {"arm": Arm(**values["arm"]), "folder": Path(values["folder"])})
-
-    def write(self) -> str:
-        return json.dumps(asdict(self) | {"folder": str(self.folder)})
-
-
-@dataclass
 class Meter:
     """What a rank measures between the end of the last step that warms up and that of the last step."""
 
-    task: Task
-    sent: Counter[str] = field(default_factory=Counter)  # bytes by the kind of exchange
-    busy: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # seconds of the wire
-    ends: list[float] = field(default_factory=list)  # of steps
-    late: list[float] = field(
-        default_factory=list
-    )  # seconds that the processor was behind at the end of a step
-    moments: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.sent: Counter[str] = Counter()  # bytes by the kind of exchange
+        self.busy: Counter[str] = Counter()  # seconds of the wire
+        self.ends: list[float] = []  # of steps
+        self.moments: list[dict[str, Any]] = []
 
     def step_has_ended(self) -> None:
         self.ends.append(time.perf_counter())
         if len(self.ends) in (self.task.warm_up, self.task.warm_up + self.task.steps):
-            machine = dict(zip(("busy", "all"), machine_ticks(), strict=True))
-            counted = {"sent": dict(self.sent), "wire": dict(self.busy)}
-            self.moments.append({"cpu": time.process_time(), **machine, **counted})
+            at_work, ticks = machine_ticks()
+            self.moments.append(
+                {"busy": at_work, "all": ticks, "sent": dict(self.sent), "wire": dict(self.busy)}
+            )
 
     @property
     def is_over(self) -> bool:
         return len(self.moments) == 2
+
+    def count(self) -> None:
+        """What all exchanges send, by kind."""
+        end = Exchange.end
+
+        def counting(exchange: Exchange) -> tuple[int, Exchange | None]:
+            sent, following = end(exchange)
+            self.sent[exchange.kind] += sent
+            return sent, following
+
+        Exchange.end = counting  # type: ignore[method-assign, assignment]
 
 
 def machine_ticks() -> tuple[int, int]:
@@ -86,34 +75,13 @@ def machine_ticks() -> tuple[int, int]:
 
 
 class Timed(Patience):
-    def __init__(self, longest: float, busy: dict[str, float]) -> None:
+    def __init__(self, longest: float, busy: Counter[str]) -> None:
         super().__init__(longest)
         self.busy = busy
 
     def add(self, kind: str, seconds: float) -> None:
         super().add(kind, seconds)
-        self.busy[kind] += seconds
-
-
-def count(wire: Wire, sent: Counter[str]) -> None:
-    """Add up what the wire sends, by the kind of exchange."""
-    submit = wire.submit
-
-    def counting(exchange: Exchange) -> int:
-        pack, to_others = (
-            exchange.pack,
-            sum(exchange.to_ranks) - exchange.to_ranks[exchange.peers.group.rank()],
-        )
-
-        def counted() -> Tensor:
-            packed = pack()
-            sent[exchange.kind] += to_others * packed.element_size()
-            return packed
-
-        exchange.pack = counted
-        return submit(exchange)
-
-    wire.submit = counting  # type: ignore[method-assign]
+        self.busy[kind] += seconds  # type: ignore[assignment]
 
 
 class Timestamped(Delayed):
@@ -153,13 +121,6 @@ class Beforehand(WireFormat):
         return self.packed[key]
 
 
-class Way(Protocol):
-    def step(self) -> None: ...
-
-    def end(self) -> bool:
-        """Whether the parameters of all ranks are bit-equal."""
-
-
 class Ours:
     """A rank of the trainer's strategy, in a loop as that of run/trainer.py."""
 
@@ -182,7 +143,7 @@ class Ours:
             self.model.fill(rank)
         kinds = (OnlyTheWire, OnlyTheWireDelayed) if self.only_the_wire else (Sharded, Timestamped)
         self.strategy = kinds[bool(arm.delay)](self.model, ranks, config)
-        count(self.strategy.wire, meter.sent)
+        meter.count()
         self.strategy.wire.patience = Timed(config.collective_timeout, meter.busy)
         updated = [] if self.only_the_wire else self.strategy.shard.views.values()
         self.strategy.optimizer = Update(updated, self.gpu, waits.update[rank])
@@ -211,7 +172,6 @@ class Ours:
                 self.gpu.work(seconds)
         if self.late == len(self.micro_batches):
             self.settle()
-        self.meter.late.append(self.gpu.late)
         self.gpu.queue(self.moving)
         self.under_way = self.strategy.apply(Told(float(self.tokens), self.tokens), LR)
         if not self.late:
@@ -240,9 +200,9 @@ class Ours:
 class Ddp:
     """torch's DistributedDataParallel: every rank updates everything."""
 
-    def __init__(self, task: Task, rank: int, meter: Meter) -> None:
+    def __init__(self, task: Task, rank: int) -> None:
         arm, waits = task.arm, lengths(task.arm, task.mfu)
-        self.meter, self.micro_batches = meter, waits.micro_batches[rank]
+        self.micro_batches = waits.micro_batches[rank]
         self.update = waits.whole_update * arm.slowness[rank]
         self.gpu = Gpu()
         self.model = Model(scaled(arm.config(), task.scale), self.gpu)
@@ -265,7 +225,6 @@ class Ddp:
         self.gpu.micro_batch = self.micro_batches[-1]
         self.parallel().backward()
         self.gpu.work_now(self.update)
-        self.meter.step_has_ended()
 
     def end(self) -> bool:
         return True  # nothing has changed them
@@ -274,30 +233,27 @@ class Ddp:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", type=Task.read)
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--card")
-    parser.add_argument("--store")
+    options_of_a_rank(parser)
     given = parser.parse_args()
     task: Task = given.task
-    torch.set_num_threads(1)
     join(given.rank, task.arm.nodes, given.card, given.store)
     meter = Meter(task)
-    way: Way
+    way: Any
     if task.arm.rival == DILOCO:
-        from diloco_rank import TorchftDiLoCo
+        from diloco import TorchftDiLoCo
 
-        way = TorchftDiLoCo(task, given.rank, meter, given.store)
+        way = TorchftDiLoCo(task, given.rank, given.store)
     else:
-        way = (Ddp if task.arm.rival else Ours)(task, given.rank, meter)
+        way = Ddp(task, given.rank) if task.arm.rival else Ours(task, given.rank, meter)
     dist.barrier()
     while not meter.is_over:
         way.step()
+        if task.arm.rival:
+            meter.step_has_ended()
     equal = way.end()
-    ends, late = meter.ends[task.warm_up - 1 :], meter.late[task.warm_up :]
-    result = {"ends": ends, "late": late, "moments": meter.moments, "equal": equal}
+    result = {"ends": meter.ends[task.warm_up - 1 :], "moments": meter.moments, "equal": equal}
     (task.folder / f"{given.rank}.json").write_text(json.dumps(result), encoding="utf-8")
-    dist.barrier()
-    os._exit(0)  # without waiting for the threads of gloo
+    leave()
 
 
 if __name__ == "__main__":

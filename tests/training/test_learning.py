@@ -14,8 +14,9 @@ from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from aura.optim.muon import Muon, optimizer_of
 from five_ranks import FiveRanks, Setting, train
-from learning import Alone, Job, interval
+from learning import Alone, Job
 from learning_arms import ARMS, CHOSEN, GROUPS, RATES, RATES_ALONE, SYNCHRONOUS
+from measuring import interval
 from torch import Tensor
 
 STEPS, LR = 5, 0.01

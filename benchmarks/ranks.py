@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,27 +39,25 @@ LOOPBACK = Place("lo", "127.0.0.1")
 
 
 @contextmanager
-def in_the_lab(ranks: int, rate: str) -> Iterator[list[Place]]:
-    """The first nodes of the lab, with links of that rate ("62500kbit") until the end. Ends the program with a sentence
-    where there are too few."""
+def places(ranks: int, rate: str) -> Iterator[list[Place]]:
+    """Loopback, or with a rate ("62500kbit") the first nodes of the lab, with links of that rate until the end. Ends
+    the program with a sentence where there are too few."""
+    if not rate:
+        yield [LOOPBACK] * ranks
+        return
     nodes = json.loads(subprocess.check_output([LAB, "status", "--json"]))["nodes"]
     nodes = [node for node in nodes if node["kind"] == "container" and node["addresses"]][:ranks]
     if len(nodes) < ranks:
         sys.exit(
             f"{ranks} ranks need {ranks} nodes with an address, and the lab has {len(nodes)}: make lab-up"
         )
+    mbit, made = mbit_of(rate), []
     try:
         for node in nodes:
             subprocess.check_call([LAB, "rate", node["name"], rate])
-        yield [
-            Place(
-                node["nic"],
-                node["addresses"][0].split("/")[0],
-                ("nsenter", f"--target={node['pid']}", "--net", "--"),
-                mbit_of(rate),
-            )
-            for node in nodes
-        ]
+            enter = ("nsenter", f"--target={node['pid']}", "--net", "--")
+            made.append(Place(node["nic"], node["addresses"][0].split("/")[0], enter, mbit))
+        yield made
     finally:
         for node in nodes:
             subprocess.check_call([LAB, "rate", node["name"], WHOLE])
@@ -71,19 +70,22 @@ def mbit_of(rate: str) -> float:
     return int(found[1]) * {"k": 0.001, "m": 1, "g": 1000}[found[2]]
 
 
-def run_ranks(places: Sequence[Place], program: Sequence[str], environment: Mapping[str, str] = {}) -> int:
-    """The exit code of a Python program that runs in every place; it gets --rank, --card and --store. When one has
-    failed, the others are ended."""
-    store = f"{places[0].address}:{free_port()}"
+def options_of_a_rank(parser: ArgumentParser) -> None:
+    """What run_ranks gives to a program."""
+    parser.add_argument("--rank", type=int, help=SUPPRESS)
+    parser.add_argument("--card", help=SUPPRESS)
+    parser.add_argument("--store", help=SUPPRESS)
+
+
+def run_ranks(where: Sequence[Place], program: Sequence[str], environment: Mapping[str, str] = {}) -> int:
+    """The exit code of a Python program that runs in every place. When one has failed, the others are ended."""
+    store = f"--store={where[0].address}:{free_port()}"
     processes = [
         subprocess.Popen(
-            [
-                *(*place.enter, sys.executable, *program),
-                *(f"--rank={rank}", f"--card={place.card}", f"--store={store}"),
-            ],
+            [*place.enter, sys.executable, *program, f"--rank={rank}", f"--card={place.card}", store],
             env={**os.environ, **environment, "AURA_LINK_MBIT": str(place.mbit)},
         )
-        for rank, place in enumerate(places)
+        for rank, place in enumerate(where)
     ]
     try:
         while any(process.poll() is None for process in processes):
@@ -99,12 +101,20 @@ def run_ranks(places: Sequence[Place], program: Sequence[str], environment: Mapp
 
 
 def join(rank: int, ranks: int, card: str, store: str) -> None:
-    """This process becomes one of the ranks that talk over gloo."""
+    """This process becomes one of the ranks that talk over gloo, with one thread."""
+    torch.set_num_threads(1)
     keep_freed_memory()
     os.environ["GLOO_SOCKET_IFNAME"] = card
     address, port = store.split(":")
     opened = dist.TCPStore(address, int(port), ranks, rank == 0)
     dist.init_process_group("gloo", store=opened, rank=rank, world_size=ranks, timeout=timedelta(minutes=3))
+
+
+def leave() -> None:
+    """Together, and without waiting for the threads of gloo."""
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def bf16_on_the_wire(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,10 +14,7 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
 from waits import Gpu, Model
-from wire_arms import LOCAL_STEPS, lengths, scaled
-
-if TYPE_CHECKING:
-    from wire_rank import Meter, Task
+from wire_arms import LOCAL_STEPS, Task, lengths, scaled
 
 PATIENCE = timedelta(minutes=10)
 
@@ -43,9 +40,9 @@ def own_address(store: str) -> str:
 
 
 class TorchftDiLoCo:
-    def __init__(self, task: Task, rank: int, meter: Meter, store: str) -> None:
+    def __init__(self, task: Task, rank: int, store: str) -> None:
         arm, waits = task.arm, lengths(task.arm, task.mfu)
-        self.meter, self.micro_batches, self.gpu = meter, waits.micro_batches[rank], Gpu()
+        self.steps, self.micro_batches, self.gpu = task.warm_up + task.steps, waits.micro_batches[rank], Gpu()
         self.model = Model(scaled(arm.config(), task.scale), self.gpu)
         self.model.fill(0)  # DiLoCo begins with the same weights everywhere
         self.manager = self._manager(rank, arm.nodes, own_address(store), store)
@@ -91,10 +88,8 @@ class TorchftDiLoCo:
             self.gpu.work(seconds)
         self.optimizer.step()
         self.gpu.nothing_before(time.perf_counter())
-        self.meter.step_has_ended()
 
     def end(self) -> bool:
-        exchanges = self.meter.task.warm_up + self.meter.task.steps
-        assert self.manager.current_step() == exchanges // LOCAL_STEPS, "an exchange was not committed"
+        assert self.manager.current_step() == self.steps // LOCAL_STEPS, "an exchange was not committed"
         self.diloco.__exit__(None, None, None)
         return True
