@@ -102,7 +102,7 @@ def storage(files: Path) -> Iterator[Storage]:
         with _proxy(Storage(files, port)) as there:
             yield there
     finally:
-        process.terminate()
+        process.kill()  # asked to end, it would wait ten seconds for connections that are kept
         process.wait()
 
 
