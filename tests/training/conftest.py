@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import subprocess
@@ -13,6 +14,7 @@ import torch
 from aura import products
 from aura.corpus.corpus import Corpus
 from aura.corpus.prepare import prepare
+from aura.model import loss
 from object_storage import Storage, storage
 from trainers import Trainer, complete, start
 
@@ -31,6 +33,15 @@ def one_thread() -> None:
 def torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """For who compares with others to the last bits but two, or has torch count its products."""
     monkeypatch.setattr(products, "ONEDNN", False)
+
+
+@pytest.fixture
+def graphs_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For who counts what torch.compile would make kernels of, which takes a C++ compiler half a minute."""
+    loss._compiled_differences.cache_clear()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    yield
+    loss._compiled_differences.cache_clear()
 
 
 @pytest.fixture(scope="session")

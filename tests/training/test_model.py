@@ -113,7 +113,7 @@ def test_the_gradients_of_the_loss_are_those_of_the_plain_formula(compiled: bool
         assert torch.allclose(wanted, got, rtol=1e-4, atol=1e-3)
 
 
-def test_blocks_that_are_alike_share_their_kernels() -> None:
+def test_blocks_that_are_alike_share_their_kernels(graphs_only: None) -> None:
     counts = []
     for layers in (2, 5):
         torch._dynamo.reset()

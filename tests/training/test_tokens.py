@@ -19,7 +19,7 @@ from aura.plan.gpus import find
 from aura.plan.memory import memory_of, settings_that_fit
 from aura.run.progress import Progress
 from aura.run.start import loss_scale_of, with_steps
-from trainers import Trainer, complete, curve, start, stop_at
+from trainers import Trainer, complete, curve, start, stop_at, stopped_and_resumed
 
 # 20 steps of 20 windows of 16 tokens: seven each for two of three ranks, in micro-batches of two and one.
 IN_TOKENS = "--tokens 6400 --global-batch-tokens 320 --lr 1e-2"
@@ -101,10 +101,7 @@ def test_a_run_that_goes_on_with_fewer_ranks_keeps_its_batch_and_its_length(
 
 
 def test_the_same_number_of_ranks_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
-    straight = complete(start(tmp_path / "a", corpus, 3, IN_TOKENS))
-    stop_at(9, tmp_path / "b", corpus, 3, IN_TOKENS)
-    resumed = complete(start(tmp_path / "b", corpus, 3, IN_TOKENS))
-    assert resumed[0].files("checkpoint-step-20") == straight[0].files("checkpoint-step-20")
+    stopped_and_resumed(tmp_path, corpus, 3, IN_TOKENS, 9)
 
 
 def made(**settings: object) -> Any:

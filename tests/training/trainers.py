@@ -119,6 +119,24 @@ def stop_at(
     return complete(start(folder, corpus, world_size, settings, dict.fromkeys(range(world_size), stop)))
 
 
+def stopped_and_resumed(
+    folder: Path,
+    corpus: Corpus,
+    world_size: int,
+    settings: str,
+    step: int,
+    faults: dict[int, Fault] | None = None,
+) -> list[Trainer]:
+    """The ranks of a run without interruption. All have the same bits in the end, and the same as those of a run
+    that was asked to stop in this step and started again."""
+    straight = complete(start(folder / "straight", corpus, world_size, settings, faults))
+    last = f"checkpoint-step-{straight[0].done['step']}"
+    stop_at(step, folder / "stopped", corpus, world_size, settings)
+    resumed = complete(start(folder / "stopped", corpus, world_size, settings))
+    assert len({trainer.files(last) for trainer in (*straight, *resumed)}) == 1
+    return straight
+
+
 def curve(trainer: Trainer) -> dict[int, float]:
     """Loss/train_step by step, as TensorBoard shows it."""
     events = EventAccumulator(str(trainer.run_dir / "tensorboard")).Reload()
