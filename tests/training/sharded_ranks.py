@@ -24,7 +24,8 @@ from aura.strategy.alone import Alone
 from aura.strategy.checksum import checksum
 from aura.strategy.delayed import Delayed
 from aura.strategy.interface import Outcome, Told
-from aura.strategy.sharded import Sharded
+from aura.strategy.pieces import owners, rounds
+from aura.strategy.sharded import Sharded, _round_count, whole_matrices
 from safetensors.torch import load_file, save_file
 
 FORK, SPAWN = (multiprocessing.get_context(kind) for kind in ("fork", "spawn"))
@@ -175,6 +176,25 @@ def complete(task: Task, seconds: float = 120) -> list[dict[str, Any]]:
             process.kill()
         assert process.exitcode == 0
     return [json.loads((task.folder / f"result-{r}.json").read_text()) for r in range(task.world_size)]
+
+
+def losses(result: dict[str, Any]) -> list[float]:
+    return [outcome["loss_sum"] / outcome["tokens"] for outcome in result["outcomes"]]
+
+
+def check_equal(results: list[dict[str, Any]], steps: int) -> None:
+    assert all(result["sums"] == results[0]["sums"] and result["odd"] == [] for result in results)
+    assert all(result["outcomes"] == results[0]["outcomes"] for result in results)
+    assert len(set(results[0]["sums"])) == steps
+
+
+def lengths(task: Task) -> list[list[int]]:
+    """Elements that every owner has in every round."""
+    model = model_of(task.config)
+    matrices = whole_matrices(model) if task.config.optimizer == "muon" else {}
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    owned = owners(shapes, matrices, task.world_size)
+    return [one.lengths for one in rounds(owned, _round_count(owned, task.wire, LINK_MBIT))]
 
 
 def parameters(task: Task, rank: int = 0) -> dict[str, torch.Tensor]:

@@ -16,7 +16,6 @@ import pytest
 from aura.commands import cli, launch_local
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import Corpus
-from aura.errors import ConfigError
 from aura.plan import gpus
 from aura.plan.candidates import Cluster, Decision, cluster_of, decide
 from aura.plan.evidence import expected_loss
@@ -121,8 +120,7 @@ def test_one_pc_computes_for_all_and_updates_everything() -> None:
     assert step_seconds(config, cluster.works, 5, cluster.speed) == pytest.approx(strict.seconds_per_step)
 
 
-def test_the_plan_of_a_delay_says_what_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AURA_LANG", "en")
+def test_the_plan_of_a_delay_says_what_is_hidden() -> None:
     settings = MUON | HALF_A_MILLION | {"wire": "int4", "delay": 0.11}
     made = plan_for(resolve("gpt2-medium", settings), 5, gpus.find("3060"))
     assert made.exposed_seconds == 0 and made.communication_seconds == pytest.approx(2.45, rel=0.01)
@@ -170,9 +168,8 @@ def test_what_a_delay_takes_of_the_memory() -> None:
     ],
 )
 def test_the_loss_that_is_expected_and_by_whom(
-    preset: str, settings: dict[str, Any], nats: float, words: str, monkeypatch: pytest.MonkeyPatch
+    preset: str, settings: dict[str, Any], nats: float, words: str
 ) -> None:
-    monkeypatch.setenv("AURA_LANG", "en")
     loss = expected_loss(resolve(preset, settings))
     assert loss.nats == pytest.approx(nats)
     assert words in loss.evidence
@@ -212,8 +209,7 @@ def test_the_fastest_whose_loss_is_within_the_tolerance(
     assert made.one_pc_seconds == pytest.approx(chosen.step_seconds * chosen.times_one_pc)
 
 
-def test_where_it_costs_nothing_it_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AURA_LANG", "en")
+def test_where_it_costs_nothing_it_is_exact() -> None:
     config = resolve("gpt2-medium", MUON)
     cluster = cluster_of(config, [gpus.find("4090")] * 5, 5, 2_000_000)
     assert cluster
@@ -223,9 +219,8 @@ def test_where_it_costs_nothing_it_is_exact(monkeypatch: pytest.MonkeyPatch) -> 
     assert cluster_of(config, [gpus.called("NVIDIA Unheard 1", 2**34)] * 5, 5, 1000) is None
 
 
-def test_what_does_not_fit_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_not_taken() -> None:
     """A delay needs two more bytes per parameter, and what is on its way."""
-    monkeypatch.setenv("AURA_LANG", "en")
     config = resolve("gpt2-medium", MUON | HALF_A_MILLION)
     cluster = cluster_of(config, [gpus.find("3060")] * 5, 5, 1000)
     assert cluster
@@ -243,10 +238,7 @@ def test_what_the_codec_takes_counts() -> None:
     assert decide(config, replace(cluster, codings=slow)).chosen.wire == "bf16"
 
 
-def test_the_guides_command_hears_the_truth(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AURA_LANG", "en")
+def test_the_guides_command_hears_the_truth(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--preset", "gpt2-medium", "--gpu", "4090", "--nodes", "5"]
     assert cli.main(words) == 0
     said = capsys.readouterr().out
@@ -279,19 +271,6 @@ def test_nothing_of_a_spanish_decision_is_english(monkeypatch: pytest.MonkeyPatc
     said += compare(plan_for(tight, 5, gpus.find("3060")), 2.0, None, 17, predicted=1.0, one_pc=8.0)
     assert not english_in(said)
     assert "4.00 veces un PC" in said and "1 s por paso" in said
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"wire": "int4"}, "strategy=auto chooses wire and delay itself, and this is wire=int4 and delay=0"),
-        ({"delay": 0.5, "optimizer": "muon"}, r"this is wire=fp32 and delay=0\.5: leave both out"),
-        ({"loss_tolerance": -1}, "loss_tolerance=-1.0"),
-    ],
-)
-def test_what_auto_shall_choose_is_not_given(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve("gpt2-nano", {"strategy": "auto", **settings})
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from aura.config import resolve
 from aura.corpus.corpus import Corpus
-from aura.errors import ConfigError
 from aura.model.gpt import GPT
 from aura.optim.loss_scale import LossScale
 from aura.optim.muon import optimizer_of
@@ -85,7 +83,7 @@ def test_late_micro_batches_see_the_weights_of_the_definition(
     task = Task(tmp_path, 3, settings, steps=5, micro_batches=2, sequences=12)
     found = complete(task)
     weights, losses = reference(task)
-    got = [outcome["loss_sum"] / outcome["tokens"] for outcome in found[0]["outcomes"]]
+    got = losses(found[0])
     assert got == pytest.approx(losses, abs=2e-4)
     for name, weight in parameters(task).items():
         torch.testing.assert_close(weight, weights[name], atol=2e-3, rtol=0)
@@ -93,17 +91,6 @@ def test_late_micro_batches_see_the_weights_of_the_definition(
     assert got != pytest.approx(
         reference(Task(tmp_path, 3, other, steps=5, micro_batches=2, sequences=12))[1], abs=2e-3
     )
-
-
-@pytest.mark.parametrize("wire", ["fp32", "bf16", "int8", "int4"])
-def test_ranks_stay_bit_equal_on_unlike_machines(wire: str, tmp_path: Path) -> None:
-    settings = MUON | {"delay": 0.5}
-    task = Task(tmp_path, 5, settings, steps=6, micro_batches=2, sequences=20, wire=wire, unlike=(3,))
-    found = complete(task)
-    assert [result["capability"] == "DEFAULT" for result in found] == [False, False, False, True, False]
-    assert all(result["sums"] == found[0]["sums"] and result["odd"] == [] for result in found)
-    assert all(result["outcomes"] == found[0]["outcomes"] for result in found)
-    assert len(set(found[0]["sums"])) == 6
 
 
 @pytest.mark.parametrize(
@@ -188,12 +175,6 @@ def test_a_rank_that_is_killed_costs_what_came_after_the_checkpoint(corpus: Corp
     assert [trainer.end() for trainer in killed] == [75, -signal.SIGKILL]
     again = completed(start(tmp_path / "b", corpus, 2, settings))
     assert again[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
-
-
-def test_settings_that_do_not_go_together_are_refused() -> None:
-    with pytest.raises(ConfigError, match="a delay ruins what AdamW learns"):
-        resolve("gpt2-nano", {"delay": 0.5, "optimizer": "adamw"})
-    assert resolve("gpt2-nano", {"delay": 0.5, "allow_delayed_adamw": True}).optimizer == "adamw"
 
 
 def test_a_loss_scale_that_changes_while_a_step_computes_is_that_of_the_step_after() -> None:

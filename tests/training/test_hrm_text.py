@@ -12,7 +12,6 @@ import torch
 from aura.commands import sample as sample_command
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import TOKENIZER, Corpus
-from aura.errors import ConfigError
 from aura.model import export
 from aura.model.as_transformers import NAMES
 from aura.model.family import model_of
@@ -165,20 +164,6 @@ def test_the_work_of_muon_is_that_of_its_iterations() -> None:
         optimizer.step(1e-2)
     assert update_flops(config) == counter.get_total_flops()
     assert sum(name.endswith(".momentum") for name in optimizer.tensors()) == 4 * 8
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"layers": 3}, "layers=3 cannot be divided between the two stacks"),
-        ({"d_model": 60, "heads": 4}, "heads of 15 elements"),
-        ({"dropout": 0.1}, "has no dropout"),
-        ({"family": "hrm"}, "hrm-text"),
-    ],
-)
-def test_what_it_cannot_be_is_said(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        made(**settings)
 
 
 def test_a_run_of_the_smallest_formats_is_exported_and_continues_a_text(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from aura.config import resolve
-from aura.errors import ConfigError
 from aura.model.gpt import GPT
 from aura.optim import muon
 from aura.plan.flops import update_flops
@@ -80,13 +79,6 @@ def test_it_is_muon_by_the_book() -> None:
         mine.step(1e-2)
     for name, value in expected.items():
         assert torch.allclose(model.get_parameter(name).double(), value, atol=1e-5), name
-
-
-def test_formats_that_it_does_not_have_are_refused() -> None:
-    bf16 = {"precision": "bf16", "parameter_format": "bf16"}
-    for settings in (bf16, {"moment_format": "int8"}, {"moment_format": "bf16"}):
-        with pytest.raises(ConfigError, match="optimizer=muon needs parameter_format=fp32 and moment_format"):
-            resolve("gpt2-nano", {"optimizer": "muon", **settings})
 
 
 def test_its_work_is_that_of_five_iterations() -> None:

@@ -23,11 +23,6 @@ from spanish import english_in
 A100 = gpus.find("A100 80GB")
 
 
-@pytest.fixture(autouse=True)
-def english(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AURA_LANG", "en")
-
-
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert cli.main(["plan", *words, "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)

@@ -89,11 +89,6 @@ def driver(monkeypatch: pytest.MonkeyPatch, *cards: Card, failure: pynvml.NVMLEr
         monkeypatch.setattr(pynvml, name, function)
 
 
-@pytest.fixture(autouse=True)
-def english(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AURA_LANG", "en")
-
-
 def header(preset: str) -> str:
     text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
     return " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
@@ -179,11 +174,6 @@ def test_the_guides_names_mean_ours() -> None:
     made = resolve("gpt2", guides | {"model_preset": "gpt2-nano"})
     assert (made.preset, made.d_model, made.layers, made.heads, made.seq_len) == ("gpt2-nano", 96, 3, 6, 64)
     assert (made.lr, made.log_every, made.save_every) == (1e-3, 7, 9)
-
-
-def test_one_setting_under_two_names_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lr and learning-rate are the same setting"):
-        resolve("gpt2", {"lr": 1e-3, "learning-rate": 2e-3})
 
 
 @pytest.mark.parametrize("style", ["-", "_"])

@@ -144,7 +144,6 @@ def test_compile_auto_says_why_it_is_off(tmp_path: Path, monkeypatch: pytest.Mon
 
     config, card, cpu = resolve("gpt2"), torch.device("cuda", 0), torch.device("cpu")
     capability, triton = (8, 6), None
-    monkeypatch.setenv("AURA_LANG", "en")
     for name in ("CC", "CXX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

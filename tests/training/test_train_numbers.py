@@ -16,7 +16,7 @@ from aura.model.gpt import GPT
 from aura.model.hrm_text import HrmText
 from aura.optim import gradient_sum
 from aura.run import trainer as train
-from trainers import complete, curve, infinite_gradient, start, stopped_and_resumed
+from trainers import Fault, complete, curve, infinite_gradient, start, stopped_and_resumed
 
 
 def test_the_smallest_formats_learn_and_resume_exactly(corpus: Corpus, tmp_path: Path) -> None:
@@ -36,35 +36,34 @@ def round_to_nearest() -> None:
     gradient_sum.GradientSum._hook = lambda *_: lambda gradient: None  # type: ignore[method-assign]
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_optimizer_step(corpus: Corpus, tmp_path: Path) -> None:
-    def poison() -> None:
-        original, calls = GPT.loss_sum, 0
+def infinite_loss() -> None:
+    original, calls = GPT.loss_sum, 0
 
-        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
-            nonlocal calls
-            calls += self.training
-            return original(self, *arguments) * (math.nan if calls == 8 else 1)
+    def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += self.training
+        return original(self, *arguments) * (math.nan if calls == 8 else 1)
 
-        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
-
-    ranks = start(tmp_path, corpus, 2, faults={1: poison})
-    assert [trainer.end() for trainer in ranks] == [65, 65], ranks[0].text
-    for trainer in ranks:
-        assert "The loss is not finite at step 8 on rank 1 on node1." in trainer.text
-        assert trainer.checkpoints() == ["checkpoint-step-5"]
-        assert trainer.status["state"] == "failed"
+    GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_gradient_that_is_not_finite_names_its_rank(
-    world_size: int, corpus: Corpus, tmp_path: Path
+@pytest.mark.parametrize(
+    ("what", "fault", "world_size"),
+    [
+        ("loss", infinite_loss, 2),
+        ("gradient", infinite_gradient(8), 1),
+        ("gradient", infinite_gradient(8), 2),
+    ],
+)
+def test_what_is_not_finite_names_its_rank_and_stops_before_the_optimizer_step(
+    what: str, fault: Fault, world_size: int, corpus: Corpus, tmp_path: Path
 ) -> None:
     last = world_size - 1
-    ranks = start(tmp_path, corpus, world_size, faults={last: infinite_gradient(8)})
-    for trainer in ranks:
+    for trainer in start(tmp_path, corpus, world_size, faults={last: fault}):
         assert trainer.end() == 65, trainer.text
-        assert f"The gradient is not finite at step 8 on rank {last} on node{last}." in trainer.text
+        assert f"The {what} is not finite at step 8 on rank {last} on node{last}." in trainer.text
         assert trainer.checkpoints() == ["checkpoint-step-5"]
+        assert trainer.status["state"] == "failed"
 
 
 def test_fp16_leaves_out_a_step_that_overflows_on_one_rank(corpus: Corpus, tmp_path: Path) -> None:
