@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -11,6 +12,7 @@ import pytest
 from aura import config
 from aura.commands import cli
 from aura.errors import ConfigError
+from aura.run import attempt
 
 TRAINING = Path(config.__file__).parents[1]
 
@@ -71,20 +73,11 @@ MUON_NEEDS = "optimizer=muon needs parameter_format=fp32 and moment_format"
         ("gpt2", {"tokens": "many"}, ["tokens='many' is not a whole number"]),
         ("gpt2", {"tokens": "1e9", "steps": "5"}, [f"tokens and steps {TWICE}"]),
         ("gpt2", {"tokens": 5, "epochs": 2}, [f"tokens and epochs {TWICE}"]),
-        (
-            "gpt2",
-            {"global_batch_tokens": 2048, "gradient-accumulation-steps": 2},
-            [
-                "global_batch_tokens and gradient_accumulation_steps both say how much one optimizer step takes"
-            ],
-        ),
+        ("gpt2", {"global_batch_tokens": 2048, "gradient-accumulation-steps": 2},
+         [ "global_batch_tokens and gradient_accumulation_steps both say how much one optimizer step takes" ]),
         ("gpt2", {"balance": "speed"}, ["balance=speed divides a step of fixed size", "=0"]),
         ("gpt2-nano", AUTO | {"wire": "int4"}, [f"{AUTO_CHOOSES}wire=int4 and delay=0"]),
-        (
-            "gpt2-nano",
-            AUTO | MUON | {"delay": 0.5},
-            [f"{AUTO_CHOOSES}wire=fp32 and delay=0.5: leave both out"],
-        ),
+        ("gpt2-nano", AUTO | MUON | {"delay": 0.5}, [f"{AUTO_CHOOSES}wire=fp32 and delay=0.5: leave both out"]),
         ("gpt2-nano", AUTO | {"loss_tolerance": -1}, ["loss_tolerance=-1.0"]),
         ("gpt2-nano", {"delay": 0.5, "optimizer": "adamw"}, ["a delay ruins what AdamW learns"]),
         ("gpt2-nano", MUON | {"precision": "bf16", "parameter_format": "bf16"}, [MUON_NEEDS]),
@@ -95,7 +88,7 @@ MUON_NEEDS = "optimizer=muon needs parameter_format=fp32 and moment_format"
         ("gpt2-nano", HRM | {"dropout": 0.1}, ["has no dropout"]),
         ("gpt2-nano", {"family": "hrm"}, ["hrm-text"]),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_one_sentence(preset: str, overrides: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         config.resolve(preset, overrides)
@@ -158,27 +151,30 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("style", ["-", "_"])
-def test_the_flags_of_guide_000(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aura.run import attempt
-
+def test_the_flags_of_the_guides(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """000 and 004"""
     calls: list[tuple[Any, ...]] = []
-
-    def run(*arguments: Any, **_: Any) -> int:
-        calls.append(arguments)
-        return 0
-
-    monkeypatch.setattr(attempt, "run", run)
-    flags = (
+    monkeypatch.setattr(attempt, "run", lambda *arguments, **_: calls.append(arguments) or 0)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    for flags in (
         "--backend nccl --use-custom-model --custom-preset gpt2-medium --seq-len 1024 --batch-size 2 "
         "--gradient-accumulation-steps 16 --precision bf16 --lr 3e-4 --weight-decay 0.02 --log-dir runs/node0 "
-        "--corpus c --run-dir r"
-    ).split()
-    flags = ["--" + flag[2:].replace("-", style) if flag.startswith("--") else flag for flag in flags]
-    assert cli.main(["train", *flags]) == 0
-    (made, corpus, run_dir, log_dir, backend, _) = calls[0]
+        "--corpus c --run-dir r",
+        "--model-preset manual --embed-size 96 --num-layers 3 --num-heads 6 --seq-length 64 --gradient-checkpointing "
+        "--log-interval 100 --save-steps 500 --learning-rate 2e-4 --epochs 3 --corpus c --compile",
+    ):
+        words = flags.split()
+        words = ["--" + word[2:].replace("-", style) if word.startswith("--") else word for word in words]
+        assert cli.main(["train", *words]) == 0
+    (made, corpus, run_dir, log_dir, backend, _), (other, *_) = calls
     assert (made.preset, made.batch_size, made.gradient_accumulation_steps) == ("gpt2-medium", 2, 16)
     assert (made.precision, made.lr, made.weight_decay) == ("bf16", 3e-4, 0.02)
     assert (corpus, run_dir, log_dir, backend) == (Path("c"), Path("r"), Path("runs/node0"), "nccl")
+    assert (other.preset, other.d_model, other.layers, other.heads) == ("manual", 96, 3, 6)
+    assert (other.gradient_checkpointing, other.epochs, other.log_every) == (True, 3.0, 100)
+    assert other.compile == "true"
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True", "before torch reads it"
 
 
 SAMPLE, TRAIN = "sample --run-dir r", "train --preset gpt2-nano --corpus c"

@@ -29,13 +29,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trainers import TINY, Fault, Trainer, at_step, complete, curve, send_self, start, stop_at
 
 GUIDE_TAGS = {
-    "Loss/train_step",
-    "Loss/train_epoch",
-    "Loss/val_epoch",
-    "System/CPU_percent",
-    "System/RAM_percent",
-    "System/GPU_VRAM_MB",
-    "Time/epoch_seconds",
+    *"Loss/train_step Loss/train_epoch Loss/val_epoch Time/epoch_seconds".split(),
+    *"System/CPU_percent System/RAM_percent System/GPU_VRAM_MB".split(),
 }
 
 
@@ -68,12 +63,8 @@ def test_a_run_without_interruption(reference: list[Trainer], corpus: Corpus) ->
     for rank, trainer in enumerate(reference):
         status = trainer.status
         assert (status["rank"], status["world_size"], status["node"]) == (rank, 2, f"node{rank}")
-        assert (status["state"], status["step"], status["max_steps"], status["sync"]) == (
-            "done",
-            20,
-            20,
-            "OK",
-        )
+        assert (status["state"], status["step"]) == ("done", 20)
+        assert (status["max_steps"], status["sync"]) == (20, "OK")
         assert status["tokens_per_second"] > 0
         assert status["waited"] > 0
         assert status["setting"] == "strategy=sharded wire=fp32 delay=0.0"
