@@ -21,7 +21,7 @@ from aura.errors import EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE
 from object_storage import KEY, SECRET, Storage
 from services import wait_until
 from spanish import english_in
-from trainers import TINY, complete, start
+from trainers import complete, start, two_on_one_disk
 
 BUCKET = "s3://data/runs"
 STEP_200 = "/data/runs/first/checkpoints/checkpoint-step-200/"
@@ -380,31 +380,17 @@ def test_a_run_goes_on_from_there_on_another_machine(
     bucket.settle()
     checkpoint = f"{BUCKET}/first/checkpoints/checkpoint-step-15"
 
-    other = tmp_path / "other"
-    words = ["--preset", "gpt2-nano", "--corpus", "s3://data/corpora/es", *TINY.split()]
-    words += ["--run-dir", str(other), "--join-timeout", "60"]
-    command = [sys.executable, "-m", "aura", "launch-local", "--gpus", "2", "--"]
     bucket.mend()
-    resumed = subprocess.run(
-        [*command, *words, "--resume-from", checkpoint],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    settings = f"--corpus s3://data/corpora/es --resume-from {checkpoint} --join-timeout 60"
+    (other, _) = complete(two_on_one_disk(tmp_path / "other", corpus, settings))
     asked = [path.rpartition("/")[2] for path in bucket.of("GET")]
     assert asked.count("train-00000.bin") == 1, "each rank has fetched it"
     assert asked.count("optimizer.safetensors") == 1
-    assert (other / "checkpoints/checkpoint-step-20").is_dir()
+    assert other.checkpoints()[-1] == "checkpoint-step-20"
 
     # The corpus is the one of before: alone, every bit is the same as without an interruption.
-    alone = tmp_path / "alone"
-    words[words.index(str(other))] = str(alone)
-    assert cli.main(["train", *words, "--resume-from", checkpoint]) == 0
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        whole = ours.run_dir / "checkpoints/checkpoint-step-20" / name
-        assert (alone / "checkpoints/checkpoint-step-20" / name).read_bytes() == whole.read_bytes()
+    (alone,) = complete(start(tmp_path / "alone", corpus, 1, settings))
+    assert alone.files("checkpoint-step-20") == ours.files("checkpoint-step-20")
 
     assert cli.main(["export", "--checkpoint", checkpoint, "--output", str(tmp_path / "exported")]) == 0
     assert (tmp_path / "exported/model.safetensors").is_file()

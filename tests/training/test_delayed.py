@@ -16,7 +16,7 @@ from aura.optim.loss_scale import LossScale
 from aura.optim.muon import optimizer_of
 from aura.strategy.delayed import Delayed
 from aura.strategy.interface import clip_factor
-from sharded_ranks import Rank, Task, complete, parameters
+from sharded_ranks import Rank, Task, complete, losses, parameters
 from trainers import Fault, at_step, curve, infinite_gradient, send_self, start, stop_at, stopped_and_resumed
 from trainers import complete as completed
 

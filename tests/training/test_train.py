@@ -18,7 +18,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from aura.checkpoint import store as checkpoint
-from aura.commands.launch_local import free_port
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.corpus.prepare import prepare
 from aura.corpus.windows import Windows
@@ -26,7 +25,7 @@ from aura.model.gpt import GPT
 from aura.run import attempt
 from aura.strategy.sharded import Sharded
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import TINY, Fault, Trainer, at_step, complete, curve, send_self, start, stop_at
+from trainers import Fault, Trainer, at_step, complete, curve, send_self, start, stop_at, two_on_one_disk
 
 GUIDE_TAGS = {
     *"Loss/train_step Loss/train_epoch Loss/val_epoch Time/epoch_seconds".split(),
@@ -414,20 +413,6 @@ def test_where_nobody_can_save_going_on_would_only_waste_time(corpus: Corpus, tm
     ranks = start(tmp_path, corpus, 2, faults={0: full_disk, 1: full_disk})
     assert [trainer.end() for trainer in ranks] == [65, 65]
     assert "No rank could write checkpoint-step-5" in ranks[0].status["message"]
-
-
-def two_on_one_disk(
-    folder: Path, corpus: Corpus, settings: str = "", fault: Callable[[], None] | None = None
-) -> list[Trainer]:
-    """Two ranks of one node; `fault` is rank 0's."""
-    port = str(free_port())
-    words = ["--preset", "gpt2-nano", "--corpus", str(corpus.path), *TINY.split(), *settings.split()]
-    ranks = []
-    for rank in range(2):
-        environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "AURA_NODE": "node0"}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-        ranks.append(Trainer(folder / "node0", environment, words, None if rank else fault))
-    return ranks
 
 
 def test_ranks_of_one_disk_go_back_together(corpus: Corpus, tmp_path: Path) -> None:

@@ -105,6 +105,21 @@ def start(
     return ranks
 
 
+def two_on_one_disk(
+    folder: Path, corpus: Corpus, settings: str = "", fault: Callable[[], None] | None = None
+) -> list[Trainer]:
+    """Two ranks of one node; `fault` is rank 0's."""
+    folder.mkdir(exist_ok=True)
+    port = str(free_port())
+    words = ["--preset", "gpt2-nano", "--corpus", str(corpus.path), *TINY.split(), *settings.split()]
+    ranks = []
+    for rank in range(2):
+        environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "AURA_NODE": "node0"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+        ranks.append(Trainer(folder / "node0", environment, words, None if rank else fault))
+    return ranks
+
+
 def complete(ranks: list[Trainer]) -> list[Trainer]:
     for trainer in ranks:
         assert trainer.end() == 0, trainer.text
