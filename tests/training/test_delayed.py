@@ -168,15 +168,6 @@ def test_with_fp16_a_step_is_left_out_and_a_resume_changes_no_bit(corpus: Corpus
     assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
 
 
-def test_a_rank_that_is_killed_costs_what_came_after_the_checkpoint(corpus: Corpus, tmp_path: Path) -> None:
-    settings = RUN + "--wire int4 --delay 0.5"
-    straight = completed(start(tmp_path / "a", corpus, 2, settings))
-    killed = start(tmp_path / "b", corpus, 2, settings, {1: at_step(6, send_self(signal.SIGKILL))})
-    assert [trainer.end() for trainer in killed] == [75, -signal.SIGKILL]
-    again = completed(start(tmp_path / "b", corpus, 2, settings))
-    assert again[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
-
-
 def test_a_loss_scale_that_changes_while_a_step_computes_is_that_of_the_step_after() -> None:
     scale = LossScale(8.0, enabled=True, delayed=True)
     scale.update(left_out=True)

@@ -19,7 +19,7 @@ from aura.plan.gpus import find
 from aura.plan.memory import memory_of, settings_that_fit
 from aura.run.progress import Progress
 from aura.run.start import loss_scale_of, with_steps
-from trainers import Trainer, complete, curve, start, stop_at, stopped_and_resumed
+from trainers import Trainer, complete, curve, start, stop_at
 
 # 20 steps of 20 windows of 16 tokens: seven each for two of three ranks, in micro-batches of two and one.
 IN_TOKENS = "--tokens 6400 --global-batch-tokens 320 --lr 1e-2"
@@ -98,10 +98,6 @@ def test_a_run_that_goes_on_with_fewer_ranks_keeps_its_batch_and_its_length(
     assert (first.done["step"], first.done["tokens_seen"]) == (20, 6400)
     assert curve(first) == pytest.approx(curve(alone), abs=1e-4)
     assert rates(first)[-1] == rates(alone)[-1]
-
-
-def test_the_same_number_of_ranks_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
-    stopped_and_resumed(tmp_path, corpus, 3, IN_TOKENS, 9)
 
 
 def made(**settings: object) -> Any:

@@ -229,22 +229,6 @@ def test_a_checkpoint_of_a_strategy_that_is_gone_goes_on(
     assert curve(ranks[0]) == pytest.approx(curve(reference[0]), abs=1e-4)
 
 
-def test_a_frozen_rank_is_named_and_the_others_end_in_time(corpus: Corpus, tmp_path: Path) -> None:
-    freeze = at_step(12, send_self(signal.SIGSTOP))
-    ranks = start(tmp_path, corpus, 3, "--collective-timeout 600", faults={1: freeze})
-    try:
-        while "Step 10 |" not in ranks[0].text:
-            time.sleep(0.05)
-        began = time.monotonic()
-        for trainer in (ranks[0], ranks[2]):
-            assert trainer.end() == 75
-            assert "rank 1 on node1" in trainer.text.splitlines()[-1]
-        # 8 s for the exchange, 4 s for the verdict, on a machine that has nothing else to do
-        assert time.monotonic() - began < 45
-    finally:
-        ranks[1].process.kill()
-
-
 def test_later_steps_of_a_disk_that_was_away_do_not_come_back(corpus: Corpus, tmp_path: Path) -> None:
     """node1's disk is taken out after step 12; the others go back to step 5 and on from there; then it is put back."""
 
