@@ -24,12 +24,6 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_preset_is_complete_and_valid() -> None:
-    assert "gpt2-medium" in config.preset_names()
-    for name in config.preset_names():
-        assert config.resolve(name).preset == name
-
-
 def test_gpt2_medium_is_what_guide_000_runs() -> None:
     medium = config.resolve("gpt2-medium")
     assert (medium.layers, medium.heads, medium.d_model, medium.seq_len) == (24, 16, 1024, 1024)

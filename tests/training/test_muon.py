@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from aura.config import resolve
+from aura.model.family import model_of
 from aura.model.gpt import GPT
 from aura.optim import muon
 from aura.plan.flops import update_flops
+from torch.utils.flop_counter import FlopCounterMode
 
 SETTINGS = "--optimizer muon --lr 2e-2"
 SMALL = {"layers": 1, "d_model": 32, "seq_len": 16, "vocab_size": 50, "optimizer": "muon"}
@@ -81,15 +83,17 @@ def test_it_is_muon_by_the_book() -> None:
         assert torch.allclose(model.get_parameter(name).double(), value, atol=1e-5), name
 
 
-def test_its_work_is_that_of_five_iterations() -> None:
+@pytest.mark.parametrize("family", ["gpt2", "hrm-text"])
+def test_its_work_is_that_of_five_iterations(family: str) -> None:
     """Against the matrix products that torch counts."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    config = resolve("gpt2-nano", SMALL)
-    model = GPT(config)
+    config = resolve("gpt2-nano", {**SMALL, "family": family, "layers": 4, "heads": 2})
+    model = model_of(config)
     optimizer = muon.optimizer_of(model, config)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     with FlopCounterMode(display=False) as counter:
         optimizer.step(1e-2)
     assert update_flops(config) == counter.get_total_flops()
+    of_a_block = 4 if family == "gpt2" else 8
+    momenta = [name for name in optimizer.tensors() if name.endswith(".momentum")]
+    assert len(momenta) == of_a_block * 4

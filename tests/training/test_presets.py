@@ -25,6 +25,7 @@ from aura.model.gpt import GPT
 from aura.plan import auto, gpus
 from aura.plan.memory import memory_of
 from aura.plan.shapes import parameter_count, rows
+from nvidia import driver, no_driver, raises
 
 COUNTS = {
     "gpt2-nano": 675_328,
@@ -59,34 +60,20 @@ TWO_GPUS = (
 )
 
 
-def driver(monkeypatch: pytest.MonkeyPatch, *cards: Card, failure: pynvml.NVMLError | None = None) -> None:
-    """NVIDIA's driver, with these cards on the bus in this order."""
+def cards_are(monkeypatch: pytest.MonkeyPatch, *cards: Card) -> None:
+    """On the bus in this order."""
 
-    def init() -> None:
-        if failure:
-            raise failure
+    def told(value: Any) -> Any:
+        return raises(pynvml.NVMLError_NotSupported)() if value is None else value
 
-    def memory(card: Card) -> SimpleNamespace:
-        if card.total is None:
-            raise pynvml.NVMLError_NotSupported
-        return SimpleNamespace(total=card.total * MIB, free=card.free * MIB)
-
-    def capability(card: Card) -> tuple[int, int]:
-        if card.capability is None:
-            raise pynvml.NVMLError_NotSupported
-        return card.capability
-
-    for name, function in {
-        "nvmlInit": init,
-        "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: len(cards),
-        "nvmlDeviceGetHandleByIndex": lambda index: cards[index],
-        "nvmlDeviceGetName": lambda card: card.name,
-        "nvmlDeviceGetUUID": lambda card: card.uuid,
-        "nvmlDeviceGetMemoryInfo": memory,
-        "nvmlDeviceGetCudaComputeCapability": capability,
-    }.items():
-        monkeypatch.setattr(pynvml, name, function)
+    driver(
+        monkeypatch,
+        len(cards),
+        Name=lambda index: cards[index].name,
+        UUID=lambda index: cards[index].uuid,
+        MemoryInfo=lambda i: SimpleNamespace(total=told(cards[i].total) * MIB, free=cards[i].free * MIB),
+        CudaComputeCapability=lambda index: told(cards[index].capability),
+    )
 
 
 def header(preset: str) -> str:
@@ -264,7 +251,7 @@ def test_a_run_of_auto_goes_on_with_what_it_has_begun_with(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for free in (2000, 20000, 300):
-        driver(monkeypatch, replace(TWO_GPUS[1], free=free))
+        cards_are(monkeypatch, replace(TWO_GPUS[1], free=free))
         assert cli.main(["train", "--preset", "auto", "--corpus", str(corpus.path)]) == 0
     assert begun[0] == begun[1] == begun[2]
     assert begun[0][0].preset == "gpt2"
@@ -286,7 +273,7 @@ def resolve_here(folder: Path) -> config.TrainConfig:
 def test_auto_asks_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    driver(monkeypatch, *TWO_GPUS)
+    cards_are(monkeypatch, *TWO_GPUS)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert resolve_here(tmp_path).preset == "gpt2-medium"
     assert "NVIDIA GeForce RTX 3090 has 23.5 GiB free" in capsys.readouterr().out
@@ -294,7 +281,7 @@ def test_auto_asks_the_driver(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert resolve_here(tmp_path).preset == "gpt2-medium-6gb"
 
-    driver(monkeypatch, failure=pynvml.NVMLError_DriverNotLoaded())
+    no_driver(monkeypatch, pynvml.NVMLError_DriverNotLoaded)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(ConfigError, match=r"NVIDIA's driver says: Driver Not Loaded\. Repair it"):
         resolve_here(tmp_path)
@@ -320,7 +307,7 @@ def test_auto_asks_the_driver(
 def test_what_cuda_does_not_show_does_not_count(
     visible: str | None, uuids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver(monkeypatch, *(replace(TWO_GPUS[0], uuid=uuid) for uuid in ("GPU-a1", "GPU-a2", "GPU-b")))
+    cards_are(monkeypatch, *(replace(TWO_GPUS[0], uuid=uuid) for uuid in ("GPU-a1", "GPU-a2", "GPU-b")))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -330,7 +317,7 @@ def test_what_cuda_does_not_show_does_not_count(
 def test_what_the_driver_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    driver(
+    cards_are(
         monkeypatch,
         Card("NVIDIA GB10", None, 0, "GPU-a", (12, 1)),
         Card("NVIDIA X", 1024, 1000, "GPU-b", None),
@@ -344,9 +331,9 @@ def test_what_the_driver_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_gpu_a_driver_or_its_library_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(monkeypatch)
+    cards_are(monkeypatch)
     assert gpus.of_this_machine(print) == []
-    driver(monkeypatch, *TWO_GPUS, failure=pynvml.NVMLError_LibraryNotFound())
+    no_driver(monkeypatch)
     assert gpus.of_this_machine(print) == []
     monkeypatch.setitem(sys.modules, "pynvml", None)  # a controller
     assert gpus.of_this_machine(print) == []
@@ -355,7 +342,7 @@ def test_without_a_gpu_a_driver_or_its_library_there_is_none(monkeypatch: pytest
 def test_a_single_process_sees_the_gpu_with_most_free_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    driver(monkeypatch, *TWO_GPUS)
+    cards_are(monkeypatch, *TWO_GPUS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "")  # so that it is as before after the test
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
@@ -368,7 +355,7 @@ def test_a_single_process_sees_the_gpu_with_most_free_memory(
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "torch counts the cards as the driver does"
     assert "RTX 3090: of 2 GPUs the one with most free memory" in capsys.readouterr().out
 
-    driver(monkeypatch, failure=pynvml.NVMLError_DriverNotLoaded())
+    no_driver(monkeypatch, pynvml.NVMLError_DriverNotLoaded)
     auto.take_best_gpu(print)  # training itself says what is wrong, if anything is
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
 
