@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.model.gpt import GPT
 from aura.run import trainer as train
+from services import wait_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 FORK = multiprocessing.get_context("fork")
@@ -33,7 +35,43 @@ TINY += "--log-every 5 --validate-every 10 --validation-windows 20 --save-every 
 Fault = Callable[[], None]
 
 
-class Trainer:
+class Forked:
+    """A process that writes what it says into a file. `seconds`: how long it may take."""
+
+    process: BaseProcess
+    output: Path
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(encoding="utf-8")
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid
+        return self.process.pid
+
+    def wait_for(self, is_true: Callable[[], bool], what: str, seconds: float = 60) -> None:
+        wait_until(is_true, seconds, lambda: f"not {what} after {seconds} s:\n{self.text}")
+
+    def end(self, seconds: float = 60) -> int:
+        """The exit code."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise AssertionError(f"still running after {seconds} s:\n{self.text}")
+        return self.process.exitcode
+
+
+def speak_into(output: Path) -> None:
+    """This process, from now on."""
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the process ends
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+class Trainer(Forked):
     """One rank. `fault` runs in its process before the trainer starts."""
 
     def __init__(
@@ -46,18 +84,6 @@ class Trainer:
         words = ["train", *words, "--run-dir", str(self.run_dir)]
         self.process = FORK.Process(target=_work, args=(environment, words, self.output, fault), daemon=True)
         self.process.start()
-
-    def end(self, seconds: float = 60) -> int:
-        """The exit code."""
-        self.process.join(seconds)
-        if self.process.exitcode is None:
-            self.process.kill()
-            raise AssertionError(f"still running after {seconds} s:\n{self.text}")
-        return self.process.exitcode
-
-    @property
-    def text(self) -> str:
-        return self.output.read_text(encoding="utf-8")
 
     @property
     def status(self) -> dict[str, Any]:
@@ -207,11 +233,7 @@ def send_self(number: signal.Signals) -> Callable[[], None]:
 
 
 def _work(environment: dict[str, str], words: list[str], output: Path, fault: Fault | None) -> None:
-    with output.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the process ends
-    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    speak_into(output)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
     os.environ.update(environment)
