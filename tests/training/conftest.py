@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import aura
 import pytest
 import torch
 from aura import products
@@ -20,8 +21,17 @@ from trainers import Trainer, complete, start
 
 WORDS = "el la los un una casa perro red nodo cable datos modelo aprende lee escribe rápido lento cinco y de en con"
 
-# Whatever the locale of this machine: the tests look for sentences, in processes too.
-os.environ["AURA_LANG"] = "en"
+# Whatever the locale and the settings of this machine: the tests look for sentences, in processes too.
+os.environ |= {
+    "AURA_LANG": "en",
+    "PYTHONPATH": str(Path(aura.__file__).parents[1]),
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+for _name in (
+    *"RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_USE_AGENT_STORE CC CXX".split(),
+    *"CUDA_VISIBLE_DEVICES PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF".split(),
+):
+    os.environ.pop(_name, None)
 
 
 @pytest.fixture(autouse=True)

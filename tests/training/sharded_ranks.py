@@ -207,7 +207,7 @@ def shards(task: Task) -> list[dict[str, torch.Tensor]]:
 
 def _work(task: Task, rank: int, port: int) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "AURA_LINK_MBIT": str(LINK_MBIT)}
+    os.environ["AURA_LINK_MBIT"] = str(LINK_MBIT)
     if task.world_size > 1:
         store = dist.TCPStore("127.0.0.1", port, task.world_size, rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=task.world_size)

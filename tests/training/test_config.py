@@ -149,8 +149,6 @@ def test_the_flags_of_the_guides(style: str, monkeypatch: pytest.MonkeyPatch) ->
     """000 and 004"""
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(attempt, "run", lambda *arguments, **_: calls.append(arguments) or 0)
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     for flags in (
         "--backend nccl --use-custom-model --custom-preset gpt2-medium --seq-len 1024 --batch-size 2 "
         "--gradient-accumulation-steps 16 --precision bf16 --lr 3e-4 --weight-decay 0.02 --log-dir runs/node0 "

@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import aura
 import psutil
 import pytest
 from aura.commands import cli, launch_local
@@ -37,7 +36,7 @@ class Launcher(Forked):
             signal.signal(number, signal.SIG_DFL)
         speak_into(self.output)
         launch_local.GRACE = grace
-        os.environ |= {"PYTHONPATH": str(Path(aura.__file__).parents[1]), "AURA_LANG": "es"}
+        os.environ["AURA_LANG"] = "es"
         raise SystemExit(cli.main(["launch-local", *words]))
 
     def kill(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import shutil
 import signal
@@ -158,9 +157,8 @@ def test_a_killed_process_leaves_no_worker_and_goes_on(lines: Path, tmp_path: Pa
     for number, ending in ((signal.SIGKILL, -9), (signal.SIGTERM, 143)):
         before = journal.stat().st_mtime_ns if journal.exists() else 0
         with subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(Path(shards.__file__).parents[2])},
-        ) as process:  # fmt: skip
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
             deadline = time.monotonic() + 60
             while not (journal.exists() and journal.stat().st_mtime_ns > before):
                 assert process.poll() is None and time.monotonic() < deadline, process.stderr

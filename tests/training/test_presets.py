@@ -249,7 +249,6 @@ def test_a_run_of_auto_goes_on_with_what_it_has_begun_with(
     begun: list[tuple[config.TrainConfig, Path]] = []
     monkeypatch.setattr(attempt, "run", run)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for free in (2000, 20000, 300):
         cards_are(monkeypatch, replace(TWO_GPUS[1], free=free))
         assert cli.main(["train", "--preset", "auto", "--corpus", str(corpus.path)]) == 0
@@ -274,7 +273,6 @@ def test_auto_asks_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cards_are(monkeypatch, *TWO_GPUS)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert resolve_here(tmp_path).preset == "gpt2-medium"
     assert "NVIDIA GeForce RTX 3090 has 23.5 GiB free" in capsys.readouterr().out
 
@@ -308,7 +306,6 @@ def test_what_cuda_does_not_show_does_not_count(
     visible: str | None, uuids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards_are(monkeypatch, *(replace(TWO_GPUS[0], uuid=uuid) for uuid in ("GPU-a1", "GPU-a2", "GPU-b")))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.uuid for gpu in gpus.of_this_machine(print)] == uuids
@@ -316,7 +313,6 @@ def test_what_cuda_does_not_show_does_not_count(
 
 def test_what_the_driver_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cards_are(
         monkeypatch,
         Card("NVIDIA GB10", None, 0, "GPU-a", (12, 1)),

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import aura
 import pytest
 import torch
 from aura.cluster import place
@@ -23,7 +22,6 @@ from trainers import TINY
 def test_torchrun_on_two_nodes_with_unlike_processors(corpus: Corpus, tmp_path: Path) -> None:
     """They round differently, and still have the same parameters: each update is computed by one of them."""
     port = free_port()
-    environment = os.environ | {"PYTHONPATH": str(Path(aura.__file__).parents[1]), "GLOO_SOCKET_IFNAME": "lo"}
     launchers = []
     for node in (0, 1):
         command = (
@@ -34,7 +32,7 @@ def test_torchrun_on_two_nodes_with_unlike_processors(corpus: Corpus, tmp_path: 
         own = {"AURA_NODE": f"node{node}"} | ({"ATEN_CPU_CAPABILITY": "default"} if node else {})
         launchers.append(
             subprocess.Popen(
-                [sys.executable, *command.split()], env=environment | own | {"OMP_NUM_THREADS": "1"},
+                [sys.executable, *command.split()], env=os.environ | own | {"OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
             )
         )  # fmt: skip
@@ -72,8 +70,6 @@ def test_torchrun_on_two_nodes_with_unlike_processors(corpus: Corpus, tmp_path: 
 def test_wrong_variables_are_named(
     variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
@@ -94,7 +90,6 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(place, "DRIVER", tmp_path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     alone = place.Place(0, 0, 1, "", 0, "node0")
     with pytest.raises(ConfigError, match=r"node0 has an NVIDIA GPU, but torch .* cannot use it"):
         place.choose_device(alone, "auto")
@@ -104,8 +99,6 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
 
 
 def test_compile_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CC", "CXX"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     for device, program in (("cuda", "gcc"), ("cpu", "g")):
         with pytest.raises(ConfigError, match="apt install build-essential"):
@@ -117,8 +110,6 @@ def test_compile_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pyte
 def test_compile_auto_says_why_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, card, cpu = resolve("gpt2"), torch.device("cuda", 0), torch.device("cpu")
     capability, triton = (8, 6), None
-    for name in ("CC", "CXX"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(place.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(place.importlib.util, "find_spec", lambda _: triton)

@@ -120,7 +120,7 @@ def start(
     ranks = []
     for rank in range(world_size):
         of_rank = corpus[rank] if isinstance(corpus, list) else corpus
-        environment = {"AURA_NODE": f"node{rank}", "GLOO_SOCKET_IFNAME": "lo", "AURA_LANG": language}
+        environment = {"AURA_NODE": f"node{rank}", "AURA_LANG": language}
         if world_size > 1:
             environment |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -141,7 +141,7 @@ def two_on_one_disk(
     ranks = []
     for rank in range(2):
         environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "AURA_NODE": "node0"}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         ranks.append(Trainer(folder / "node0", environment, words, None if rank else fault))
     return ranks
 
@@ -234,8 +234,6 @@ def send_self(number: signal.Signals) -> Callable[[], None]:
 
 def _work(environment: dict[str, str], words: list[str], output: Path, fault: Fault | None) -> None:
     speak_into(output)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        os.environ.pop(name, None)
     os.environ.update(environment)
     torch.set_num_threads(1)
     if fault:
