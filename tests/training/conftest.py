@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import aura
 import pytest
 import torch
 from aura import products
 from aura.corpus.corpus import Corpus
 from aura.corpus.prepare import prepare
+from aura.model import loss
 from object_storage import Storage, storage
 from trainers import Trainer, complete, start
 
 WORDS = "el la los un una casa perro red nodo cable datos modelo aprende lee escribe rápido lento cinco y de en con"
 
-# Whatever the locale of this machine: the tests look for sentences, in processes too.
-os.environ["AURA_LANG"] = "en"
+# Whatever the locale and the settings of this machine: the tests look for sentences, in processes too.
+os.environ |= {
+    "AURA_LANG": "en",
+    "PYTHONPATH": str(Path(aura.__file__).parents[1]),
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+for _name in (
+    *"RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_USE_AGENT_STORE CC CXX".split(),
+    *"CUDA_VISIBLE_DEVICES PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF".split(),
+):
+    os.environ.pop(_name, None)
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +43,15 @@ def one_thread() -> None:
 def torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """For who compares with others to the last bits but two, or has torch count its products."""
     monkeypatch.setattr(products, "ONEDNN", False)
+
+
+@pytest.fixture
+def graphs_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For who counts what torch.compile would make kernels of, which takes a C++ compiler half a minute."""
+    loss._compiled_differences.cache_clear()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    yield
+    loss._compiled_differences.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -11,14 +11,15 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+
+from services import listens, serving, wait_until
 
 KEY, SECRET = "AKIATESTOFAURA", "a-secret-that-nobody-may-see"
 RCLONE = Path(sys.executable).with_name("rclone")
@@ -98,23 +99,12 @@ def storage(files: Path) -> Iterator[Storage]:
     with log.open("w") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)
     try:
-        _wait_for(process, port, log)
+        wait_until(lambda: listens(port) or process.poll() is not None, 60, log.read_text)
         with _proxy(Storage(files, port)) as there:
             yield there
     finally:
-        process.terminate()
+        process.kill()  # asked to end, it would wait ten seconds for connections that are kept
         process.wait()
-
-
-def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except ConnectionRefusedError:
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.02)
 
 
 @contextmanager
@@ -175,12 +165,5 @@ def _proxy(there: Storage) -> Iterator[Storage]:
             except OSError:  # the other side has gone
                 self.close_connection = True
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    there.port = server.server_port
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    try:
+    with serving(Handler) as there.port:
         yield there
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -38,6 +39,25 @@ def wait_until(is_true: Callable[[], bool], seconds: float, what: Callable[[], s
         time.sleep(0.02)
 
 
+def listens(port: int) -> bool:
+    with contextlib.suppress(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port)).close()
+        return True
+    return False
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[int]:
+    """The port on loopback."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 @contextmanager
 def web_server(port: int = 0) -> Iterator[Received]:
     received = Received()
@@ -67,14 +87,8 @@ def web_server(port: int = 0) -> Iterator[Received]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    received.port = server.server_port
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    try:
+    with serving(Handler, port) as received.port:
         yield received
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @contextmanager

@@ -24,7 +24,8 @@ from aura.strategy.alone import Alone
 from aura.strategy.checksum import checksum
 from aura.strategy.delayed import Delayed
 from aura.strategy.interface import Outcome, Told
-from aura.strategy.sharded import Sharded
+from aura.strategy.pieces import owners, rounds
+from aura.strategy.sharded import Sharded, _round_count, whole_matrices
 from safetensors.torch import load_file, save_file
 
 FORK, SPAWN = (multiprocessing.get_context(kind) for kind in ("fork", "spawn"))
@@ -177,6 +178,25 @@ def complete(task: Task, seconds: float = 120) -> list[dict[str, Any]]:
     return [json.loads((task.folder / f"result-{r}.json").read_text()) for r in range(task.world_size)]
 
 
+def losses(result: dict[str, Any]) -> list[float]:
+    return [outcome["loss_sum"] / outcome["tokens"] for outcome in result["outcomes"]]
+
+
+def check_equal(results: list[dict[str, Any]], steps: int) -> None:
+    assert all(result["sums"] == results[0]["sums"] and result["odd"] == [] for result in results)
+    assert all(result["outcomes"] == results[0]["outcomes"] for result in results)
+    assert len(set(results[0]["sums"])) == steps
+
+
+def lengths(task: Task) -> list[list[int]]:
+    """Elements that every owner has in every round."""
+    model = model_of(task.config)
+    matrices = whole_matrices(model) if task.config.optimizer == "muon" else {}
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    owned = owners(shapes, matrices, task.world_size)
+    return [one.lengths for one in rounds(owned, _round_count(owned, task.wire, LINK_MBIT))]
+
+
 def parameters(task: Task, rank: int = 0) -> dict[str, torch.Tensor]:
     return load_file(task.folder / f"parameters-{rank}.safetensors")
 
@@ -187,7 +207,7 @@ def shards(task: Task) -> list[dict[str, torch.Tensor]]:
 
 def _work(task: Task, rank: int, port: int) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "AURA_LINK_MBIT": str(LINK_MBIT)}
+    os.environ["AURA_LINK_MBIT"] = str(LINK_MBIT)
     if task.world_size > 1:
         store = dist.TCPStore("127.0.0.1", port, task.world_size, rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=task.world_size)

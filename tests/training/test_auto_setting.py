@@ -16,9 +16,8 @@ import pytest
 from aura.commands import cli, launch_local
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import Corpus
-from aura.errors import ConfigError
 from aura.plan import gpus
-from aura.plan.candidates import Cluster, Decision, cluster_of, decide
+from aura.plan.candidates import Cluster, cluster_of, decide
 from aura.plan.evidence import expected_loss
 from aura.plan.memory import checkpoint_bytes, memory_of, parameter_bytes, wire_bytes
 from aura.plan.plan import compare, plan_for
@@ -113,16 +112,14 @@ def test_one_pc_computes_for_all_and_updates_everything() -> None:
     # The plan of a lone PC is the same.
     config = resolve("gpt2-medium", MUON | HALF_A_MILLION)
     card = gpus.find("3060")
-    cluster = cluster_of(config, [card] * 5, 5, 1000)
-    assert cluster
+    cluster = five(config)
     alone = plan_for(config, 1, card).seconds_per_step
     assert one_pc_seconds(config, cluster.works, 5) == pytest.approx(alone)
     strict = plan_for(config, 5, card)
     assert step_seconds(config, cluster.works, 5, cluster.speed) == pytest.approx(strict.seconds_per_step)
 
 
-def test_the_plan_of_a_delay_says_what_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AURA_LANG", "en")
+def test_the_plan_of_a_delay_says_what_is_hidden() -> None:
     settings = MUON | HALF_A_MILLION | {"wire": "int4", "delay": 0.11}
     made = plan_for(resolve("gpt2-medium", settings), 5, gpus.find("3060"))
     assert made.exposed_seconds == 0 and made.communication_seconds == pytest.approx(2.45, rel=0.01)
@@ -170,19 +167,17 @@ def test_what_a_delay_takes_of_the_memory() -> None:
     ],
 )
 def test_the_loss_that_is_expected_and_by_whom(
-    preset: str, settings: dict[str, Any], nats: float, words: str, monkeypatch: pytest.MonkeyPatch
+    preset: str, settings: dict[str, Any], nats: float, words: str
 ) -> None:
-    monkeypatch.setenv("AURA_LANG", "en")
     loss = expected_loss(resolve(preset, settings))
     assert loss.nats == pytest.approx(nats)
     assert words in loss.evidence
 
 
-def decision(preset: str, settings: dict[str, Any], card: str, link: float = 1000) -> Decision:
-    config = resolve(preset, settings)
+def five(config: TrainConfig, card: str = "3060", link: float = 1000) -> Cluster:
     cluster = cluster_of(config, [gpus.find(card)] * 5, 5, link)
     assert cluster
-    return decide(config, cluster)
+    return cluster
 
 
 @pytest.mark.parametrize(
@@ -203,7 +198,8 @@ def decision(preset: str, settings: dict[str, Any], card: str, link: float = 100
 def test_the_fastest_whose_loss_is_within_the_tolerance(
     settings: dict[str, Any], card: str, link: float, wire: str, delay: float, times: float
 ) -> None:
-    made = decision("gpt2-medium", settings, card, link)
+    config = resolve("gpt2-medium", settings)
+    made = decide(config, five(config, card, link))
     chosen = made.chosen
     assert (chosen.wire, chosen.delay) == (wire, delay), made.table
     assert chosen.times_one_pc == pytest.approx(times, abs=0.01)
@@ -212,25 +208,19 @@ def test_the_fastest_whose_loss_is_within_the_tolerance(
     assert made.one_pc_seconds == pytest.approx(chosen.step_seconds * chosen.times_one_pc)
 
 
-def test_where_it_costs_nothing_it_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AURA_LANG", "en")
+def test_where_it_costs_nothing_it_is_exact() -> None:
     config = resolve("gpt2-medium", MUON)
-    cluster = cluster_of(config, [gpus.find("4090")] * 5, 5, 2_000_000)
-    assert cluster
-    made = decide(config, cluster)
+    made = decide(config, five(config, "4090", 2_000_000))
     assert made.chosen.wire == "fp32" and not made.chosen.delay
     assert "waiting for the link is only" in made.reason and not made.notes
     assert cluster_of(config, [gpus.called("NVIDIA Unheard 1", 2**34)] * 5, 5, 1000) is None
 
 
-def test_what_does_not_fit_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_not_taken() -> None:
     """A delay needs two more bytes per parameter, and what is on its way."""
-    monkeypatch.setenv("AURA_LANG", "en")
     config = resolve("gpt2-medium", MUON | HALF_A_MILLION)
-    cluster = cluster_of(config, [gpus.find("3060")] * 5, 5, 1000)
-    assert cluster
     strict = memory_of(replace(config, wire="int4"), 1, on_gpu=True, ranks=5).total
-    made = decide(config, replace(cluster, rooms=(strict,) * 5))
+    made = decide(config, replace(five(config), rooms=(strict,) * 5))
     assert (made.chosen.wire, made.chosen.delay) == ("int4", 0)
     assert "; too large for the memory" in made.table[-1]
 
@@ -243,10 +233,7 @@ def test_what_the_codec_takes_counts() -> None:
     assert decide(config, replace(cluster, codings=slow)).chosen.wire == "bf16"
 
 
-def test_the_guides_command_hears_the_truth(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AURA_LANG", "en")
+def test_the_guides_command_hears_the_truth(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--preset", "gpt2-medium", "--gpu", "4090", "--nodes", "5"]
     assert cli.main(words) == 0
     said = capsys.readouterr().out
@@ -272,26 +259,12 @@ def test_the_guides_command_hears_the_truth(
 def test_nothing_of_a_spanish_decision_is_english(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AURA_LANG", "es")
     tight = resolve("gpt2-nano", MUON)
-    cluster = cluster_of(tight, [gpus.find("3060")] * 5, 5, 1000)
-    assert cluster
-    made = [decision("gpt2-medium", {}, "4090"), decide(tight, replace(cluster, rooms=(1.0,) * 5))]
+    medium = resolve("gpt2-medium")
+    made = [decide(medium, five(medium, "4090")), decide(tight, replace(five(tight), rooms=(1.0,) * 5))]
     said = "\n".join(line for one in made for line in (*one.table, one.reason))
     said += compare(plan_for(tight, 5, gpus.find("3060")), 2.0, None, 17, predicted=1.0, one_pc=8.0)
     assert not english_in(said)
     assert "4.00 veces un PC" in said and "1 s por paso" in said
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"wire": "int4"}, "strategy=auto chooses wire and delay itself, and this is wire=int4 and delay=0"),
-        ({"delay": 0.5, "optimizer": "muon"}, r"this is wire=fp32 and delay=0\.5: leave both out"),
-        ({"loss_tolerance": -1}, "loss_tolerance=-1.0"),
-    ],
-)
-def test_what_auto_shall_choose_is_not_given(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve("gpt2-nano", {"strategy": "auto", **settings})
 
 
 @pytest.mark.parametrize(

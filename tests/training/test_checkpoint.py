@@ -48,6 +48,11 @@ def save(directory: Path, step: int, kind: str = "checkpoint", writer: manifest.
     return write(directory, f"{kind}-step-{step}", *trained(step), state)
 
 
+def newest(directory: Path, say: Callable[[str], None] = print) -> str | None:
+    found = newest_valid(directory, say)
+    return found and found.path.name
+
+
 def begin(saver: checkpoint.Saver, step: int, copied: bool = True) -> None:
     model, optimizer = trained(step)
     saver.begin(f"checkpoint-step-{step}", model, optimizer.tensors, {"step": step}, copied)
@@ -110,9 +115,7 @@ def test_a_refused_state_touches_no_parameter(tmp_path: Path) -> None:
 def test_the_newest_counts_whatever_its_kind(tmp_path: Path) -> None:
     for step, kind in ((9, "checkpoint"), (10, "interrupt"), (2, "checkpoint")):
         save(tmp_path, step, kind)
-    found = newest_valid(tmp_path, print)
-    assert found
-    assert (found.path.name, found.step) == ("interrupt-step-10", 10)
+    assert newest(tmp_path) == "interrupt-step-10"
 
 
 def test_the_last_attempt_counts_before_the_number_of_steps(tmp_path: Path) -> None:
@@ -121,25 +124,18 @@ def test_the_last_attempt_counts_before_the_number_of_steps(tmp_path: Path) -> N
     found = newest_valid(tmp_path, print)
     assert found and (found.step, found.writer) == (12, manifest.Writer(2, "attempt-2"))
     flip_a_bit(tmp_path / "checkpoint-step-12" / "model.safetensors")
-    found = newest_valid(tmp_path, print)
-    assert found and found.step == 11
+    assert newest(tmp_path) == "checkpoint-step-11"
 
 
 def test_an_attempt_has_a_number_above_all_that_the_disk_knows(tmp_path: Path) -> None:
     assert next_writer(tmp_path / "none", "first", ALONE) == manifest.Writer(1, "first")
     for step, number in ((5, 1), (9, 4)):
         save(tmp_path, step, writer=manifest.Writer(number, "before"))
-    checkpoint.go_back_to(tmp_path / "checkpoint-step-5")
+    save(tmp_path, 3, writer=manifest.Writer(6, "before"))
+    assert newest(tmp_path) == "checkpoint-step-3"
+    checkpoint.go_back_to(tmp_path / "checkpoint-step-5")  # leaves behind what a later attempt wrote
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-step-5"]
-    assert next_writer(tmp_path, "now", ALONE) == manifest.Writer(5, "now")
-
-
-def test_who_goes_back_to_a_checkpoint_leaves_behind_what_a_later_attempt_wrote(tmp_path: Path) -> None:
-    for step, number in ((5, 1), (9, 1), (3, 2)):
-        save(tmp_path, step, writer=manifest.Writer(number, "before"))
-    checkpoint.go_back_to(tmp_path / "checkpoint-step-5")
-    found = newest_valid(tmp_path, print)
-    assert found and found.step == 5
+    assert next_writer(tmp_path, "now", ALONE) == manifest.Writer(7, "now")
 
 
 OLD, NEW, STRAY = 1, 2, 3  # attempts
@@ -185,22 +181,9 @@ def test_any_damage_is_refused_loudly(file: str, damage: Callable[[Path], None],
         save(tmp_path, step)
     damage(tmp_path / "checkpoint-step-2" / file)
     said: list[str] = []
-    found = newest_valid(tmp_path, said.append)
-    assert found
-    assert found.step == 1
+    assert newest(tmp_path, said.append) == "checkpoint-step-1"
     assert len(said) == 1
     assert said[0].startswith("REFUSED: checkpoint-step-2 is damaged")
-
-
-def test_rotation_keeps_the_newest(tmp_path: Path) -> None:
-    for step in (8, 9, 10):
-        newest = save(tmp_path, step)
-    (tmp_path / "checkpoint-step-7.tmp-1").mkdir()
-    (tmp_path / "damaged-checkpoint-step-11").mkdir()
-    checkpoint.rotate(tmp_path, 2, 0, newest=newest)
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-step-9", "checkpoint-step-10"}
-    checkpoint.rotate(tmp_path, 1, 0, newest=newest)
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-step-10"}
 
 
 def test_rotation_keeps_as_many_as_it_is_told(tmp_path: Path) -> None:
@@ -276,33 +259,37 @@ def test_where_memory_is_short_training_waits_for_the_disk(
     assert saver.wait(0)
 
 
+@pytest.mark.parametrize("ending", ["killed", "error"])
 @pytest.mark.parametrize("moment", range(6))
-def test_a_kill_at_any_moment_of_a_save_loses_that_save_at_most(moment: int, tmp_path: Path) -> None:
-    """kill -9 when the files are written, each time before the next is flushed, and after the rename."""
+def test_an_end_at_any_moment_of_a_save_loses_that_save_at_most(
+    moment: int, ending: str, tmp_path: Path
+) -> None:
+    """When the files are written, each time before the next is flushed, and after the rename."""
     save(tmp_path, 1)
 
-    def die() -> None:
+    def work() -> None:
         original, count = durable.flush, 0
 
         def flush(path: Path) -> None:
             nonlocal count
-            if count == moment:
+            if count == moment and ending == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if count == moment:
+                raise OSError(5, "Input/output error", str(path))
             count += 1
             original(path)
 
         durable.flush = flush
         saver = checkpoint.Saver(tmp_path, keep=1, keep_every=0)
         begin(saver, 2)
-        saver.wait()
+        os._exit(0 if saver.wait() else 75)
 
-    process = multiprocessing.get_context("fork").Process(target=die)
+    process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     process.join(30)
-    assert process.exitcode == -signal.SIGKILL
-    found = newest_valid(tmp_path, print)
-    assert found
-    assert found.step == (2 if moment == 5 else 1)
+    assert process.exitcode == (-signal.SIGKILL if ending == "killed" else 75)
+    assert newest(tmp_path) == f"checkpoint-step-{2 if moment == 5 else 1}"
+    assert ending == "killed" or not list(tmp_path.glob("*.tmp-*"))
 
 
 def test_a_damaged_newer_one_does_not_push_out_good_ones(tmp_path: Path) -> None:
@@ -322,36 +309,10 @@ def test_a_step_that_is_computed_again_replaces_the_old_one(tmp_path: Path) -> N
     manifest.verify(path)
 
 
-@pytest.mark.parametrize("calls", range(6))
-def test_an_error_at_any_moment_of_a_save_leaves_the_older_one_alone(
-    calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """flush is called for each file, the directory, and after the rename."""
-    save(tmp_path, 1)
-    original, count = durable.flush, 0
-
-    def fail(path: Path) -> None:
-        nonlocal count
-        if count == calls:
-            raise OSError(5, "Input/output error", str(path))
-        count += 1
-        original(path)
-
-    monkeypatch.setattr(durable, "flush", fail)
-    with pytest.raises(OSError):
-        save(tmp_path, 2)
-    found = newest_valid(tmp_path, print)
-    assert found
-    assert found.step == (2 if calls == 5 else 1)  # the last one comes after the rename
-    assert not list(tmp_path.glob("*.tmp-*"))
-
-
 def test_what_a_killed_save_left_is_ignored_and_removed(tmp_path: Path) -> None:
     path = save(tmp_path, 2)
     shutil.copytree(path, tmp_path / "checkpoint-step-3.tmp-99")
-    found = newest_valid(tmp_path, print)
-    assert found
-    assert found.step == 2
+    assert newest(tmp_path) == "checkpoint-step-2"
     checkpoint.tidy(tmp_path, step=2)
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint-step-2"]
 

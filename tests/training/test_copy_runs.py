@@ -1,44 +1,88 @@
-"""What a run has finished is copied whole or not at all, and goes on where it stopped."""
+"""What a run has finished is copied whole or not at all, to a disk as into object storage, and comes back as it was."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from aura.checkpoint import manifest
 from aura.checkpoint import store as checkpoint
-from aura.commands import copy_runs as command
+from aura.commands import cli
 from aura.copies import copy_runs, on_disk
-from aura.errors import EXIT_OK, EXIT_TEMPORARY
+from aura.corpus.corpus import Corpus
+from aura.errors import EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE
+from object_storage import KEY, SECRET, Storage
+from services import wait_until
 from spanish import english_in
+from trainers import complete, start, two_on_one_disk
+
+BUCKET = "s3://data/runs"
+STEP_200 = "/data/runs/first/checkpoints/checkpoint-step-200/"
+Copy = Callable[..., tuple[int, str]]
+
+
+@dataclass
+class Target:
+    """Where runs are copied to. `share`: where the copy of the run `first` is then. `bucket`: none on a disk."""
+
+    address: str
+    share: Path
+    bucket: Storage | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.share / "checkpoints"
+
+    def settle(self) -> None:
+        if self.bucket:
+            self.bucket.settle()
+            self.bucket.mend()
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    if request.param == "disk":
+        return Target(str(tmp_path / "share"), tmp_path / "share/first")
+    bucket = request.getfixturevalue("bucket")
+    return Target(BUCKET, bucket.files / "data/runs/first", bucket)
+
+
+on_a_disk = pytest.mark.parametrize("target", ["disk"], indirect=True)
+in_a_bucket = pytest.mark.parametrize("target", ["bucket"], indirect=True)
+
+
+@pytest.fixture
+def copy(target: Target, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Copy:
+    """The exit code, and what was said."""
+
+    def copy(*words: str) -> tuple[int, str]:
+        free = [] if target.bucket else ["--leave-free", "0"]
+        code = cli.main(
+            ["copy-runs", "--runs", str(tmp_path / "runs"), "--target", target.address, *free, *words]
+        )
+        output = capfd.readouterr()
+        return code, output.out + output.err
+
+    return copy
 
 
 def save(run: Path, step: int, fill: float = 1.0, size: int = 1000) -> Path:
-    tensors = {"weight": torch.full((size,), fill)}
+    parameters, state = {"weight": torch.full((size,), fill)}, {"weight.step": torch.zeros(1)}
     (run / "rank-0").mkdir(parents=True, exist_ok=True)
-    return checkpoint.write(
-        run / "checkpoints",
-        f"checkpoint-step-{step}",
-        tensors,
-        {"weight.step": torch.zeros(1)},
-        {"step": step},
-    )
+    return checkpoint.write(run / "checkpoints", f"checkpoint-step-{step}", parameters, state, {"step": step})
 
 
 def tree(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 @pytest.fixture
@@ -54,192 +98,308 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-@pytest.fixture
-def copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    def copy(*words: str) -> tuple[int, str]:
-        code = command.main(
-            [
-                "--runs",
-                str(tmp_path / "runs"),
-                "--target",
-                str(tmp_path / "share"),
-                "--leave-free",
-                "0",
-                *words,
-            ]
-        )
-        return code, capsys.readouterr().out
-
-    return copy
+def spoil(path: Path) -> None:
+    with (path / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
 
 
-def test_what_is_finished_is_copied_once(
-    run: Path, tmp_path: Path, copy: Callable[..., tuple[int, str]]
-) -> None:
+def test_what_is_finished_is_copied_once(run: Path, target: Target, copy: Copy) -> None:
     (run / "checkpoints/checkpoint-step-300.tmp-1").mkdir()
     (run / "checkpoints/damaged-checkpoint-step-400").mkdir()
     code, said = copy()
     assert code == EXIT_OK
-    assert "checkpoint-step-200: 0.0 MB copied" in said
-    share = tmp_path / "share/first"
+    assert f"{target.address}/first/checkpoints/checkpoint-step-200: 0.0 MB copied in" in said
     names = {"checkpoint-step-100", "checkpoint-step-200"}
-    assert {path.name for path in (share / "checkpoints").iterdir()} == names
+    assert {path.name for path in target.checkpoints.iterdir()} == names
     for name in names:
-        manifest.verify(share / "checkpoints" / name)
-        assert tree(share / "checkpoints" / name) == tree(run / "checkpoints" / name)
-    assert tree(share / "final") == tree(run / "final")
-    assert (share / "tokenizer.json").read_bytes() == b"tokenizer"
-    assert not (share / "rank-0").exists()
+        manifest.verify(target.checkpoints / name)
+        assert tree(target.checkpoints / name) == tree(run / "checkpoints" / name)
+    assert tree(target.share / "final") == tree(run / "final")
+    assert (target.share / "tokenizer.json").read_bytes() == b"tokenizer"
+    assert not (target.share / "rank-0").exists()
+    if target.bucket:
+        sent = target.bucket.of("PUT")
+        of_200 = [path for path in sent if path.startswith(STEP_200)]
+        assert len(of_200) == 4 and of_200[-1].endswith(manifest.MANIFEST)
+        assert [path for path in sent if "/final/" in path][-1].endswith("config.json")
+        target.bucket.mend()
 
-    before = {path: path.stat().st_mtime_ns for path in share.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in target.share.rglob("*")}
     # Nothing is written again, and what the run keeps stays.
     assert copy("--keep", "0") == (EXIT_OK, "")
-    assert {path: path.stat().st_mtime_ns for path in share.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in target.share.rglob("*")} == before
+    asked = target.bucket.asked if target.bucket else []
+    assert not [line for line in asked if not line.startswith("GET /data?list-type=2")]
 
 
-def test_what_has_changed_is_copied_again(
-    run: Path, tmp_path: Path, copy: Callable[..., tuple[int, str]]
-) -> None:
+def test_what_has_changed_is_copied_again(run: Path, target: Target, copy: Copy) -> None:
     copy()
     shutil.rmtree(run / "checkpoints/checkpoint-step-200")
     save(run, 200, fill=2.0)  # the same step, computed again
-    (run / "final/model.safetensors").write_bytes(b"trained longer")
+    (run / "final/model.safetensors").write_bytes(b"other")
+    later = time.time() + 5
+    os.utime(run / "final/model.safetensors", (later, later))
     (run / "training_log.csv").write_bytes(b"1,2,3\n")
-    copy()
-    share = tmp_path / "share/first"
-    assert tree(share / "checkpoints") == tree(run / "checkpoints")
-    assert tree(share / "final") == tree(run / "final")
-    assert (share / "training_log.csv").read_bytes() == b"1,2,3\n"
-    assert not [path for path in share.rglob(".*")]
+    target.settle()
+    assert copy()[0] == EXIT_OK
+    assert tree(target.checkpoints) == tree(run / "checkpoints")
+    assert tree(target.share / "final") == tree(run / "final")
+    assert (target.share / "training_log.csv").read_bytes() == b"1,2,3\n"
+    assert not [path for path in target.share.rglob(".*")]
+    if target.bucket:  # what makes the old one valid goes before anything of the new one comes
+        asked = target.bucket.asked
+        of_200 = [line.split()[0] for line in asked if "200/manifest.json" in line or "200/model" in line]
+        assert of_200.index("DELETE") < of_200.index("PUT")
 
 
-def test_a_killed_copy_is_invisible_and_goes_on_where_it_stopped(run: Path, tmp_path: Path) -> None:
-    shutil.rmtree(run / "checkpoints")
-    save(run, 300, size=10 << 20)  # 40 MB
-    share = tmp_path / "share"
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "aura",
-            "copy-runs",
-            "--runs",
-            str(tmp_path / "runs"),
-            "--target",
-            str(share),
-        ),
-        *("--leave-free", "0"),
-    ]
-    process = subprocess.Popen([*command, "--rate", "10"])
-    deadline = time.monotonic() + 120
-    while not any(
-        path.stat().st_size >= on_disk.CHUNK for path in share.rglob(".checkpoint-step-300.*/model*")
-    ):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (share / "first/checkpoints/checkpoint-step-300").exists()
-    (part,) = share.rglob(".checkpoint-step-300.*/model*")
-    begun = part.stat()
-    assert 0 < begun.st_size < (run / "checkpoints/checkpoint-step-300/model.safetensors").stat().st_size
-    # A byte that did not arrive as it was.
-    with part.open("r+b") as file:
-        file.write(b"\xff")
-    subprocess.run(command, check=True)
-    whole = share / "first/checkpoints/checkpoint-step-300"
-    manifest.verify(whole)
-    assert (whole / "model.safetensors").stat().st_ino == begun.st_ino
-    assert not list(share.rglob(".*"))
-
-
-def test_what_is_damaged_is_not_copied(
-    run: Path, tmp_path: Path, copy: Callable[..., tuple[int, str]]
-) -> None:
-    with (run / "checkpoints/checkpoint-step-200/model.safetensors").open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"\x01")
-    (run / "checkpoints/checkpoint-step-100/manifest.json").write_text("{}")
-    good = save(run, 50)
-    code, said = copy()
-    assert code == EXIT_OK
-    assert "REFUSED" in said
-    assert "the checksum of model.safetensors differs" in said
-    share = tmp_path / "share/first/checkpoints"
-    assert [path.name for path in share.iterdir()] == [good.name]
-
-
-def test_older_ones_go_only_after_a_newer_one_has_come(
-    run: Path, tmp_path: Path, copy: Callable[..., tuple[int, str]]
-) -> None:
-    checkpoints, share = run / "checkpoints", tmp_path / "share/first/checkpoints"
-
+def test_older_ones_go_only_after_a_newer_one_has_come(run: Path, target: Target, copy: Copy) -> None:
     def there() -> set[int]:
-        return {manifest.step_of(path) for path in manifest.checkpoints(share)}
+        return {manifest.step_of(path) for path in manifest.checkpoints(target.checkpoints)}
 
     for step in (300, 400):
         copy("--keep", "2")
         save(run, step)
-        shutil.rmtree(checkpoints / f"checkpoint-step-{step - 200}")
-        os.utime(share / f"checkpoint-step-{step - 200}", (step, step))  # it has come earlier
+        shutil.rmtree(run / f"checkpoints/checkpoint-step-{step - 200}")
+        earlier = target.checkpoints / f"checkpoint-step-{step - 200}"
+        os.utime(earlier / manifest.MANIFEST if target.bucket else earlier, (step, step))
+        target.settle()
+    if target.bucket:
+        target.bucket.fail("PUT /data/runs/first/checkpoints/checkpoint-step-400", 500)
+        assert copy("--keep", "2")[0] == EXIT_TEMPORARY
+        assert there() >= {200, 300}
+        target.bucket.mend()
     copy("--keep", "2")
     assert there() == {300, 400}
+    if target.bucket:
+        gone = [path.rpartition("/")[2] for path in target.bucket.of("DELETE") if path.startswith(STEP_200)]
+        assert gone[0] == manifest.MANIFEST and len(gone) == 4
     # A disk that was lost takes no copy with it, and neither does a new beginning.
-    shutil.rmtree(checkpoints)
+    shutil.rmtree(run / "checkpoints")
     copy("--keep", "1")
     assert there() == {300, 400}
     save(run, 10)
     copy("--keep", "2")
-    assert 10 in there()
-    assert len(there()) == 2
-    assert not list(share.glob(".*"))
+    assert 10 in there() and len(there()) == 2
+    assert not list(target.checkpoints.glob(".*"))
 
 
+def test_what_is_damaged_is_not_copied(run: Path, target: Target, copy: Copy) -> None:
+    older = save(run, 50)
+    copy()
+    shutil.rmtree(older)
+    for step in (100, 200):
+        shutil.rmtree(run / f"checkpoints/checkpoint-step-{step}")
+        save(run, step, fill=2.0)
+    (run / "checkpoints/checkpoint-step-100/manifest.json").write_text("{}")
+    spoil(run / "checkpoints/checkpoint-step-200")
+    before = tree(target.checkpoints)
+    target.settle()
+    code, said = copy("--keep", "0")
+    assert code == EXIT_OK
+    assert "REFUSED" in said and "the checksum of model.safetensors differs" in said
+    # The older ones stay, and so do those whose names they have.
+    assert tree(target.checkpoints) == before
+    assert not target.bucket or f"{STEP_200}model.safetensors" not in target.bucket.of("PUT")
+    good = save(run, 250)
+    copy()
+    assert tree(target.checkpoints / good.name) == tree(good)
+
+
+def test_a_killed_copy_is_no_checkpoint_and_goes_on(run: Path, target: Target, tmp_path: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    whole = save(run, 300, size=10 << 20)  # 40 MB, in parts
+    command = [sys.executable, "-m", "aura", "copy-runs", "--runs", str(tmp_path / "runs")]
+    command += ["--target", target.address, *([] if target.bucket else ["--leave-free", "0"])]
+    begun: list[Path] = []
+
+    def is_half_way() -> bool:
+        assert process.poll() is None
+        if target.bucket:
+            return any("partNumber=2" in line for line in target.bucket.asked)
+        begun[:] = target.share.rglob(".checkpoint-step-300.*/model*")
+        return any(path.stat().st_size >= on_disk.CHUNK for path in begun)
+
+    process = subprocess.Popen([*command, "--rate", "20"])
+    wait_until(is_half_way, 120, lambda: "nothing was half-way")
+    process.kill()
+    process.wait()
+    there = target.checkpoints / "checkpoint-step-300"
+    assert not (there / "manifest.json").exists() and not (there / "model.safetensors").exists()
+    if target.bucket:
+        assert [*there.glob(".rclone_temp*")], "nothing was half-way"
+        target.bucket.mend()
+    else:
+        (part,) = begun
+        inode, size = part.stat().st_ino, part.stat().st_size
+        assert 0 < size < (whole / "model.safetensors").stat().st_size
+        with part.open("r+b") as file:
+            file.write(b"\xff")  # a byte that did not arrive as it was
+    subprocess.run(command, check=True)
+    assert tree(there) == tree(whole), "what the first one has left was not cleared away"
+    manifest.verify(there)
+    assert target.bucket or (there / "model.safetensors").stat().st_ino == inode
+    assert not list(target.share.rglob(".*"))
+
+
+@on_a_disk
 def test_runs_of_which_rank_0_was_elsewhere_are_not_copied(
-    run: Path, tmp_path: Path, copy: Callable[..., tuple[int, str]]
+    run: Path, target: Target, copy: Copy, tmp_path: Path
 ) -> None:
     shutil.move(run / "rank-0", run / "rank-1")
     (run.parent / "link").symlink_to(tmp_path)
     (tmp_path / "rank-0").mkdir()
     assert copy() == (EXIT_OK, "")
-    assert not (tmp_path / "share").exists()
+    assert not target.share.parent.exists()
 
 
-def test_a_target_that_cannot_be_written_is_for_later(
-    run: Path, tmp_path: Path, copy: Callable[..., tuple[int, str]]
+@on_a_disk
+@pytest.mark.parametrize(
+    ("language", "not_now", "no_room"),
+    [
+        ("en", ("first cannot be copied now: ", "tried again"), "shall stay free. Delete old runs there."),
+        (
+            "es",
+            ("first no se puede copiar ahora: ", " Se intenta de nuevo.\n"),
+            "tienen que quedar libres 1000000000.0 GB",
+        ),
+    ],
+)
+def test_a_disk_that_cannot_be_written_is_for_later(
+    language: str,
+    not_now: tuple[str, str],
+    no_room: str,
+    run: Path,
+    target: Target,
+    copy: Copy,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "share").write_text("not a directory")
+    monkeypatch.setenv("AURA_LANG", language)
+    target.share.parent.write_text("not a directory")
     code, said = copy()
-    assert code == EXIT_TEMPORARY
-    assert "first cannot be copied now: " in said
-    assert "tried again" in said
-    (tmp_path / "share").unlink()
+    assert code == EXIT_TEMPORARY and all(words in said for words in not_now)
+    target.share.parent.unlink()
     code, said = copy("--leave-free", "1e9")
-    assert code == EXIT_OK
-    assert "shall stay free. Delete old runs there." in said
-    assert not [path for path in (tmp_path / "share").rglob("*step*")]
+    assert code == EXIT_OK and no_room in said
+    assert not [path for path in target.share.rglob("*step*")]
 
 
 def test_in_spanish(
-    run: Path,
-    tmp_path: Path,
-    copy: Callable[..., tuple[int, str]],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Path, target: Target, copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AURA_LANG", "es")
-    (run / "checkpoints/checkpoint-step-200/state.json").write_text("{}")
-    (tmp_path / "share").write_text("no directory")
-    code, said = copy()
-    assert code == EXIT_TEMPORARY
-    assert "first no se puede copiar ahora: " in said and said.endswith(" Se intenta de nuevo.\n")
-    (tmp_path / "share").unlink()
-    said = copy("--leave-free", "1e9")[1]
-    assert "tienen que quedar libres 1000000000.0 GB" in said
-    said = copy()[1].replace(str(tmp_path), "")
-    for words in ("MB copiados en 0 s.", "RECHAZADO: ", "y no se copia.", "final: copiado."):
+    spoil(run / "checkpoints/checkpoint-step-200")
+    said = copy()[1]
+    for words in ("MB copiados en 0 s.", "RECHAZADO: ", "y no se copia.", "/first/final: copiado."):
         assert words in said, said
-    assert not english_in(said), said
+    if target.bucket:
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        said += copy()[1]
+        assert "el servidor rechaza la clave (SignatureDoesNotMatch)." in said
+        assert said.endswith("Se intenta de nuevo.\n")
+    assert not english_in(said.replace(str(tmp_path), "")), said
+
+
+@in_a_bucket
+def test_a_server_that_fails_for_a_while_is_one_sentence_and_then_it_goes_on(
+    run: Path, target: Target, copy: Copy, bucket: Storage
+) -> None:
+    bucket.fail(f"PUT {STEP_200}optimizer", 500)
+    assert copy() == (
+        EXIT_TEMPORARY,
+        f"{BUCKET} does not answer as it should (InternalError). It is tried again.\n",
+    )
+    assert not [*target.share.rglob(manifest.MANIFEST)]
+    bucket.mend()
+    assert copy()[0] == EXIT_OK
+    assert tree(target.checkpoints) == tree(run / "checkpoints")
+    # What had come was not sent again.
+    assert f"{STEP_200}model.safetensors" not in bucket.of("PUT")
+
+
+@in_a_bucket
+def test_a_cut_and_two_errors_are_overcome_at_once(
+    run: Path, target: Target, copy: Copy, bucket: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "4")
+    bucket.cut(f"PUT {STEP_200}model")
+    bucket.fail(f"PUT {STEP_200}optimizer", 503, times=2)
+    assert copy()[0] == EXIT_OK
+    assert tree(target.checkpoints) == tree(run / "checkpoints")
+
+
+@in_a_bucket
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("AWS_SECRET_ACCESS_KEY", "wrong", "the server refuses the key (SignatureDoesNotMatch)."),
+        ("AWS_ACCESS_KEY_ID", "NOBODY", "the server refuses the key (InvalidAccessKeyId)."),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:1", "not answer as it should (EndpointConnectionError)."),
+    ],
+)
+def test_a_wrong_key_is_one_sentence_without_it(
+    name: str,
+    value: str,
+    sentence: str,
+    run: Path,
+    copy: Copy,
+    bucket: Storage,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save(run.parent / "second", 100)  # of each run the same would be said
+    monkeypatch.setenv(name, value)
+    code, said = copy()
+    assert (code, said.count("\n")) == (EXIT_TEMPORARY, 1), said
+    assert sentence in said and said.endswith("It is tried again.\n")
+    assert KEY not in said and SECRET not in said and "wrong" not in said
+    assert not [*(bucket.files / "data").rglob("*")]
+
+
+@in_a_bucket
+def test_a_checkpoint_that_is_torn_is_not_gone_on_from(
+    run: Path, target: Target, copy: Copy, corpus: Corpus, tmp_path: Path
+) -> None:
+    copy()
+    spoil(target.checkpoints / "checkpoint-step-200")
+    target.settle()
+    words = ["train", "--preset", "gpt2-nano", "--corpus", str(corpus.path), "--run-dir", str(tmp_path / "n")]
+    words += ["--resume-from", f"{BUCKET}/first/checkpoints/checkpoint-step-200"]
+    assert cli.main(words) != EXIT_OK
+    assert not [*(tmp_path / "n").rglob("*step*")]
+
+
+def test_a_run_goes_on_from_there_on_another_machine(
+    bucket: Storage, corpus: Corpus, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two ranks fetch one corpus and one checkpoint, and learn what they would have learnt without."""
+    (ours,) = complete(start(tmp_path / "one", corpus, 1))
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(ours.run_dir, tmp_path / "runs/first")
+    assert cli.main(["copy-runs", "--runs", str(tmp_path / "runs"), "--target", BUCKET]) == EXIT_OK
+    directory = bucket.files / "data/corpora/es"
+    shutil.copytree(corpus.path, directory)
+    bucket.settle()
+    checkpoint = f"{BUCKET}/first/checkpoints/checkpoint-step-15"
+
+    bucket.mend()
+    settings = f"--corpus s3://data/corpora/es --resume-from {checkpoint} --join-timeout 60"
+    (other, _) = complete(two_on_one_disk(tmp_path / "other", corpus, settings))
+    asked = [path.rpartition("/")[2] for path in bucket.of("GET")]
+    assert asked.count("train-00000.bin") == 1, "each rank has fetched it"
+    assert asked.count("optimizer.safetensors") == 1
+    assert other.checkpoints()[-1] == "checkpoint-step-20"
+
+    # The corpus is the one of before: alone, every bit is the same as without an interruption.
+    (alone,) = complete(start(tmp_path / "alone", corpus, 1, settings))
+    assert alone.files("checkpoint-step-20") == ours.files("checkpoint-step-20")
+
+    assert cli.main(["export", "--checkpoint", checkpoint, "--output", str(tmp_path / "exported")]) == 0
+    assert (tmp_path / "exported/model.safetensors").is_file()
+    capfd.readouterr()
+    assert (
+        cli.main(["export", "--checkpoint", f"{checkpoint}0", "--output", str(tmp_path / "x")]) == EXIT_USAGE
+    )
+    assert "is no checkpoint. There are: checkpoint-step-15, checkpoint-step-20." in capfd.readouterr().err
 
 
 def test_a_slow_pace_is_kept() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aura.commands import cli
 from aura.corpus import remote
-from aura.corpus.corpus import META, Corpus, read_corpus
+from aura.corpus.corpus import META, Corpus
 from aura.errors import EXIT_DATA, EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE
 from aura.storage import cache
 from object_storage import KEY, SECRET, Storage
@@ -234,41 +234,17 @@ def test_a_full_disk_is_one_sentence(
     [
         ({"AWS_SECRET_ACCESS_KEY": "wrong"}, WHERE, EXIT_USAGE, "the server refuses the key ("),
         ({"AWS_ACCESS_KEY_ID": "NOBODY"}, WHERE, EXIT_USAGE, "the server refuses the key ("),
-        (
-            {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
-            WHERE,
-            EXIT_USAGE,
-            "with which key. Put one",
-        ),
-        (
-            {"AWS_PROFILE": "none-such"},
-            WHERE,
-            EXIT_USAGE,
-            "the settings of AWS cannot be used (The config profile",
-        ),
-        (
-            {"AWS_ENDPOINT_URL": "127.0.0.1"},
-            WHERE,
-            EXIT_USAGE,
-            "the settings of AWS cannot be used (Invalid endpoint",
-        ),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, WHERE, EXIT_USAGE, "with which key. Put one"),
+        ({"AWS_PROFILE": "none-such"}, WHERE, EXIT_USAGE, "the settings of AWS cannot be used (The config profile"),
+        ({"AWS_ENDPOINT_URL": "127.0.0.1"}, WHERE, EXIT_USAGE,
+         "the settings of AWS cannot be used (Invalid endpoint"),
         ({}, "s3://nobody-has-it/corpora/es", EXIT_USAGE, "there is no bucket nobody-has-it."),
-        (
-            {},
-            "s3://data",
-            EXIT_USAGE,
-            "s3://data is a whole bucket: name a directory in it, such as s3://data/aura.",
-        ),
-        (
-            {},
-            "s3:/data/es",
-            EXIT_USAGE,
-            "s3:/data/es is no address in object storage: it has to be like s3://",
-        ),
+        ({}, "s3://data", EXIT_USAGE, "s3://data is a whole bucket: name a directory in it, such as s3://data/aura."),
+        ({}, "s3:/data/es", EXIT_USAGE, "s3:/data/es is no address in object storage: it has to be like s3://"),
         ({}, "r2://data/es", EXIT_USAGE, "r2://data/es is no address in object storage"),
         ({}, "s3://data/../es", EXIT_USAGE, "s3://data/../es is no address in object storage"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_said_before_the_work_begins(
     changes: dict[str, str],
     address: str,
@@ -379,11 +355,3 @@ def test_names_in_the_cache_do_not_meet() -> None:
     assert remote.prepared(one) != remote.prepared(other)
     assert place("a/b") == Path("a/b")
     assert str(other) == "s3://data/a%2Fb" and other.name == "a%2Fb" and str(one.parent) == "s3://data/a"
-
-
-def test_the_cache_is_a_corpus(bucket: Storage, corpus: Corpus, tmp_path: Path) -> None:
-    from aura.corpus.listener import NOBODY
-    from aura.storage.address import Address
-
-    upload(bucket, corpus)
-    assert read_corpus(remote.fetch(Address("data", "corpora/es"), NOBODY)).fingerprint == corpus.fingerprint

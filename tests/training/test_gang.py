@@ -18,54 +18,28 @@ import psutil
 import pytest
 from aura.commands.launch_local import free_port
 from torch.distributed import PrefixStore, TCPStore
+from trainers import Forked
 
 # A server process that has imported torch once forks the ranks: importing it in each costs seconds.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["torch", "torch.distributed"])
 
 
-class Rank:
-    def __init__(
-        self,
-        folder: Path,
-        rank: int,
-        world_size: int,
-        port: int,
-        run: str,
-        seconds: float,
-        fault: str,
-        reached_at: int,
-        least: float,
-    ) -> None:
+class Rank(Forked):
+    def __init__(self, folder: Path, rank: int, world_size: int, port: int, *more: object) -> None:
         self.rank, self.port = rank, port
         self.output = folder / f"rank{rank}-{time.monotonic_ns()}.txt"
         self.output.touch()
-        arguments = (rank, world_size, port, run, seconds, str(self.output), fault, reached_at, least)
+        run, seconds, *others = more
+        arguments = (rank, world_size, port, run, seconds, str(self.output), *others)
         self.process = PROCESSES.Process(target=gang_worker.work, args=arguments, daemon=True)
         self.process.start()
 
-    def text(self) -> str:
-        return self.output.read_text()
-
     def lines(self, word: str) -> list[str]:
-        return [line.split(" ", 1)[1] for line in self.text().splitlines() if line.startswith(word + " ")]
+        return [line.split(" ", 1)[1] for line in self.text.splitlines() if line.startswith(word + " ")]
 
-    def wait_for(self, text: str, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while text not in self.text():
-            assert time.monotonic() < deadline, f"rank {self.rank}: no {text!r} in:\n{self.text()}"
-            time.sleep(0.05)
-
-    def exit_code(self, seconds: float) -> int:
-        self.process.join(seconds)
-        assert self.process.exitcode is not None, (
-            f"rank {self.rank} still runs after {seconds} s:\n{self.text()}"
-        )
-        return self.process.exitcode
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+    def says(self, words: str, seconds: float = 20) -> None:
+        self.wait_for(lambda: words in self.text, f"said {words!r}", seconds)
 
 
 Start = Callable[..., Rank]
@@ -98,13 +72,13 @@ def working_gang(start: Start, faults: dict[int, str] | None = None, least: floa
     """`least`: seconds before which no step counts as stalled."""
     gang = [start(rank, fault=(faults or {}).get(rank, ""), least=least) for rank in range(3)]
     for rank in gang:
-        rank.wait_for("WORKS", 30)
+        rank.says("WORKS", 30)
     return gang
 
 
 def test_all_ranks_get_the_same_attempt_and_leave_in_good_order(start: Start) -> None:
     gang = [start(rank, seconds=1) for rank in (2, 1, 0)]
-    assert [rank.exit_code(40) for rank in gang] == [0, 0, 0]
+    assert [rank.end(40) for rank in gang] == [0, 0, 0]
     assert len({rank.lines("ATTEMPT")[0] for rank in gang}) == 1
 
 
@@ -112,13 +86,13 @@ def test_a_killed_rank_is_named_within_15_seconds_and_a_new_attempt_forms(start:
     gang = working_gang(start)
     gang[2].process.kill()
     began = time.monotonic()
-    assert gang[0].exit_code(15) == 75
-    assert gang[1].exit_code(max(0.1, 15 - (time.monotonic() - began))) == 75
+    assert gang[0].end(15) == 75
+    assert gang[1].end(max(0.1, 15 - (time.monotonic() - began))) == 75
     for survivor in gang[:2]:
         assert "rank 2 on node2" in survivor.lines("BROKEN")[0]
 
     again = [start(rank, seconds=1) for rank in range(3)]
-    assert [rank.exit_code(40) for rank in again] == [0, 0, 0]
+    assert [rank.end(40) for rank in again] == [0, 0, 0]
     assert again[0].lines("ATTEMPT") != gang[0].lines("ATTEMPT")
 
 
@@ -126,24 +100,24 @@ def test_rank_0_killed_is_named_by_the_others(start: Start) -> None:
     gang = working_gang(start)
     gang[0].process.kill()
     for survivor in gang[1:]:
-        assert survivor.exit_code(15) == 75
+        assert survivor.end(15) == 75
         assert "rank 0 on node0" in survivor.lines("BROKEN")[0]
 
 
 def test_a_frozen_rank_is_named_and_ends_itself_when_it_wakes_up(start: Start) -> None:
     gang = working_gang(start)
-    gang[1].signal(signal.SIGSTOP)
+    os.kill(gang[1].pid, signal.SIGSTOP)
     for survivor in (gang[0], gang[2]):
-        assert survivor.exit_code(15) == 75
+        assert survivor.end(15) == 75
         assert "rank 1 on node1" in survivor.lines("BROKEN")[0]
-    gang[1].signal(signal.SIGCONT)
-    assert gang[1].exit_code(15) == 75
+    os.kill(gang[1].pid, signal.SIGCONT)
+    assert gang[1].end(15) == 75
 
 
 def test_a_duplicate_start_is_turned_away_and_disturbs_nobody(start: Start) -> None:
     gang = working_gang(start)
     duplicate = start(1)
-    duplicate.wait_for("turned away", 20)
+    duplicate.says("turned away")
     time.sleep(6)  # longer than the silence that is allowed to a rank with a claim
     assert [rank.process.exitcode for rank in gang] == [None, None, None]
     assert not duplicate.lines("ATTEMPT")
@@ -152,30 +126,30 @@ def test_a_duplicate_start_is_turned_away_and_disturbs_nobody(start: Start) -> N
 def test_a_rank_that_restarts_before_the_seal_takes_its_own_place(start: Start) -> None:
     first = start(1)
     rank0 = start(0, seconds=1)
-    first.wait_for("has joined", 20)
+    first.says("has joined")
     first.process.kill()
     second = start(1, seconds=1)
-    second.wait_for("has joined", 20)
+    second.says("has joined")
     third = start(2, seconds=1)
-    assert [rank.exit_code(40) for rank in (rank0, second, third)] == [0, 0, 0]
+    assert [rank.end(40) for rank in (rank0, second, third)] == [0, 0, 0]
 
 
 def test_another_world_size_or_run_is_refused_for_good(start: Start) -> None:
     rank0 = start(0)
-    rank0.wait_for("waits for", 20)
+    rank0.says("waits for")
     wrong_size, wrong_run = start(1, world_size=2), start(2, run="other")
-    assert wrong_size.exit_code(20) == 64
+    assert wrong_size.end(20) == 64
     assert "3 ranks" in wrong_size.lines("MISMATCH")[0]
-    assert wrong_run.exit_code(20) == 64
+    assert wrong_run.end(20) == 64
     assert "'other'" in wrong_run.lines("MISMATCH")[0]
     assert rank0.process.exitcode is None
 
 
 def test_a_taken_port_is_a_sentence(start: Start) -> None:
     rank0 = start(0)
-    rank0.wait_for("waits for", 20)
+    rank0.says("waits for")
     second = start(0)
-    assert second.exit_code(20) == 75
+    assert second.end(20) == 75
     assert "cannot be opened" in second.lines("BROKEN")[0]
 
 
@@ -185,7 +159,7 @@ def test_a_rank_that_cannot_take_part_ends_all_with_its_sentence_and_code(start:
     early = [start(rank, fault="refuse" if rank == guilty else "") for rank in (0, 2)]
     time.sleep(3)
     for rank in (*early, start(1)):
-        assert rank.exit_code(30) == 65, rank.text()
+        assert rank.end(30) == 65, rank.text
         assert f"rank {guilty} on node{guilty}" in rank.lines("REFUSED")[0]
         assert "cannot take part: its corpus is empty." in rank.lines("REFUSED")[0]
 
@@ -194,7 +168,7 @@ def test_a_rank_that_cannot_take_part_ends_all_with_its_sentence_and_code(start:
 def test_a_member_that_gives_up_ends_all_with_its_sentence_and_code(start: Start, guilty: int) -> None:
     gang = working_gang(start, {guilty: "give-up"})
     for rank in gang:
-        assert rank.exit_code(20) == 64, rank.text()
+        assert rank.end(20) == 64, rank.text
         if rank.rank != guilty:
             assert f"rank {guilty} on node{guilty} (127.0.0.1): out of memory" in rank.lines("BROKEN")[0]
 
@@ -202,7 +176,7 @@ def test_a_member_that_gives_up_ends_all_with_its_sentence_and_code(start: Start
 @pytest.mark.parametrize("guilty", [0, 1])
 def test_a_main_thread_that_hangs_is_named_although_its_heartbeat_goes_on(start: Start, guilty: int) -> None:
     for rank in working_gang(start, {guilty: "hang"}, least=5):
-        assert rank.exit_code(25) == 75, rank.text()
+        assert rank.end(25) == 75, rank.text
         (sentence,) = rank.lines("BROKEN")
         assert sentence.startswith(f"rank {guilty} on node{guilty}"), sentence
         assert "hangs: step 20 has not ended" in sentence
@@ -210,13 +184,13 @@ def test_a_main_thread_that_hangs_is_named_although_its_heartbeat_goes_on(start:
 
 def test_a_rank_that_has_slept_ends_itself(start: Start) -> None:
     gang = working_gang(start, {1: "sleep"})
-    assert gang[1].exit_code(20) == 75
+    assert gang[1].end(20) == 75
     assert "rank 1 on node1 (127.0.0.1) was frozen for 6" in gang[1].lines("BROKEN")[0]
 
 
 def test_the_store_listens_on_the_rendezvous_address_only(start: Start) -> None:
     rank0 = start(0)
-    rank0.wait_for("waits for", 20)
+    rank0.says("waits for")
     listening = [
         connection.laddr.ip
         for connection in psutil.net_connections("tcp")
@@ -231,7 +205,7 @@ def test_what_no_rank_has_written_in_the_store_ends_all_with_a_sentence(start: S
         gang = working_gang(start)
     else:
         gang = [start(rank) for rank in (0, 1)]
-        gang[1].wait_for("has joined", 20)
+        gang[1].says("has joined")
     timeout = timedelta(seconds=10)
     base = TCPStore("127.0.0.1", gang[0].port, is_master=False, timeout=timeout, wait_for_workers=False)
     store = PrefixStore("aura", base)
@@ -239,11 +213,11 @@ def test_what_no_rank_has_written_in_the_store_ends_all_with_a_sentence(start: S
         store.set("attempt", "GET / HTTP/1.1")
     else:
         store.set(f"{gang[0].lines('Attempt')[0].split(':')[0]}/join/2", "GET / HTTP/1.1")
-    assert gang[0].exit_code(20) == 75
+    assert gang[0].end(20) == 75
     assert "stands what no rank writes (b'GET / HTTP/1.1')" in gang[0].lines("BROKEN")[0]
     if moment == "while they work":
         for rank in gang[1:]:
-            assert rank.exit_code(20) == 75
+            assert rank.end(20) == 75
 
 
 class Cable(threading.Thread):
@@ -275,13 +249,13 @@ class Cable(threading.Thread):
 def test_a_rank_that_waited_when_the_cable_was_cut_joins_over_a_new_connection(start: Start) -> None:
     """TCP tries a connection that was cut ever more rarely: after 30 s without a cable it stays silent for 20 more."""
     rank0 = start(0, seconds=1)
-    rank0.wait_for("waits for", 20)
+    rank0.says("waits for")
     cable = Cable(rank0.port)
     cable.start()
     waiting = start(1, seconds=1, reached_at=cable.port)
-    waiting.wait_for("has joined", 20)
+    waiting.says("has joined")
     time.sleep(1)
     cable.cuts += 1
     time.sleep(1)
     third = start(2, seconds=1)
-    assert [rank.exit_code(40) for rank in (rank0, waiting, third)] == [0, 0, 0]
+    assert [rank.end(40) for rank in (rank0, waiting, third)] == [0, 0, 0]

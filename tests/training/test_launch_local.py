@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import aura
 import psutil
 import pytest
 from aura.commands import cli, launch_local
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
-from trainers import TINY
+from trainers import FORK, TINY, Forked, speak_into
 
 SCRIPT = """
 import json, os, pathlib, signal, sys, time
@@ -27,44 +23,21 @@ def note(what): (folder / f"{what}-{rank}").write_text(json.dumps({**os.environ,
 """
 
 
-class Launcher:
+class Launcher(Forked):
     """aura launch-local in a process of its own: forked, because importing torch takes longer than the tests."""
 
     def __init__(self, output: Path, *words: str, grace: float = 30) -> None:
         self.output = output
-        context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=self._work, args=(list(words), grace))
+        self.process = FORK.Process(target=self._work, args=(list(words), grace))
         self.process.start()
-        assert self.process.pid
-        self.pid = self.process.pid
 
     def _work(self, words: list[str], grace: float) -> None:
         for number in (signal.SIGINT, signal.SIGHUP):  # nohup and a shell's & let the tests ignore them
             signal.signal(number, signal.SIG_DFL)
-        with self.output.open("wb") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        speak_into(self.output)
         launch_local.GRACE = grace
-        os.environ["PYTHONPATH"] = str(Path(aura.__file__).parents[1])
         os.environ["AURA_LANG"] = "es"
         raise SystemExit(cli.main(["launch-local", *words]))
-
-    @property
-    def text(self) -> str:
-        return self.output.read_text(encoding="utf-8")
-
-    def wait_for(self, what: str, condition: Callable[[], bool], seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"not {what} after {seconds} s:\n{self.text}"
-            assert self.process.is_alive(), f"ended before {what}:\n{self.text}"
-            time.sleep(0.05)
-
-    def end(self, seconds: float = 60) -> int:
-        self.process.join(seconds)
-        assert self.process.exitcode is not None, f"still running:\n{self.text}"
-        return self.process.exitcode
 
     def kill(self) -> None:
         if self.process.is_alive():
@@ -136,7 +109,7 @@ def test_signals_are_passed_on(
     body = "def save(*_): time.sleep(0.5); note('saved'); sys.exit(0)\n"
     body += f"signal.signal({int(passed_on)}, save); note('here'); time.sleep(120)"
     launcher = launch("--gpus=2", f"--script={script(tmp_path, body)}", "--", str(tmp_path), grace=0)
-    launcher.wait_for("started", lambda: all((tmp_path / f"here-{rank}").exists() for rank in (0, 1)))
+    launcher.wait_for(lambda: all((tmp_path / f"here-{rank}").exists() for rank in (0, 1)), "started")
     os.kill(launcher.pid, number)
     assert launcher.end() == 0, launcher.text
     assert all((tmp_path / f"saved-{rank}").exists() for rank in (0, 1))
@@ -154,7 +127,7 @@ def test_two_trainers_stopped_and_one_of_them_killed(
         return min(json.loads(file.read_text())["step"] if file.exists() else 0 for file in files)
 
     first = launch(*words)
-    first.wait_for("training", lambda: step() > 0)
+    first.wait_for(lambda: step() > 0, "training")
     os.kill(first.pid, signal.SIGTERM)
     assert first.end() == 0, first.text
     (saved,) = (run_dir / "checkpoints").iterdir()
@@ -165,7 +138,7 @@ def test_two_trainers_stopped_and_one_of_them_killed(
     # The same command goes on from there; without its rank 1 the other one ends by itself.
     (resumed,) = [int(part) for part in saved.name.split("-") if part.isdecimal()]
     second = launch(*words)
-    second.wait_for("training again", lambda: step() > resumed)
+    second.wait_for(lambda: step() > resumed, "training again")
     (victim,) = (child for child in psutil.Process(second.pid).children() if child.environ()["RANK"] == "1")
     victim.send_signal(signal.SIGKILL)
     assert second.end() == 128 + signal.SIGKILL, second.text

@@ -13,20 +13,17 @@ import pytest
 from aura.check.monitor import Reading, trains
 from aura.commands import monitor
 from aura.errors import ConfigError
+from nvidia import driver, no_driver, raises
 
 TIME = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\]"
 SYSTEM = TIME + r" CPU: \d+\.\d% \| RAM: \d+\.\d% \(\d+\.\d GB / \d+\.\d GB\) \| RAM proceso: "
-
-
-def no_driver() -> None:
-    raise pynvml.NVMLError_LibraryNotFound
 
 
 def test_without_a_driver_it_says_so_once_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AURA_LANG", "es")
-    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    no_driver(monkeypatch)
     shown = []
 
     def stop_after_three(reading: Reading) -> list[str]:
@@ -44,7 +41,7 @@ def test_without_a_driver_it_says_so_once_and_goes_on(
 
 
 def test_one_reading_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    no_driver(monkeypatch)
     assert monitor.main(["--once", "--json", "--interval", "0.1", "--pid", str(os.getpid())]) == 0
     reading = json.loads(capsys.readouterr().out)
     assert reading["processes"] == {
@@ -61,28 +58,21 @@ def test_gpus_in_the_guides_form(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     """GPU 1 does not say how busy it is, GPU 2 has fallen off the bus."""
 
     def handle(index: int) -> int:
-        if index == 2:
-            raise pynvml.NVMLError_GpuIsLost
-        return index
-
-    def not_told(*_: object) -> None:
-        raise pynvml.NVMLError_NotSupported
+        return raises(pynvml.NVMLError_GpuIsLost)() if index == 2 else index
 
     def load(index: int) -> SimpleNamespace:
-        if index == 1:
-            raise pynvml.NVMLError_NotSupported
-        return SimpleNamespace(gpu=89)
+        return raises(pynvml.NVMLError_NotSupported)() if index == 1 else SimpleNamespace(gpu=89)
 
     monkeypatch.setenv("AURA_LANG", "es")
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA RTX 4090")
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", load)
-    for name in ("nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage"):
-        monkeypatch.setattr(pynvml, name, not_told)
     memory = SimpleNamespace(used=int(12.1 * 2**30), total=24 * 2**30)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda _: memory)
+    driver(
+        monkeypatch,
+        3,
+        HandleByIndex=handle,
+        Name=lambda _: "NVIDIA RTX 4090",
+        UtilizationRates=load,
+        MemoryInfo=lambda _: memory,
+    )
     monkeypatch.setattr(psutil, "process_iter", lambda _: [])
     assert monitor.main(["--once", "--interval", "0.1"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()

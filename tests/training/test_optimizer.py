@@ -82,9 +82,7 @@ def test_eight_bits_keep_small_numbers_and_never_make_a_square_zero() -> None:
     assert (back * signed >= 0).all()
 
 
-@pytest.mark.parametrize(
-    ("format", "beta2"), [("int8", 0.95), ("int8", 0.99), ("int8", 0.999), ("bf16", 0.999)]
-)
+@pytest.mark.parametrize(("format", "beta2"), [("int8", 0.95), ("int8", 0.999), ("bf16", 0.999)])
 def test_small_moments_follow_stationary_gradients(format: str, beta2: float) -> None:
     """Means of both moments over 5,000 steps, against fp32: what is rounded must be able to fall as well as to rise."""
     torch.manual_seed(0)

@@ -8,7 +8,6 @@ under autocast as it does here.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
@@ -104,7 +103,7 @@ class Step:
             return self.model.loss_sum(self.tokens, self.tokens)
 
 
-def made(shape: dict[str, int], formats: tuple[str, str, str], **settings: Any) -> TrainConfig:
+def made(shape: dict[str, Any], formats: tuple[str, str, str], **settings: Any) -> TrainConfig:
     names = ("precision", "parameter_format", "moment_format")
     fixed = {"heads": 4, "vocab_multiple": 64, "batch_size": 3}
     return resolve("gpt2-nano", fixed | shape | dict(zip(names, formats, strict=True)) | settings)
@@ -175,83 +174,48 @@ def test_what_the_backward_pass_keeps(
     assert predicted == pytest.approx(sum(saved.values()), rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("shape", "formats"),
-    [
-        *itertools.product(SHAPES[:1], FORMATS),
-        *itertools.product(SHAPES[1:], FORMATS[1:2]),
-        (SHAPES[1], FORMATS[0]),
-        (SHAPES[2], FORMATS[4]),
-    ],
-)
-def test_the_highest_sum_of_what_is_alive(shape: dict[str, int], formats: tuple[str, str, str]) -> None:
-    for loss_chunk, checkpointing in itertools.product((0, 64), (False, True)):
-        config = made(shape, formats, loss_chunk=loss_chunk, gradient_checkpointing=checkpointing)
-        step = Step(config)
-        with Alive(step.static()) as alive:
-            step.loss().backward()
-            step.optimizer.step(1e-3)
-        measured = nbytes(step.static()) + alive.highest
-        predicted = memory_of(config, config.batch_size, on_gpu=False)
-        temporary = predicted.total - nbytes(step.static())
-        assert predicted.total == pytest.approx(measured, rel=0.03), (loss_chunk, checkpointing)
-        assert 0.95 <= temporary / alive.highest <= 1.2, (loss_chunk, checkpointing)
+MUONS = {"layers": 2, "d_model": 256, "vocab_size": 64, "seq_len": 16}
+HRM = {"family": "hrm-text", "layers": 4, "vocab_multiple": 1}
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "formats", "optimizer"),
+    ("shape", "formats", "changes"),
     [
-        (SHAPES[0], FORMATS[1], "adamw"),  # logits
-        (SHAPES[1], FORMATS[4], "adamw"),  # a call of a stack
-        ({"d_model": 192, "vocab_size": 100, "seq_len": 16}, FORMATS[0], "muon"),  # gradients of both stacks
+        *((SHAPES[0], formats, {}) for formats in FORMATS),
+        *((shape, FORMATS[1], {}) for shape in SHAPES[1:]),
+        (SHAPES[1], FORMATS[0], {}),
+        (SHAPES[2], FORMATS[4], {}),
+        # In the second micro-batch, whose gradients in bf16 are added to the first one's
+        *((shape, FORMATS[4], {"gradient_accumulation_steps": 2}) for shape in SHAPES[:3]),
+        # HRM-Text at its deepest, as most of a run is: logits, a call of a stack, the gradients of both stacks
+        (SHAPES[0], FORMATS[1], HRM),
+        (SHAPES[1], FORMATS[4], HRM),
+        ({"d_model": 192, "vocab_size": 100, "seq_len": 16}, FORMATS[0], HRM | {"optimizer": "muon"}),
+        # The iterations of Muon, where little else is
+        (MUONS, FORMATS[0], {"optimizer": "muon", "batch_size": 1}),
     ],
 )
-def test_the_memory_of_hrm_text(
-    shape: dict[str, int], formats: tuple[str, str, str], optimizer: str, checkpointing: bool
+def test_the_highest_sum_of_what_is_alive(
+    shape: dict[str, int], formats: tuple[str, str, str], changes: dict[str, Any], checkpointing: bool
 ) -> None:
-    """At its deepest, as most of a run is."""
-    changes = {"family": "hrm-text", "layers": 4, "optimizer": optimizer}
-    config = made({**shape, **changes}, formats, gradient_checkpointing=checkpointing, vocab_multiple=1)
-    step = Step(config)
-    with Alive(step.static()) as alive:
-        step.loss().backward()
-        step.optimizer.step(1e-3)
-    predicted = memory_of(config, config.batch_size, on_gpu=False)
-    measured = nbytes(step.static()) + alive.highest
-    assert predicted.total == pytest.approx(measured, rel=0.03)
-    assert 0.95 <= (predicted.total - nbytes(step.static())) / alive.highest <= 1.2
-    assert predicted.moments == moment_bytes(config) == nbytes(step.optimizer.tensors().values())
-    assert predicted.parameters == nbytes(step.model.parameters())
-
-
-@pytest.mark.parametrize("shape", SHAPES[:3])
-def test_the_highest_sum_while_gradients_in_bf16_are_added_up(shape: dict[str, int]) -> None:
-    """In the second micro-batch, whose gradients are added to the first one's."""
-    for loss_chunk, checkpointing in itertools.product((0, 64), (False, True)):
-        changes = {"loss_chunk": loss_chunk, "gradient_checkpointing": checkpointing}
-        config = made(shape, FORMATS[4], gradient_accumulation_steps=2, **changes)
+    for loss_chunk in (0, 64):
+        settings = {**shape, **changes, "loss_chunk": loss_chunk, "gradient_checkpointing": checkpointing}
+        config = made(settings, formats)
         step = Step(config)
-        GradientSum(step.model, 0).begin_step(0)
-        step.loss().backward()
+        if sums := "gradient_accumulation_steps" in changes:
+            GradientSum(step.model, 0).begin_step(0)
+            step.loss().backward()
         with Alive(step.static()) as alive:
             step.loss().backward()
             step.optimizer.step(1e-3)
+        static = nbytes(step.static())
         predicted = memory_of(config, config.batch_size, on_gpu=False)
-        measured = nbytes(step.static()) + alive.highest
-        assert predicted.total == pytest.approx(measured, rel=0.03), (loss_chunk, checkpointing)
-
-
-def test_the_highest_sum_with_muon_is_its_iterations_where_little_else_is() -> None:
-    shape = {"layers": 2, "d_model": 256, "vocab_size": 64, "seq_len": 16}
-    config = made(shape, FORMATS[0], optimizer="muon", batch_size=1)
-    step = Step(config)
-    with Alive(step.static()) as alive:
-        step.loss().backward()
-        step.optimizer.step(1e-3)
-    predicted = memory_of(config, 1, on_gpu=False)
-    assert predicted.moment == "optimizer"
-    assert predicted.total == pytest.approx(nbytes(step.static()) + alive.highest, rel=0.03)
+        assert predicted.total == pytest.approx(static + alive.highest, rel=0.03), loss_chunk
+        assert sums or 0.95 <= (predicted.total - static) / alive.highest <= 1.2, loss_chunk
+        assert predicted.moments == nbytes(step.optimizer.tensors().values())
+        assert predicted.parameters == nbytes(step.model.parameters())
+        assert shape is not MUONS or predicted.moment == "optimizer"
 
 
 def test_muon_gives_way_where_only_small_moments_fit() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,21 @@ def content(directory: Path) -> dict[str, bytes]:
 
 class Stop(BaseException):
     """What a power cut is for the process: nobody tidies up."""
+
+
+@contextmanager
+def stopped_at(journal: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """When this journal has been written."""
+    write_journal, journals = Workplace.write_journal, iter(range(1, journal))
+
+    def write(place: Workplace, content: dict[str, Any]) -> None:
+        write_journal(place, content)
+        if next(journals, None) is None:
+            raise Stop
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Workplace, "write_journal", write)
+        yield
 
 
 @pytest.mark.usefixtures("small_steps")
@@ -141,12 +157,7 @@ def test_a_killed_process_leaves_no_worker_and_goes_on(lines: Path, tmp_path: Pa
     for number, ending in ((signal.SIGKILL, -9), (signal.SIGTERM, 143)):
         before = journal.stat().st_mtime_ns if journal.exists() else 0
         with subprocess.Popen(
-            words,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(Path(shards.__file__).parents[2])},
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as process:
             deadline = time.monotonic() + 60
             while not (journal.exists() and journal.stat().st_mtime_ns > before):
@@ -167,16 +178,16 @@ def test_a_killed_process_leaves_no_worker_and_goes_on(lines: Path, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("small_steps")
-def test_a_broken_place_late_in_the_text_costs_nothing(lines: Path, tmp_path: Path) -> None:
+def test_a_broken_place_late_in_the_text_costs_nothing(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output, strict = tmp_path / "c", Settings(300, 0.1, tokenizer=None, max_errors=1)
     build(LocalFiles([lines]), tmp_path / "whole", SETTINGS)
     # The tokenizer is trained on the beginning, so the second broken line is met while encoding.
-    sample, work.TOKENIZER_SAMPLE = work.TOKENIZER_SAMPLE, 1000
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "TOKENIZER_SAMPLE", 1000)
         with pytest.raises(DataError, match=r"line 401 .* --max-errors 1 .*goes on from there"):
             build(LocalFiles([lines]), output, strict)
-    finally:
-        work.TOKENIZER_SAMPLE = sample
     done = json.loads(Workplace(output).journal.read_text())
     assert done["position"][1] > 300
     build(LocalFiles([lines]), output, SETTINGS)
@@ -187,13 +198,8 @@ def test_a_broken_place_late_in_the_text_costs_nothing(lines: Path, tmp_path: Pa
 def test_other_settings_do_not_touch_what_was_begun(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(self: Workplace, journal: dict[str, Any], write: Any = Workplace.write_journal) -> None:
-        write(self, journal)
-        raise Stop
-
     output = tmp_path / "c"
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(Workplace, "write_journal", stop)
+    with stopped_at(1, monkeypatch):
         build(LocalFiles([lines]), output, SETTINGS)
     before = content(Workplace(output).corpus)
     with pytest.raises(ConfigError, match="unfinished corpus from other text or settings"):
@@ -222,14 +228,6 @@ def test_without_a_terminal_lines_tell_the_progress_of_this_start(
     (folder / "train.jsonl").write_text("\n".join(documents * 20))
     monkeypatch.setattr(work, "BATCH_CHARS", 50_000)
     monkeypatch.setattr(shards, "SHARD_TOKENS", 10**9)
-    write_journal, journals = Workplace.write_journal, 0
-
-    def stop_half_way(place: Workplace, journal: dict[str, Any]) -> None:
-        nonlocal journals
-        write_journal(place, journal)
-        journals += 1
-        if journals == 8:
-            raise Stop
 
     def expected() -> list[float]:
         """In MB, line by line."""
@@ -239,8 +237,7 @@ def test_without_a_terminal_lines_tell_the_progress_of_this_start(
     monkeypatch.setattr(bars, "SECONDS_PER_LINE", 0.01)
     settings = Settings(300, 0.1, max_tokens=500_000)
     source = partial(HubDataset, str(folder), None, "train", "text")
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(Workplace, "write_journal", stop_half_way)
+    with stopped_at(8, monkeypatch):
         build(source(), tmp_path / "c", settings, Bars())
     before = expected()
     build(source(), tmp_path / "c", settings, Bars())

@@ -8,8 +8,7 @@ import os
 import random
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from aura.corpus.tokenizer import Prepared
 from aura.corpus.windows import Windows
 from aura.corpus.work import Settings
 from aura.errors import ConfigError
+from services import serving
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 
@@ -43,15 +43,8 @@ def test_remembered_words_have_the_ids_of_the_library(
     monkeypatch.setattr(encode, "REMEMBERED_WORDS", 200)  # forgets now and then
     monkeypatch.setattr(encode, "LONGEST_REMEMBERED", 6)
     rng = random.Random(0)
-    parts = [
-        *"ab1ñ.,¡-'é\ufeff\0",
-        *" " * 8,
-        *"\n\t\r\u00a0\u2003\x1c\x85",
-        "  ",
-        "'s",
-        "<|endoftext|>",
-        "la casa",
-    ]
+    parts = [*"ab1ñ.,¡-'é\ufeff\0", *" " * 8, *"\n\t\r\u00a0\u2003\x1c\x85"]
+    parts += ["  ", "'s", "<|endoftext|>", "la casa"]
     encoder = Encoder(trained.json, trained.end_of_text_id, "<u2")
     assert encoder.words
     for _ in range(100):
@@ -121,14 +114,9 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         name = self.path.rsplit("/", 1)[1]
-        content = json.dumps(
-            [
-                {"type": "file", "path": name, "size": len(data), "oid": name}
-                for name, data in self.files.items()
-            ]
-            if "/tree/" in self.path
-            else {"id": "acme/spanish", "sha": "a" * 40, "siblings": []}
-        ).encode()
+        listed = [{"type": "file", "path": n, "size": len(data), "oid": n} for n, data in self.files.items()]
+        about = {"id": "acme/spanish", "sha": "a" * 40, "siblings": []}
+        content = json.dumps(listed if "/tree/" in self.path else about).encode()
         if "/resolve/" in self.path:
             content = self.files[name]
             self.fetched.append(name)
@@ -157,17 +145,14 @@ def test_a_tokenizer_of_the_hub_has_its_own_special_tokens(
         "model.safetensors": b"weights",
     }
     words = ["--input", str(text), "--tokenizer", "acme/spanish", "--output", str(tmp_path / "c")]
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        subprocess.run(
-            [sys.executable, "-m", "aura", "prepare", *words],
-            check=True,
-            timeout=60,
-            env=os.environ
-            | {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hub")}
-            | {"PYTHONPATH": str(Path(tokenizer.__file__).parents[2]), "HF_HUB_OFFLINE": "0"},
-        )
-        server.shutdown()
+    with serving(Hub) as port:
+        hub = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+            "HF_HOME": str(tmp_path / "hub"),
+            "HF_HUB_OFFLINE": "0",
+        }
+        command = [sys.executable, "-m", "aura", "prepare", *words]
+        subprocess.run(command, check=True, timeout=60, env=os.environ | hub)
     meta = json.loads((tmp_path / "c" / "meta.json").read_text())
     assert (meta["end_of_text"], meta["pad"], meta["end_of_text_id"]) == ("<fin>", "<fin>", 0)
     assert set(Hub.fetched) == {"tokenizer.json", "tokenizer_config.json"}

@@ -25,6 +25,7 @@ from aura.model.gpt import GPT
 from aura.plan import auto, gpus
 from aura.plan.memory import memory_of
 from aura.plan.shapes import parameter_count, rows
+from nvidia import driver, no_driver, raises
 
 COUNTS = {
     "gpt2-nano": 675_328,
@@ -59,39 +60,20 @@ TWO_GPUS = (
 )
 
 
-def driver(monkeypatch: pytest.MonkeyPatch, *cards: Card, failure: pynvml.NVMLError | None = None) -> None:
-    """NVIDIA's driver, with these cards on the bus in this order."""
+def cards_are(monkeypatch: pytest.MonkeyPatch, *cards: Card) -> None:
+    """On the bus in this order."""
 
-    def init() -> None:
-        if failure:
-            raise failure
+    def told(value: Any) -> Any:
+        return raises(pynvml.NVMLError_NotSupported)() if value is None else value
 
-    def memory(card: Card) -> SimpleNamespace:
-        if card.total is None:
-            raise pynvml.NVMLError_NotSupported
-        return SimpleNamespace(total=card.total * MIB, free=card.free * MIB)
-
-    def capability(card: Card) -> tuple[int, int]:
-        if card.capability is None:
-            raise pynvml.NVMLError_NotSupported
-        return card.capability
-
-    for name, function in {
-        "nvmlInit": init,
-        "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: len(cards),
-        "nvmlDeviceGetHandleByIndex": lambda index: cards[index],
-        "nvmlDeviceGetName": lambda card: card.name,
-        "nvmlDeviceGetUUID": lambda card: card.uuid,
-        "nvmlDeviceGetMemoryInfo": memory,
-        "nvmlDeviceGetCudaComputeCapability": capability,
-    }.items():
-        monkeypatch.setattr(pynvml, name, function)
-
-
-@pytest.fixture(autouse=True)
-def english(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AURA_LANG", "en")
+    driver(
+        monkeypatch,
+        len(cards),
+        Name=lambda index: cards[index].name,
+        UUID=lambda index: cards[index].uuid,
+        MemoryInfo=lambda i: SimpleNamespace(total=told(cards[i].total) * MIB, free=cards[i].free * MIB),
+        CudaComputeCapability=lambda index: told(cards[index].capability),
+    )
 
 
 def header(preset: str) -> str:
@@ -150,60 +132,20 @@ def test_aura_72h_max_is_what_guide_004_asks_for() -> None:
 def test_the_low_memory_recipes_train_the_same_and_fit(gigabytes: int) -> None:
     medium, low = resolve("gpt2-medium"), resolve(f"gpt2-medium-{gigabytes}gb")
     assert low.shares(5) == medium.shares(5)
-    same = [
-        "layers",
-        "heads",
-        "d_model",
-        "seq_len",
-        "vocab_size",
-        "steps",
-        "lr",
-        "weight_decay",
-        "warmup_steps",
-    ]
+    same = "layers heads d_model seq_len vocab_size steps lr weight_decay warmup_steps".split()
     assert [getattr(low, name) for name in same] == [getattr(medium, name) for name in same]
     # With room for a desktop and for the gaps of the allocator.
     assert memory_of(low, low.batch_size, on_gpu=True).total < 0.92 * gigabytes * 1e9
 
 
 def test_the_guides_names_mean_ours() -> None:
-    guides = {
-        "embed-size": 96,
-        "num_layers": "3",
-        "num_heads": "6",
-        "seq-length": "64",
-        "learning_rate": "1e-3",
-        "log_interval": "7",
-        "save_steps": "9",
-    }
+    said = (
+        "embed-size=96 num_layers=3 num_heads=6 seq-length=64 learning_rate=1e-3 log_interval=7 save_steps=9"
+    )
+    guides = dict(word.split("=") for word in said.split())
     made = resolve("gpt2", guides | {"model_preset": "gpt2-nano"})
     assert (made.preset, made.d_model, made.layers, made.heads, made.seq_len) == ("gpt2-nano", 96, 3, 6, 64)
     assert (made.lr, made.log_every, made.save_every) == (1e-3, 7, 9)
-
-
-def test_one_setting_under_two_names_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lr and learning-rate are the same setting"):
-        resolve("gpt2", {"lr": 1e-3, "learning-rate": 2e-3})
-
-
-@pytest.mark.parametrize("style", ["-", "_"])
-def test_the_flags_of_guide_004(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aura.run import attempt
-
-    made: list[Any] = []
-    monkeypatch.setattr(attempt, "run", lambda *arguments, **_: made.append(arguments[0]) or 0)
-    flags = (
-        "--model-preset manual --embed-size 96 --num-layers 3 --num-heads 6 --seq-length 64 --gradient-checkpointing "
-        "--log-interval 100 --save-steps 500 --learning-rate 2e-4 --epochs 3 --corpus c --compile"
-    ).split()
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    flags = ["--" + flag[2:].replace("-", style) if flag.startswith("--") else flag for flag in flags]
-    assert cli.main(["train", *flags]) == 0
-    assert (made[0].preset, made[0].d_model, made[0].layers, made[0].heads) == ("manual", 96, 3, 6)
-    assert (made[0].gradient_checkpointing, made[0].epochs, made[0].log_every) == (True, 3.0, 100)
-    assert made[0].compile == "true"
-    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True", "before torch reads it"
 
 
 def test_manual_takes_the_size_from_nowhere_else() -> None:
@@ -271,13 +213,9 @@ def test_auto_asks_no_bf16_of_a_card_that_has_none(
 
 def test_bf16_on_a_card_without_it_is_refused_with_what_to_give_instead() -> None:
     check = gpus.check_number_format
-    with pytest.raises(
-        ConfigError, match=r"RTX 2070 has compute capability 7\.5 .*: train with --precision fp16\."
-    ):
+    with pytest.raises(ConfigError, match=r"RTX 2070 has compute capability 7\.5 .*: .* --precision fp16\."):
         check(resolve("gpt2"), (7, 5), "RTX 2070")
-    with pytest.raises(
-        ConfigError, match="--precision fp16 --parameter-format fp32, which needs more memory"
-    ):
+    with pytest.raises(ConfigError, match="--precision fp16 --parameter-format fp32, which needs more mem"):
         check(resolve("gpt2-medium-4gb"), (7, 0), "V100")
     resolve("gpt2-medium-4gb", {"precision": "fp16", "parameter_format": "fp32"})  # what the sentence says
     check(resolve("gpt2"), (8, 0), "A100")
@@ -292,9 +230,8 @@ def test_auto_takes_the_vocabulary_of_the_corpus_where_it_is_larger(corpus: Corp
     assert auto.choose([], {"vocab_size": "20000"}, large).settings == {}
     assert auto.choose([], {}, small).settings == {}
     assert auto.choose([gpu("x", 11.5)], {}, large).settings == {}
-    assert auto.choose([gpu("x", 11.5)], {}, replace(corpus, vocab_size=60000)).settings == {
-        "vocab_size": 60000
-    }
+    larger = replace(corpus, vocab_size=60000)
+    assert auto.choose([gpu("x", 11.5)], {}, larger).settings == {"vocab_size": 60000}
 
 
 def test_a_run_of_auto_goes_on_with_what_it_has_begun_with(
@@ -312,9 +249,8 @@ def test_a_run_of_auto_goes_on_with_what_it_has_begun_with(
     begun: list[tuple[config.TrainConfig, Path]] = []
     monkeypatch.setattr(attempt, "run", run)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for free in (2000, 20000, 300):
-        driver(monkeypatch, replace(TWO_GPUS[1], free=free))
+        cards_are(monkeypatch, replace(TWO_GPUS[1], free=free))
         assert cli.main(["train", "--preset", "auto", "--corpus", str(corpus.path)]) == 0
     assert begun[0] == begun[1] == begun[2]
     assert begun[0][0].preset == "gpt2"
@@ -336,15 +272,14 @@ def resolve_here(folder: Path) -> config.TrainConfig:
 def test_auto_asks_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    driver(monkeypatch, *TWO_GPUS)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cards_are(monkeypatch, *TWO_GPUS)
     assert resolve_here(tmp_path).preset == "gpt2-medium"
     assert "NVIDIA GeForce RTX 3090 has 23.5 GiB free" in capsys.readouterr().out
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert resolve_here(tmp_path).preset == "gpt2-medium-6gb"
 
-    driver(monkeypatch, failure=pynvml.NVMLError_DriverNotLoaded())
+    no_driver(monkeypatch, pynvml.NVMLError_DriverNotLoaded)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(ConfigError, match=r"NVIDIA's driver says: Driver Not Loaded\. Repair it"):
         resolve_here(tmp_path)
@@ -370,8 +305,7 @@ def test_auto_asks_the_driver(
 def test_what_cuda_does_not_show_does_not_count(
     visible: str | None, uuids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver(monkeypatch, *(replace(TWO_GPUS[0], uuid=uuid) for uuid in ("GPU-a1", "GPU-a2", "GPU-b")))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cards_are(monkeypatch, *(replace(TWO_GPUS[0], uuid=uuid) for uuid in ("GPU-a1", "GPU-a2", "GPU-b")))
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.uuid for gpu in gpus.of_this_machine(print)] == uuids
@@ -379,8 +313,7 @@ def test_what_cuda_does_not_show_does_not_count(
 
 def test_what_the_driver_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    driver(
+    cards_are(
         monkeypatch,
         Card("NVIDIA GB10", None, 0, "GPU-a", (12, 1)),
         Card("NVIDIA X", 1024, 1000, "GPU-b", None),
@@ -394,9 +327,9 @@ def test_what_the_driver_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_gpu_a_driver_or_its_library_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(monkeypatch)
+    cards_are(monkeypatch)
     assert gpus.of_this_machine(print) == []
-    driver(monkeypatch, *TWO_GPUS, failure=pynvml.NVMLError_LibraryNotFound())
+    no_driver(monkeypatch)
     assert gpus.of_this_machine(print) == []
     monkeypatch.setitem(sys.modules, "pynvml", None)  # a controller
     assert gpus.of_this_machine(print) == []
@@ -405,7 +338,7 @@ def test_without_a_gpu_a_driver_or_its_library_there_is_none(monkeypatch: pytest
 def test_a_single_process_sees_the_gpu_with_most_free_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    driver(monkeypatch, *TWO_GPUS)
+    cards_are(monkeypatch, *TWO_GPUS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "")  # so that it is as before after the test
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
@@ -418,7 +351,7 @@ def test_a_single_process_sees_the_gpu_with_most_free_memory(
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "torch counts the cards as the driver does"
     assert "RTX 3090: of 2 GPUs the one with most free memory" in capsys.readouterr().out
 
-    driver(monkeypatch, failure=pynvml.NVMLError_DriverNotLoaded())
+    no_driver(monkeypatch, pynvml.NVMLError_DriverNotLoaded)
     auto.take_best_gpu(print)  # training itself says what is wrong, if anything is
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
@@ -14,14 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from aura.corpus.corpus import Corpus
-from aura.model.gpt import GPT
 from aura.plan.memory import link_bytes
-from aura.strategy import wire as wire_module
 from aura.strategy.by_node import cut, nodes_of, share_links
 from aura.strategy.codec import bytes_of, encode
-from aura.strategy.pieces import owners, rounds
-from aura.strategy.sharded import Sharded, _round_count, whole_matrices
-from sharded_ranks import LINK_MBIT, Rank, Task, complete, parameters, start
+from aura.strategy.sharded import Sharded
+from sharded_ranks import Rank, Task, check_equal, complete, lengths, losses, parameters
 from test_delayed import RUN, reference
 from trainers import Fault, Trainer, at_step, send_self
 from trainers import complete as completed
@@ -31,10 +27,6 @@ MUON = {"optimizer": "muon", "clip": 0.2}
 MIXED = ("a", "b", "a")  # a node's ranks need not be neighbours
 FIVE = ("a", "a", "b", "b", "c")
 SEVEN = ("a", "a", "b", "b", "c", "d", "e")
-
-
-def losses(result: dict[str, Any]) -> list[float]:
-    return [outcome["loss_sum"] / outcome["tokens"] for outcome in result["outcomes"]]
 
 
 def count_far_bytes(number: int, rank: Rank) -> None:
@@ -60,13 +52,11 @@ def count_far_bytes(number: int, rank: Rank) -> None:
 def expected_bytes(task: Task, node: Sequence[int]) -> int:
     """That leave a node: gradients to all owners elsewhere, its owners' weights to every other node, and the 4 + N
     numbers of each of its ranks to all elsewhere."""
-    model, ranks = GPT(task.config), task.world_size
-    matrices = whole_matrices(model) if task.config.optimizer == "muon" else {}
-    owned = owners({name: tuple(p.shape) for name, p in model.named_parameters()}, matrices, ranks)
-    share = [0] * ranks
-    for one in rounds(owned, _round_count(owned, task.wire, LINK_MBIT)):
-        for owner, length in enumerate(one.lengths):
-            share[owner] += bytes_of(task.wire, length)
+    ranks = task.world_size
+    share = [
+        sum(bytes_of(task.wire, length) for length in of_owner)
+        for of_owner in zip(*lengths(task), strict=True)
+    ]
     inside = sum(share[rank] for rank in node)
     legs = sum(share) - inside + inside * (len(set(task.nodes)) - 1)
     return task.steps * (legs + len(node) * (ranks - len(node)) * (4 + ranks) * 8)
@@ -77,12 +67,6 @@ def check_bytes(task: Task, results: list[dict[str, Any]]) -> None:
         expected = expected_bytes(task, node)
         assert sum(results[rank]["sent"] for rank in node) == expected
         assert [sum(results[rank]["seen"][way] for rank in node) for way in (0, 1)] == [expected, expected]
-
-
-def check_equal(results: list[dict[str, Any]], steps: int) -> None:
-    assert all(result["sums"] == results[0]["sums"] and result["odd"] == [] for result in results)
-    assert all(result["outcomes"] == results[0]["outcomes"] for result in results)
-    assert len(set(results[0]["sums"])) == steps
 
 
 @pytest.mark.parametrize(
@@ -165,52 +149,6 @@ def test_a_resume_of_a_delayed_run_changes_no_bit(corpus: Corpus, tmp_path: Path
     straight = run("straight")
     run("stopped", at_step(4, send_self(signal.SIGTERM)))
     assert run("stopped")[0].files("checkpoint-step-6") == straight[0].files("checkpoint-step-6")
-
-
-@pytest.mark.parametrize(("guilty", "wire"), [(2, "fp32"), (1, "int4"), (2, "int4")])
-def test_a_gradient_that_is_not_finite_names_its_rank(guilty: int, wire: str, tmp_path: Path) -> None:
-    """Rank 1 has a node of its own; rank 2 is the second of its node."""
-
-    def spoil(number: int, rank: Rank) -> None:
-        if number == 2:
-            parameter, index = rank.model.h[1].mlp.c_fc.weight, torch.tensor(9)
-            handle = parameter.register_hook(lambda grad: grad.index_fill(0, index, math.nan))
-            rank.after_backward = handle.remove
-
-    task = Task(tmp_path, 3, steps=4, sequences=6, wire=wire, nodes=MIXED, faults={guilty: spoil})
-    for result in complete(task):
-        assert [outcome["left_out"] for outcome in result["outcomes"]] == [False, False, True, False]
-        assert result["outcomes"][2]["bad_gradient"] == [guilty]
-        assert result["sums"][2] == result["sums"][1] and len(set(result["sums"])) == 3
-
-
-@pytest.mark.parametrize("frozen", [1, 2], ids=["on the same node", "on another node"])
-def test_a_frozen_rank_is_noticed_by_all(frozen: int, tmp_path: Path) -> None:
-    def freeze(number: int, rank: Rank) -> None:
-        wire_module.SHORTEST = 5.0
-        (tmp_path / f"step-{rank.rank}").write_text(str(number))
-        if number == 12 and rank.rank == frozen:
-            send_self(signal.SIGSTOP)()
-
-    task = Task(tmp_path, 3, {"collective_timeout": 600}, steps=1000, sequences=6, nodes=("a", "a", "b"))
-    task.faults = dict.fromkeys(range(3), freeze)
-    processes = start(task)
-    others = [rank for rank in range(3) if rank != frozen]
-    try:
-        for rank in others:
-            processes[rank].join(60)
-            assert processes[rank].exitcode == 75
-    finally:
-        for process in processes:
-            process.kill()
-    assert (tmp_path / f"step-{frozen}").read_text() == "12"
-    said = [(tmp_path / f"failed-{rank}.txt").read_text() for rank in others]
-    if frozen == 1:
-        # Nothing of rank 0's is on its way to another node: it waits for what comes first.
-        assert "inside the node)" in said[0], said
-    else:
-        assert any("no answer from another rank" in sentence for sentence in said), said
-        assert not any("inside the node" in sentence for sentence in said), said
 
 
 def test_layers_that_await_no_weights_mix_up_no_exchange(tmp_path: Path) -> None:

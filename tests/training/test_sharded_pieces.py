@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,10 @@ from aura.config import TrainConfig, resolve
 from aura.errors import DataError
 from aura.model.gpt import GPT
 from aura.optim.loss_scale import LossScale
+from aura.plan.memory import memory_of, wire_bytes
+from aura.plan.shapes import shape_of
 from aura.strategy import pieces, wire
+from aura.strategy.codec import bytes_of
 from aura.strategy.interface import outcome_of
 from aura.strategy.pieces import Segment, newton_schulz_work, owners, rounds
 from aura.strategy.sharded import ROUND_BYTES, _round_count, whole_matrices
@@ -185,3 +189,13 @@ def test_the_loss_scale_is_that_of_torchs_grad_scaler() -> None:
             scale.load(before.state())
     assert scale.state() == {name: theirs.state_dict()[name] for name in ("scale", "_growth_tracker")}
     assert (disabled.value, disabled.state()) == (1.0, {})
+
+
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_the_plan_knows_the_bytes_and_the_owners_weights(wire: str) -> None:
+    config = resolve("gpt2", {"wire": wire})
+    assert wire_bytes(config) == bytes_of(wire, shape_of(config).stored)
+    exact = memory_of(replace(config, wire="fp32"), 1, on_gpu=False, ranks=5)
+    master = 4 * shape_of(config).stored / 5
+    assert memory_of(config, 1, on_gpu=False, ranks=5).moments - exact.moments == pytest.approx(master, abs=1)
+    assert memory_of(config, 1, on_gpu=False) == memory_of(replace(config, wire="fp32"), 1, on_gpu=False)

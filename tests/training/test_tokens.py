@@ -100,13 +100,6 @@ def test_a_run_that_goes_on_with_fewer_ranks_keeps_its_batch_and_its_length(
     assert rates(first)[-1] == rates(alone)[-1]
 
 
-def test_the_same_number_of_ranks_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
-    straight = complete(start(tmp_path / "a", corpus, 3, IN_TOKENS))
-    stop_at(9, tmp_path / "b", corpus, 3, IN_TOKENS)
-    resumed = complete(start(tmp_path / "b", corpus, 3, IN_TOKENS))
-    assert resumed[0].files("checkpoint-step-20") == straight[0].files("checkpoint-step-20")
-
-
 def made(**settings: object) -> Any:
     return resolve("gpt2", {"global_batch_tokens": 20 * 1024, **settings})
 
@@ -134,28 +127,6 @@ def test_what_is_learnt_does_not_follow_from_the_number_of_ranks() -> None:
     whole = with_steps(config, Progress(), 10**6, 20)
     assert learning_rate(whole, 97) < learning_rate(whole, 50) < whole.lr
     assert loss_scale_of(config, delayed=False).value == 65536 / (8 * 1024)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"global_batch_tokens": 1500}, "global_batch_tokens=1500 is no multiple of seq_len=1024: 2048 is."),
-        ({"global_batch_tokens": -1024}, "global_batch_tokens=-1024 must be at least 0"),
-        ({"tokens": "2.5"}, "tokens='2.5' is not a whole number"),
-        ({"tokens": "1.5e0"}, "tokens='1.5e0' is not a whole number"),
-        ({"tokens": "many"}, "tokens='many' is not a whole number"),
-        ({"tokens": "1e9", "steps": "5"}, "tokens and steps both say how long the run is: give only one"),
-        ({"tokens": 5, "epochs": 2}, "tokens and epochs both say how long the run is: give only one"),
-        (
-            {"global_batch_tokens": 2048, "gradient-accumulation-steps": 2},
-            "global_batch_tokens and gradient_accumulation_steps both say how much one optimizer step takes",
-        ),
-    ],
-)
-def test_a_mistake_is_one_sentence(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolve("gpt2", settings)
-    assert words in str(caught.value)
 
 
 def test_more_ranks_than_sequences_are_refused() -> None:
@@ -186,10 +157,7 @@ def test_a_corpus_smaller_than_a_step_is_refused_in_the_same_words(corpus: Corpu
     check_corpus(corpus, resolve("gpt2-nano", values | {"global_batch_tokens": 16 * windows}), 2)
 
 
-def test_the_plan_counts_the_same_step_for_any_number_of_ranks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AURA_LANG", "en")
+def test_the_plan_counts_the_same_step_for_any_number_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan --preset gpt2 --gpu 3060 --global-batch-tokens 491520 --tokens 2.5e9 --json".split()
     answers = []
     for nodes in ("5", "3"):
@@ -207,8 +175,5 @@ def test_the_plan_counts_the_same_step_for_any_number_of_ranks(
     (note,) = [note for note in counted.notes if "The link takes" in note]
     assert "raise global_batch_tokens (now 20480)" in note
     keep = {"loss_chunk", "gradient_checkpointing"}
-    assert settings_that_fit(small, memory_of(small, 3, on_gpu=True).total, on_gpu=True, keep=keep) == {
-        "batch_size": 3
-    }
-    assert cli.main(["plan", "--preset", "gpt2", "--gpu", "3060", "--tokens", "1e9", "--hours", "3"]) == 64
-    assert "--hours is not allowed with --tokens" in capsys.readouterr().err
+    less = memory_of(small, 3, on_gpu=True).total
+    assert settings_that_fit(small, less, on_gpu=True, keep=keep) == {"batch_size": 3}

@@ -9,22 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import aura
 import pytest
+import torch
+from aura.cluster import place
 from aura.commands.launch_local import free_port
+from aura.config import resolve
 from aura.corpus.corpus import Corpus
+from aura.errors import ConfigError
 from trainers import TINY
 
 
 def test_torchrun_on_two_nodes_with_unlike_processors(corpus: Corpus, tmp_path: Path) -> None:
     """They round differently, and still have the same parameters: each update is computed by one of them."""
     port = free_port()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(aura.__file__).parents[1]),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
     launchers = []
     for node in (0, 1):
         command = (
@@ -32,20 +29,13 @@ def test_torchrun_on_two_nodes_with_unlike_processors(corpus: Corpus, tmp_path: 
             f"--master_port={port} -m aura train --backend gloo --use-custom-model --custom-preset gpt2-nano {TINY} "
             f"--corpus {corpus.path} --run-dir {tmp_path}/node{node}/run --log-dir {tmp_path}/runs/node{node}"
         )
+        own = {"AURA_NODE": f"node{node}"} | ({"ATEN_CPU_CAPABILITY": "default"} if node else {})
         launchers.append(
             subprocess.Popen(
-                [sys.executable, *command.split()],
-                env={
-                    **environment,
-                    "AURA_NODE": f"node{node}",
-                    **({"ATEN_CPU_CAPABILITY": "default"} if node else {}),
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
+                [sys.executable, *command.split()], env=os.environ | own | {"OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
             )
-        )
+        )  # fmt: skip
     try:
         outputs = [launcher.communicate(timeout=120)[0] for launcher in launchers]
     finally:
@@ -80,40 +70,26 @@ def test_torchrun_on_two_nodes_with_unlike_processors(corpus: Corpus, tmp_path: 
 def test_wrong_variables_are_named(
     variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aura.cluster.place import place_from_environment
-    from aura.errors import ConfigError
-
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
-        place_from_environment()
+        place.place_from_environment()
 
 
 def test_nccl_without_gpu_is_refused() -> None:
-    import torch
-    from aura.cluster.place import Place, choose_device
-    from aura.errors import ConfigError
-
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    alone = Place(0, 0, 1, "", 0, "node0")
-    assert choose_device(alone, "auto") == (torch.device("cpu"), "gloo")
+    alone = place.Place(0, 0, 1, "", 0, "node0")
+    assert place.choose_device(alone, "auto") == (torch.device("cpu"), "gloo")
     with pytest.raises(ConfigError, match="nccl needs a GPU, node0 has none"):
-        choose_device(alone, "nccl")
+        place.choose_device(alone, "nccl")
 
 
 def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-    from aura.cluster import place
-    from aura.errors import ConfigError
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(place, "DRIVER", tmp_path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     alone = place.Place(0, 0, 1, "", 0, "node0")
     with pytest.raises(ConfigError, match=r"node0 has an NVIDIA GPU, but torch .* cannot use it"):
         place.choose_device(alone, "auto")
@@ -123,30 +99,17 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
 
 
 def test_compile_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    from aura.cluster.place import check_compiler
-    from aura.errors import ConfigError
-
-    for name in ("CC", "CXX"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     for device, program in (("cuda", "gcc"), ("cpu", "g")):
         with pytest.raises(ConfigError, match="apt install build-essential"):
-            check_compiler(torch.device(device))
+            place.check_compiler(torch.device(device))
         (tmp_path / {"gcc": "gcc", "g": "g++"}[program]).touch(mode=0o755)
-        check_compiler(torch.device(device))
+        place.check_compiler(torch.device(device))
 
 
 def test_compile_auto_says_why_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    from aura.cluster import place
-    from aura.config import resolve
-
     config, card, cpu = resolve("gpt2"), torch.device("cuda", 0), torch.device("cpu")
     capability, triton = (8, 6), None
-    monkeypatch.setenv("AURA_LANG", "en")
-    for name in ("CC", "CXX"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(place.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(place.importlib.util, "find_spec", lambda _: triton)

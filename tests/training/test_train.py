@@ -18,7 +18,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from aura.checkpoint import store as checkpoint
-from aura.commands.launch_local import free_port
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.corpus.prepare import prepare
 from aura.corpus.windows import Windows
@@ -26,16 +25,11 @@ from aura.model.gpt import GPT
 from aura.run import attempt
 from aura.strategy.sharded import Sharded
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import TINY, Trainer, at_step, complete, curve, send_self, start, stop_at
+from trainers import Fault, Trainer, at_step, complete, curve, send_self, start, stop_at, two_on_one_disk
 
 GUIDE_TAGS = {
-    "Loss/train_step",
-    "Loss/train_epoch",
-    "Loss/val_epoch",
-    "System/CPU_percent",
-    "System/RAM_percent",
-    "System/GPU_VRAM_MB",
-    "Time/epoch_seconds",
+    *"Loss/train_step Loss/train_epoch Loss/val_epoch Time/epoch_seconds".split(),
+    *"System/CPU_percent System/RAM_percent System/GPU_VRAM_MB".split(),
 }
 
 
@@ -68,12 +62,8 @@ def test_a_run_without_interruption(reference: list[Trainer], corpus: Corpus) ->
     for rank, trainer in enumerate(reference):
         status = trainer.status
         assert (status["rank"], status["world_size"], status["node"]) == (rank, 2, f"node{rank}")
-        assert (status["state"], status["step"], status["max_steps"], status["sync"]) == (
-            "done",
-            20,
-            20,
-            "OK",
-        )
+        assert (status["state"], status["step"]) == ("done", 20)
+        assert (status["max_steps"], status["sync"]) == (20, "OK")
         assert status["tokens_per_second"] > 0
         assert status["waited"] > 0
         assert status["setting"] == "strategy=sharded wire=fp32 delay=0.0"
@@ -133,11 +123,6 @@ def test_ten_steps_an_end_and_ten_more_are_twenty_steps(
     assert ranks[0].done["validation_loss"] == reference[0].done["validation_loss"]
 
 
-def test_sigterm_to_all_ends_with_zero_everywhere(corpus: Corpus, tmp_path: Path) -> None:
-    ranks = stop_at(7, tmp_path, corpus, 2)
-    assert ranks[0].checkpoints()[-1].startswith("interrupt-step-")
-
-
 def test_sigterm_while_waiting_for_the_others(corpus: Corpus, tmp_path: Path) -> None:
     (waiting, _) = start(tmp_path, corpus, 2, faults={1: send_self(signal.SIGKILL)})
     deadline = time.monotonic() + 20
@@ -195,36 +180,8 @@ def test_a_corpus_smaller_than_a_step_can_be_repeated(corpus: Corpus, tmp_path: 
     assert trainer.done["tokens_seen"] == (windows + 1) * 16
 
 
-def test_out_of_memory_names_the_ways_out(corpus: Corpus, tmp_path: Path) -> None:
-    def exhaust() -> None:
-        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
-            return torch.empty(1 << 50)
-
-        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
-
-    (trainer,) = start(tmp_path, corpus, 1, faults={0: exhaust})
-    assert trainer.end() == 64
-    last = trainer.text.splitlines()[-1]
-    assert "Out of memory on rank 0 on node0 with a micro-batch of 2 x 16 tokens." in last
-    way_out = "--gradient-checkpointing true --batch-size 1 --gradient-accumulation-steps 2"
-    assert re.search(rf"The same step needs \d\d% of the memory with .*{way_out}$", last)
-
-
-def test_another_number_of_ranks_goes_on_with_the_same_data(
-    reference: list[Trainer], corpus: Corpus, tmp_path: Path
-) -> None:
-    """2 ranks x 2, then 1 rank x 4, then 2 x 2 again: the same batches, so the same curve (tolerance 1e-4 nats)."""
-    stop_at(5, tmp_path, corpus, 2)
-    (one,) = stop_at(12, tmp_path, corpus, 1, "--batch-size 4")
-    assert "ranks 2 -> 1" in one.text
-    first, second = complete(start(tmp_path, corpus, 2))
-    assert "ranks 1 -> 2" in first.text
-    assert "sends step 13 to rank 1 on node1" in second.text, "its own checkpoint is older"
-    assert curve(first) == pytest.approx(curve(reference[0]), abs=1e-4)
-
-
 @pytest.mark.parametrize("settings", ["", "--optimizer muon"], ids=["adamw", "muon"])
-def test_five_ranks_three_and_two_are_one_run(settings: str, corpus: Corpus, tmp_path: Path) -> None:
+def test_five_ranks_three_and_one_are_one_run(settings: str, corpus: Corpus, tmp_path: Path) -> None:
     """A checkpoint does not know how many have written it (tolerance 1e-4 nats)."""
     (one,) = complete(start(tmp_path / "one", corpus, 1, f"{settings} --batch-size 30"))
 
@@ -238,11 +195,12 @@ def test_five_ranks_three_and_two_are_one_run(settings: str, corpus: Corpus, tmp
 
     until(4, 5, "--batch-size 6")
     assert "ranks 5 -> 3" in until(8, 3, "--batch-size 10")
-    text = until(13, 2, "--batch-size 15")
-    assert "ranks 3 -> 2" in text
+    assert "ranks 3 -> 1" in until(13, 1, "--batch-size 30")
     five = complete(start(tmp_path, corpus, 5, f"{settings} --batch-size 6"))
-    assert "ranks 2 -> 5" in five[0].text
-    assert "sends step 13 to rank 2 on node2, rank 3 on node3, rank 4 on node4" in five[4].text
+    assert "ranks 1 -> 5" in five[0].text
+    assert (
+        "sends step 13 to rank 1 on node1, rank 2 on node2, rank 3 on node3, rank 4 on node4" in five[4].text
+    )
     assert len({trainer.files("checkpoint-step-20") for trainer in five}) == 1
     assert curve(five[0]) == pytest.approx(curve(one), abs=1e-4)
 
@@ -269,33 +227,6 @@ def test_a_checkpoint_of_a_strategy_that_is_gone_goes_on(
     (changes,) = [line for line in ranks[0].text.splitlines() if "Changed since step 10" in line]
     assert changes.endswith("Changed since step 10: strategy ddp -> sharded.")
     assert curve(ranks[0]) == pytest.approx(curve(reference[0]), abs=1e-4)
-
-
-def test_a_frozen_rank_is_named_and_the_others_end_in_time(corpus: Corpus, tmp_path: Path) -> None:
-    freeze = at_step(12, send_self(signal.SIGSTOP))
-    ranks = start(tmp_path, corpus, 3, "--collective-timeout 600", faults={1: freeze})
-    try:
-        while "Step 10 |" not in ranks[0].text:
-            time.sleep(0.05)
-        began = time.monotonic()
-        for trainer in (ranks[0], ranks[2]):
-            assert trainer.end() == 75
-            assert "rank 1 on node1" in trainer.text.splitlines()[-1]
-        # 8 s for the exchange, 4 s for the verdict, on a machine that has nothing else to do
-        assert time.monotonic() - began < 45
-    finally:
-        ranks[1].process.kill()
-
-
-def test_a_rank_without_checkpoint_gets_it_from_another(
-    reference: list[Trainer], corpus: Corpus, tmp_path: Path
-) -> None:
-    stop_at(9, tmp_path, corpus, 2)
-    (tmp_path / "node0").rename(tmp_path / "broken-node0")
-    ranks = complete(start(tmp_path, corpus, 2))
-    assert re.search(r"rank 1 on node1 sends step 10 to rank 0 on node0", ranks[0].text)
-    assert ranks[0].files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")
-    assert ranks[1].files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")
 
 
 def test_later_steps_of_a_disk_that_was_away_do_not_come_back(corpus: Corpus, tmp_path: Path) -> None:
@@ -358,18 +289,12 @@ def test_a_checkpoint_is_sent_only_to_the_rank_that_lacks_it(corpus: Corpus, tmp
     assert not (tmp_path / "moved-2").exists()
 
 
-@pytest.mark.parametrize("damage", ["truncated", "bit"])
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
-    damage: str, reference: list[Trainer], corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(corpus: Corpus, tmp_path: Path) -> None:
     complete(start(tmp_path, corpus, 2, "--steps 15"))
     for node in ("node0", "node1"):
         file = tmp_path / node / "run/checkpoints/checkpoint-step-15/optimizer.safetensors"
         content = bytearray(file.read_bytes())
-        if damage == "truncated":
-            del content[-1:]
-        else:
-            content[len(content) // 2] ^= 4
+        content[len(content) // 2] ^= 4
         file.write_bytes(content)
     ranks = start(tmp_path, corpus, 2)
     complete(ranks)
@@ -452,41 +377,26 @@ def full_disk() -> None:
     checkpoint.write = save  # type: ignore[assignment]
 
 
-def test_one_full_disk_does_not_stop_the_others(corpus: Corpus, tmp_path: Path) -> None:
-    first, second = complete(start(tmp_path / "one", corpus, 2, faults={1: full_disk}))
+def no_room() -> None:
+    checkpoint.has_room = lambda size: False
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [(full_disk, "No space left on device"), (no_room, "Cannot allocate memory")]
+)
+def test_a_rank_that_cannot_save_leaves_it_to_the_others(
+    fault: Fault, reason: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    first, second = complete(start(tmp_path, corpus, 2, faults={1: fault}))
     assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
     assert second.checkpoints() == []
-    assert "checkpoint-step-5 could not be written: No space left on device." in second.text
-    # When nobody can save, going on would only waste time.
-    ranks = start(tmp_path / "all", corpus, 2, faults={0: full_disk, 1: full_disk})
+    assert f"checkpoint-step-5 could not be written: {reason}." in second.text
+
+
+def test_where_nobody_can_save_going_on_would_only_waste_time(corpus: Corpus, tmp_path: Path) -> None:
+    ranks = start(tmp_path, corpus, 2, faults={0: full_disk, 1: full_disk})
     assert [trainer.end() for trainer in ranks] == [65, 65]
     assert "No rank could write checkpoint-step-5" in ranks[0].status["message"]
-
-
-def test_a_rank_without_memory_for_a_checkpoint_leaves_it_to_the_others(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    def have_no_room() -> None:
-        checkpoint.has_room = lambda size: False
-
-    first, second = complete(start(tmp_path, corpus, 2, faults={1: have_no_room}))
-    assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
-    assert second.checkpoints() == []
-    assert "checkpoint-step-5 could not be written: Cannot allocate memory." in second.text
-
-
-def two_on_one_disk(
-    folder: Path, corpus: Corpus, settings: str = "", fault: Callable[[], None] | None = None
-) -> list[Trainer]:
-    """Two ranks of one node; `fault` is rank 0's."""
-    port = str(free_port())
-    words = ["--preset", "gpt2-nano", "--corpus", str(corpus.path), *TINY.split(), *settings.split()]
-    ranks = []
-    for rank in range(2):
-        environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "AURA_NODE": "node0"}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-        ranks.append(Trainer(folder / "node0", environment, words, None if rank else fault))
-    return ranks
 
 
 def test_ranks_of_one_disk_go_back_together(corpus: Corpus, tmp_path: Path) -> None:

@@ -167,7 +167,10 @@ def test_out_of_memory_on_one_rank_ends_all_with_its_sentence(
 
     for trainer in start(tmp_path, corpus, 2, faults={guilty: exhaust}):
         assert trainer.end() == 64, trainer.text
-        assert f"Out of memory on rank {guilty} on node{guilty}" in trainer.status["message"]
+        said = trainer.status["message"]
+        assert f"Out of memory on rank {guilty} on node{guilty} with a micro-batch of 2 x 16 tokens." in said
+        way_out = "--gradient-checkpointing true --batch-size 1 --gradient-accumulation-steps 2"
+        assert re.search(rf"The same step needs \d\d% of the memory with .*{way_out}$", said), said
 
 
 @pytest.mark.parametrize("guilty", [0, 1])

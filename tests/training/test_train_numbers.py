@@ -10,74 +10,60 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # once, and not in every rank that computes blocks again
 from aura.corpus.corpus import Corpus
 from aura.model.gpt import GPT
+from aura.model.hrm_text import HrmText
 from aura.optim import gradient_sum
 from aura.run import trainer as train
-from trainers import complete, curve, infinite_gradient, start, stop_at
+from trainers import Fault, complete, curve, infinite_gradient, start, stopped_and_resumed
 
 
 def test_the_smallest_formats_learn_and_resume_exactly(corpus: Corpus, tmp_path: Path) -> None:
+    """What is drawn for the rounding of moments, and of sums of gradients, follows from the position in the data."""
     settings = "--precision bf16 --parameter-format bf16 --moment-format int8 --gradient-checkpointing "
-    settings += "--loss-chunk 20 --vocab-multiple 64 --steps 8 --lr 2e-2"
-    straight = complete(start(tmp_path / "a", corpus, 2, settings))
-    assert straight[0].done["validation_loss"] < straight[0].done["first_validation_loss"] - 0.1
-    assert straight[0].files("checkpoint-step-8") == straight[1].files("checkpoint-step-8")
-    stop_at(4, tmp_path / "b", corpus, 2, settings)
-    resumed = complete(start(tmp_path / "b", corpus, 2, settings))
-    assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
-
-
-def test_sums_of_gradients_in_bf16_resume_exactly(corpus: Corpus, tmp_path: Path) -> None:
-    """What is drawn for the rounding follows from the position in the data."""
-    settings = (
-        "--precision bf16 --parameter-format bf16 --moment-format int8 --gradient-accumulation-steps 4 "
-    )
-    settings += "--steps 8 --lr 2e-2 --validation-windows 2"
-    straight = complete(start(tmp_path / "a", corpus, 2, settings))
-    assert straight[0].files("checkpoint-step-8") == straight[1].files("checkpoint-step-8")
-    stop_at(4, tmp_path / "b", corpus, 2, settings)
-    resumed = complete(start(tmp_path / "b", corpus, 2, settings))
-    assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
+    settings += "--loss-chunk 20 --vocab-multiple 64 --steps 8 --lr 2e-2 --gradient-accumulation-steps 4 "
+    settings += "--validation-windows 2"
+    straight, _ = stopped_and_resumed(tmp_path, corpus, 2, settings, 4)
+    assert straight.done["validation_loss"] < straight.done["first_validation_loss"] - 0.1
     # Rounded to nearest it would be another run.
     nearest = complete(start(tmp_path / "c", corpus, 2, settings, dict.fromkeys(range(2), round_to_nearest)))
-    assert curve(nearest[0]) != curve(straight[0])
-    assert curve(nearest[0]) == pytest.approx(curve(straight[0]), abs=0.2)
+    assert curve(nearest[0]) != curve(straight)
+    assert curve(nearest[0]) == pytest.approx(curve(straight), abs=0.2)
 
 
 def round_to_nearest() -> None:
     gradient_sum.GradientSum._hook = lambda *_: lambda gradient: None  # type: ignore[method-assign]
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_optimizer_step(corpus: Corpus, tmp_path: Path) -> None:
-    def poison() -> None:
-        original, calls = GPT.loss_sum, 0
+def infinite_loss() -> None:
+    original, calls = GPT.loss_sum, 0
 
-        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
-            nonlocal calls
-            calls += self.training
-            return original(self, *arguments) * (math.nan if calls == 8 else 1)
+    def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += self.training
+        return original(self, *arguments) * (math.nan if calls == 8 else 1)
 
-        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
-
-    ranks = start(tmp_path, corpus, 2, faults={1: poison})
-    assert [trainer.end() for trainer in ranks] == [65, 65], ranks[0].text
-    for trainer in ranks:
-        assert "The loss is not finite at step 8 on rank 1 on node1." in trainer.text
-        assert trainer.checkpoints() == ["checkpoint-step-5"]
-        assert trainer.status["state"] == "failed"
+    GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_gradient_that_is_not_finite_names_its_rank(
-    world_size: int, corpus: Corpus, tmp_path: Path
+@pytest.mark.parametrize(
+    ("what", "fault", "world_size"),
+    [
+        ("loss", infinite_loss, 2),
+        ("gradient", infinite_gradient(8), 1),
+        ("gradient", infinite_gradient(8), 2),
+    ],
+)
+def test_what_is_not_finite_names_its_rank_and_stops_before_the_optimizer_step(
+    what: str, fault: Fault, world_size: int, corpus: Corpus, tmp_path: Path
 ) -> None:
     last = world_size - 1
-    ranks = start(tmp_path, corpus, world_size, faults={last: infinite_gradient(8)})
-    for trainer in ranks:
+    for trainer in start(tmp_path, corpus, world_size, faults={last: fault}):
         assert trainer.end() == 65, trainer.text
-        assert f"The gradient is not finite at step 8 on rank {last} on node{last}." in trainer.text
+        assert f"The {what} is not finite at step 8 on rank {last} on node{last}." in trainer.text
         assert trainer.checkpoints() == ["checkpoint-step-5"]
+        assert trainer.status["state"] == "failed"
 
 
 def test_fp16_leaves_out_a_step_that_overflows_on_one_rank(corpus: Corpus, tmp_path: Path) -> None:
@@ -101,22 +87,50 @@ def test_a_run_may_go_on_in_another_precision(corpus: Corpus, tmp_path: Path) ->
     assert "precision fp16 -> bf16" in trainer.text
 
 
-def test_fp16_keeps_its_scale_across_a_resume(corpus: Corpus, tmp_path: Path) -> None:
-    settings = "--precision fp16 --steps 6 --validation-windows 2"
-    (straight,) = complete(start(tmp_path / "a", corpus, 1, settings))
+def test_fp16_keeps_its_scale_and_dropout_its_numbers_across_a_resume(corpus: Corpus, tmp_path: Path) -> None:
+    settings = "--precision fp16 --dropout 0.2 --optimizer muon --lr 2e-2 --validation-windows 2"
+    (straight,) = stopped_and_resumed(tmp_path, corpus, 1, settings, 8)
     assert "Precision: fp16 | Autocast=ON | GradScaler=ON" in straight.text
-    stop_at(3, tmp_path / "b", corpus, 1, settings)
-    (second,) = complete(start(tmp_path / "b", corpus, 1, settings))
-    assert second.files("checkpoint-step-6") == straight.files("checkpoint-step-6")
-    assert second.state("checkpoint-step-6")["scaler"] == straight.state("checkpoint-step-6")["scaler"]
-    assert straight.done["validation_loss"] < straight.done["first_validation_loss"]
+    there = tmp_path.glob("*/node0/run/checkpoints/checkpoint-step-20/state.json")
+    scales = [json.loads(path.read_text())["scaler"] for path in there]
+    assert len(scales) == 2 and scales[0] == scales[1]
+    assert straight.done["validation_loss"] < straight.done["first_validation_loss"] - 0.3
 
 
-def test_dropout_is_the_same_after_a_resume(corpus: Corpus, tmp_path: Path) -> None:
-    (straight,) = complete(start(tmp_path / "a", corpus, 1, "--dropout 0.2 --steps 8"))
-    stop_at(4, tmp_path / "b", corpus, 1, "--dropout 0.2 --steps 8")
-    (second,) = complete(start(tmp_path / "b", corpus, 1, "--dropout 0.2 --steps 8"))
-    assert second.files("checkpoint-step-8") == straight.files("checkpoint-step-8")
+@pytest.mark.parametrize(
+    ("settings", "instead", "refusal"),
+    [
+        ("--optimizer muon --lr 2e-2", "--lr 2e-2", "has optimizer=muon, this run asks for adamw"),
+        (
+            "--family hrm-text --layers 2 --lr 5e-3",
+            "--layers 2 --lr 5e-3",
+            "has family=hrm-text, this run asks for gpt2",
+        ),
+    ],
+    ids=["muon", "hrm-text"],
+)
+def test_two_ranks_learn_as_one_and_a_resume_changes_no_bit(
+    settings: str, instead: str, refusal: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    """HRM-Text is stopped while its embedding gets no gradient; its two processors do not draw the same numbers."""
+
+    def draw_others() -> None:
+        original = HrmText._initialise
+        HrmText._initialise = lambda self, config: (original(self, config), self.z_L_init.neg_())  # type: ignore
+
+    first, second = stopped_and_resumed(tmp_path, corpus, 2, settings, 2, {1: draw_others})
+    assert first.done["validation_loss"] < first.done["first_validation_loss"] - 0.3
+    for line in (
+        "World size: 2 | GPUs in all: 0 | Backend: gloo",
+        "Batch size per rank: 2 | Gradient accumulation steps: 1 | Effective batch size: 4",
+        "Total training steps: 20 | Steps per epoch: ",
+    ):
+        assert line in first.text and line not in second.text
+    (one,) = complete(start(tmp_path / "one", corpus, 1, f"{settings} --batch-size 4"))
+    assert one.done["validation_loss"] == pytest.approx(first.done["validation_loss"], abs=1e-4)
+    (refused, _) = start(tmp_path / "stopped", corpus, 2, instead)
+    assert refused.end() == 64
+    assert refusal in refused.text
 
 
 def test_what_is_dropped_depends_on_the_window_and_not_on_who_computes_it(

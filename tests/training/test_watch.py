@@ -21,6 +21,7 @@ from aura.watch.kernel_log import KernelLog, xids_in
 from aura.watch.nvml import Gpus
 from aura.watch.queue import Queue
 from aura.watch.readings import GpuReading, Reading, reading_of
+from nvidia import driver, no_driver
 
 WELL = GpuReading(
     "GPU-1", 0, "NVIDIA RTX 4090", pci="0000:01:00", recovery_action=0, ecc=0, temperature=60, slowdown_at=90,
@@ -171,10 +172,7 @@ def test_recorded_readings_are_judged_again_and_passed_on(
 def test_without_a_driver_it_goes_on_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def no_driver() -> None:
-        raise pynvml.NVMLError_LibraryNotFound
-
-    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    no_driver(monkeypatch)
     monkeypatch.setattr(watch, "KernelLog", lambda after: SimpleNamespace(after=after, new=lambda: []))
     monkeypatch.setattr(watch.time, "sleep", stop_after(3))
     with pytest.raises(KeyboardInterrupt):
@@ -201,24 +199,16 @@ def test_a_card_that_stops_answering_keeps_its_name(monkeypatch: pytest.MonkeyPa
             raise pynvml.NVMLError_GpuIsLost
         return index
 
-    def not_told(*_: object) -> None:
-        raise pynvml.NVMLError_NotSupported
-
-    for name in dir(pynvml):
-        if name.startswith("nvmlDeviceGet"):
-            monkeypatch.setattr(pynvml, name, not_told)
-    answers = {
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": handle,
-        "nvmlDeviceGetUUID": lambda index: f"GPU-{index}",
-        "nvmlDeviceGetName": lambda _: "NVIDIA RTX 4090",
-        "nvmlDeviceGetPciInfo": lambda index: SimpleNamespace(domain=0, bus=index + 1, device=0),
-        "nvmlDeviceGetTemperature": lambda _, which: 70,
-        "nvmlDeviceGetRemappedRows": lambda _: [0, 0, 1, 0],
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(pynvml, name, answer)
+    driver(
+        monkeypatch,
+        2,
+        HandleByIndex=handle,
+        UUID=lambda index: f"GPU-{index}",
+        Name=lambda _: "NVIDIA RTX 4090",
+        PciInfo=lambda index: SimpleNamespace(domain=0, bus=index + 1, device=0),
+        Temperature=lambda _, which: 70,
+        RemappedRows=lambda _: [0, 0, 1, 0],
+    )
     gpus = Gpus()
     zero, one = gpus.read()
     assert one == GpuReading(

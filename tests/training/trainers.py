@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.model.gpt import GPT
 from aura.run import trainer as train
+from services import wait_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 FORK = multiprocessing.get_context("fork")
@@ -33,7 +35,43 @@ TINY += "--log-every 5 --validate-every 10 --validation-windows 20 --save-every 
 Fault = Callable[[], None]
 
 
-class Trainer:
+class Forked:
+    """A process that writes what it says into a file. `seconds`: how long it may take."""
+
+    process: BaseProcess
+    output: Path
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(encoding="utf-8")
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid
+        return self.process.pid
+
+    def wait_for(self, is_true: Callable[[], bool], what: str, seconds: float = 60) -> None:
+        wait_until(is_true, seconds, lambda: f"not {what} after {seconds} s:\n{self.text}")
+
+    def end(self, seconds: float = 60) -> int:
+        """The exit code."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise AssertionError(f"still running after {seconds} s:\n{self.text}")
+        return self.process.exitcode
+
+
+def speak_into(output: Path) -> None:
+    """This process, from now on."""
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the process ends
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+class Trainer(Forked):
     """One rank. `fault` runs in its process before the trainer starts."""
 
     def __init__(
@@ -46,18 +84,6 @@ class Trainer:
         words = ["train", *words, "--run-dir", str(self.run_dir)]
         self.process = FORK.Process(target=_work, args=(environment, words, self.output, fault), daemon=True)
         self.process.start()
-
-    def end(self, seconds: float = 60) -> int:
-        """The exit code."""
-        self.process.join(seconds)
-        if self.process.exitcode is None:
-            self.process.kill()
-            raise AssertionError(f"still running after {seconds} s:\n{self.text}")
-        return self.process.exitcode
-
-    @property
-    def text(self) -> str:
-        return self.output.read_text(encoding="utf-8")
 
     @property
     def status(self) -> dict[str, Any]:
@@ -94,7 +120,7 @@ def start(
     ranks = []
     for rank in range(world_size):
         of_rank = corpus[rank] if isinstance(corpus, list) else corpus
-        environment = {"AURA_NODE": f"node{rank}", "GLOO_SOCKET_IFNAME": "lo", "AURA_LANG": language}
+        environment = {"AURA_NODE": f"node{rank}", "AURA_LANG": language}
         if world_size > 1:
             environment |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -102,6 +128,21 @@ def start(
         words = ["--preset", "gpt2-nano", "--corpus", str(of_rank.path), *tiny.split(), *settings.split()]
         words += ["--join-timeout", "30"]
         ranks.append(Trainer(folder / f"node{rank}", environment, words, (faults or {}).get(rank)))
+    return ranks
+
+
+def two_on_one_disk(
+    folder: Path, corpus: Corpus, settings: str = "", fault: Callable[[], None] | None = None
+) -> list[Trainer]:
+    """Two ranks of one node; `fault` is rank 0's."""
+    folder.mkdir(exist_ok=True)
+    port = str(free_port())
+    words = ["--preset", "gpt2-nano", "--corpus", str(corpus.path), *TINY.split(), *settings.split()]
+    ranks = []
+    for rank in range(2):
+        environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "AURA_NODE": "node0"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ranks.append(Trainer(folder / "node0", environment, words, None if rank else fault))
     return ranks
 
 
@@ -117,6 +158,24 @@ def stop_at(
     """A run that every rank is asked to end in this step."""
     stop = at_step(step, send_self(signal.SIGTERM))
     return complete(start(folder, corpus, world_size, settings, dict.fromkeys(range(world_size), stop)))
+
+
+def stopped_and_resumed(
+    folder: Path,
+    corpus: Corpus,
+    world_size: int,
+    settings: str,
+    step: int,
+    faults: dict[int, Fault] | None = None,
+) -> list[Trainer]:
+    """The ranks of a run without interruption. All have the same bits in the end, and the same as those of a run
+    that was asked to stop in this step and started again."""
+    straight = complete(start(folder / "straight", corpus, world_size, settings, faults))
+    last = f"checkpoint-step-{straight[0].done['step']}"
+    stop_at(step, folder / "stopped", corpus, world_size, settings)
+    resumed = complete(start(folder / "stopped", corpus, world_size, settings))
+    assert len({trainer.files(last) for trainer in (*straight, *resumed)}) == 1
+    return straight
 
 
 def curve(trainer: Trainer) -> dict[int, float]:
@@ -174,13 +233,7 @@ def send_self(number: signal.Signals) -> Callable[[], None]:
 
 
 def _work(environment: dict[str, str], words: list[str], output: Path, fault: Fault | None) -> None:
-    with output.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the process ends
-    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        os.environ.pop(name, None)
+    speak_into(output)
     os.environ.update(environment)
     torch.set_num_threads(1)
     if fault:
