@@ -6,7 +6,6 @@ The facts about nodes are synthetic.
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import re
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import tree
 import yaml
-from expressions import says
+from expressions import problems
 
 NODES = {f"node{number}": {"lan_address": f"192.168.50.2{number}"} for number in range(4)}
 BESIDE = {"cluster": {"hosts": NODES}, "wsl": {"hosts": {"node0": {}, "node3": {}}}}
@@ -28,16 +27,7 @@ INSIDE = {
 }
 
 
-def role_filters() -> Any:
-    path = tree.ROOT / "roles/wsl/filter_plugins/wsl.py"
-    specification = importlib.util.spec_from_file_location("wsl_filters", path)
-    assert specification and specification.loader
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-FILTERS = role_filters()
+FILTERS = tree.module("roles/wsl/filter_plugins/wsl.py")
 
 
 def inventory(folder: Path, hosts: dict[str, Any], **settings: Any) -> Path:
@@ -137,40 +127,45 @@ def test_time_and_files_come_from_the_first_node_with_a_kernel_of_its_own(tmp_pa
 
 
 SEEN = {
-    "wsl": True, "cards": [{"name": "eth0", "addresses": ["192.168.50.23/24", "fe80::1/64"]}],
-    "texts": {"/etc/wsl.conf": ""}, "units": {"sysinit.target": {"active": True}}, "files": {}, "gpu": {"smi": []},
+    "cards": [{"name": "eth0", "addresses": ["192.168.50.23/24", "fe80::1/64"]}],
+    "units": {"sysinit.target": {"active": True}},
 }  # fmt: skip
-SETTINGS = {"wsl_enabled": True, "wsl_address": "192.168.50.23", "wsl_admin_networks": ["192.168.50.0/24"]}
 
 
 @pytest.mark.parametrize(
-    ("seen", "settings", "words"),
+    ("seen", "words"),
     [
-        pytest.param({}, {}, "", id="as it should be"),
+        pytest.param({}, "", id="as it should be"),
         pytest.param(
-            {}, {"wsl_enabled": False}, "Name it in the group `wsl` of hosts.yml too", id="not in the group"
-        ),
-        pytest.param({"wsl": False}, {}, "take it out of that group", id="not WSL"),
-        pytest.param({"wsl": False}, {"wsl_enabled": False}, "", id="a PC"),
-        pytest.param(
-            {"units": {"sysinit.target": {"active": False}}},
-            {},
-            "systemd does not run in its WSL",
-            id="systemd",
+            {"units": {"sysinit.target": {"active": False}}}, "systemd does not run in its WSL", id="systemd"
         ),
         pytest.param(
-            {"cards": []}, {}, "What to type there: ansible-playbook playbooks/windows.yml", id="no address"
+            {"cards": []}, "type there: ansible-playbook playbooks/windows.yml --limit node3", id="no address"
         ),
-        pytest.param({}, {"wsl_memory": "half"}, "wsl_memory is half", id="memory"),
-        pytest.param({}, {"wsl_networking": "nat"}, "wsl_networking is nat", id="networking"),
-        pytest.param({}, {"wsl_distribution": "a; b"}, "wsl_distribution is a; b", id="distribution"),
-        pytest.param({}, {"wsl_admin_networks": []}, "nobody could log in", id="admin networks"),
     ],
 )
-def test_what_stops_the_role(seen: dict[str, Any], settings: dict[str, Any], words: str) -> None:
-    said = says("wsl", "__wsl_problem", **{"__wsl_seen": {**SEEN, **seen}, **SETTINGS, **settings})
+def test_what_stops_the_role(seen: dict[str, Any], words: str) -> None:
+    said = problems("wsl", {**SEEN, **seen}, address="192.168.50.23", hostname="node3")
     assert words in said
     assert bool(words) == bool(said)
+
+
+def test_a_node_is_what_its_group_says() -> None:
+    assert FILTERS.wsl_stranger("node3", True, True) == FILTERS.wsl_stranger("node3", False, False) == ""
+    assert "Name it in the group `wsl` of hosts.yml too" in FILTERS.wsl_stranger("node3", True, False)
+    assert "take it out of there" in FILTERS.wsl_stranger("node3", False, True)
+
+
+def test_all_settings_that_windows_would_not_take_are_named() -> None:
+    assert FILTERS.wsl_setting("mirrored", "24GB", "Ubuntu-22.04", ["192.168.50.0/24"]) == ""
+    said = FILTERS.wsl_setting("nat", "half", "a; b", [])
+    for words in (
+        "wsl_networking is nat",
+        "wsl_memory is half",
+        "wsl_distribution is a; b",
+        "nobody could log in",
+    ):
+        assert words in said
 
 
 WANTED = {"boot": {"systemd": "true"}, "network": {"hostname": "node3", "generateHosts": "false"}}

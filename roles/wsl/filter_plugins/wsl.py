@@ -44,6 +44,43 @@ def _set(blocks: list[list[str]], key: str, value: str) -> None:
     blocks[0].insert(len(blocks[0]) if place is None else place, line)
 
 
+def wsl_command(address: str, prefix: int, gateway: str) -> str:
+    """What Linux types when it starts, to have its address on a switch of its own."""
+    route = f" && ip route replace default via {gateway}" if gateway else ""
+    return f"ip address replace {address}/{prefix} dev eth0 && ip link set eth0 up{route}"
+
+
+def wsl_stranger(name: str, wsl: bool, group: bool) -> str:
+    """Why a node is not what the group `wsl` says; empty when it is. wsl: what it is; group: whether it is in it."""
+    if wsl and not group:
+        return (
+            f"{name} is Linux under Windows (WSL), where Windows has the network card, the graphics driver and the "
+            f"clock. Name it in the group `wsl` of hosts.yml too (wsl: {{hosts: {{{name}: {{}}}}}}); docs/windows.md "
+            "says the rest."
+        )
+    if group and not wsl:
+        return f"{name} is in the group `wsl` of hosts.yml, but it is no Linux under Windows: take it out of there."
+    return ""
+
+
+def wsl_setting(networking: str, memory: str, distribution: str, admin_networks: list[str]) -> str:
+    """What cannot be told to Windows, all in one text; empty when all can."""
+    said = []
+    if networking not in ("mirrored", "switch"):
+        said.append(f"wsl_networking is {networking}: it is mirrored (Windows 11) or switch (Windows 10).")
+    if memory and not re.fullmatch(r"[1-9][0-9]*(MB|GB)", memory):
+        said.append(f"wsl_memory is {memory}, which WSL does not take for a size: write 24GB or 8000MB, say.")
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", distribution):
+        said.append(
+            f"wsl_distribution is {distribution}, which is no name of a WSL system: wsl --list in PowerShell has them."
+        )
+    if not admin_networks:
+        said.append(
+            "admin_networks is empty: nobody could log in. Name the network that you administer the nodes from."
+        )
+    return " ".join(said)
+
+
 def powershell(words: str | Iterable[object]) -> str:
     """A text, or a list of texts, as PowerShell reads it literally."""
     several = [words] if isinstance(words, str) else words
@@ -62,4 +99,7 @@ def ports_but(closed: Iterable[int]) -> list[str]:
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"wsl_conf": wsl_conf, "powershell": powershell, "ports_but": ports_but}
+        return {
+            "wsl_conf": wsl_conf, "wsl_command": wsl_command, "wsl_stranger": wsl_stranger, "wsl_setting": wsl_setting,
+            "powershell": powershell, "ports_but": ports_but,
+        }  # fmt: skip
