@@ -24,7 +24,7 @@ CHANGES = [
     ("time_sync", "node4", "echo pool example.invalid >>/etc/chrony/chrony.conf", "-pool example.invalid"),
     ("python_env", "node1", "rm /opt/aura/wheelhouse.complete", "wheelhouse"),
     ("trainer", "node2", "sed -i s/=mixed/=process/ /etc/systemd/system/aura-train@.service", "+KillMode=mixed"),
-    ("tensorboard", "node0", "systemctl disable --now aura-tensorboard.service", "It runs, now and after a reboot: TensorBoard"),
+    ("tensorboard", "node0", "systemctl disable --now aura-tensorboard.service", "after a reboot: TensorBoard"),
 ]  # fmt: skip
 
 
