@@ -316,6 +316,12 @@ def test_data_are_not_mounted_without_their_disk() -> None:
     assert problems("base", **data("/mnt/ssd/aura", {}, {"where": "/"}, unit=unit)) != ""
 
 
+def test_a_link_that_aura_has_made_is_not_followed() -> None:
+    seen = data("/var/lib/aura", {}, {})
+    seen["node"]["files"]["/var/lib/aura/runs"] = {**ABSENT, "kind": "link"}
+    assert "/var/lib/aura/runs is a link there" in problems("base", **seen)
+
+
 @pytest.mark.parametrize(
     ("seen", "sentence"),
     [
