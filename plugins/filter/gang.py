@@ -43,7 +43,10 @@ def gang_member(
     elif chosen["cards"] and not problem:
         problem = torch_build(seen["gpu"], build, wanted)["problem"]
         if build == "cpu" and not problem:
-            problem = "its torch is the build for processors, though its driver works: site.yml gives it one that uses the card"
+            problem = (
+                "its torch is the build for processors, though its driver works: site.yml gives it one that uses the "
+                "card"
+            )
     return {
         "name": name,
         "address": address,
@@ -61,8 +64,8 @@ def gang_member(
 def gang_problems(members: Sequence[Member], same_trainer: bool = True) -> list[str]:
     """Why these nodes cannot train together as they are, of all of them."""
     said = [
-        f"{one['name']} cannot train as it is: {one['problem']}.\nRelease, driver and address: ansible-playbook site.yml. "
-        f"Without this node: --limit 'cluster:!{one['name']}'.{one['way']}"
+        f"{one['name']} cannot train as it is: {one['problem']}. Nothing was started.\nRelease, driver "
+        f"and address: ansible-playbook site.yml. Without this node: --limit 'cluster:!{one['name']}'.{one['way']}"
         for one in members
         if one["problem"]
     ]
@@ -70,7 +73,8 @@ def gang_problems(members: Sequence[Member], same_trainer: bool = True) -> list[
     if same_trainer and len(releases) > 1:
         of = ", ".join(f"{one['name']} has {one['release']}" for one in members if one["release"])
         said.append(
-            f"The nodes have different trainers: {of}.\nGive all of them the same one: ansible-playbook site.yml"
+            f"The nodes have different trainers: {of}. Nothing was started.\nGive all of them the same one: "
+            "ansible-playbook site.yml"
         )
     return said
 
@@ -90,7 +94,7 @@ def gang_words(members: Sequence[Member]) -> list[str]:
 
 
 def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What each rank of this node is told, as write_files takes it. The variables are torch.distributed's standard ones.
+    """What each rank of this node is told, as write_files takes it, in torch.distributed's standard variables.
 
     run: name, preset, corpus, backend and overrides; port, threads (0: torch's), link_mbit, and image or "".
     """

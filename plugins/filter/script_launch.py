@@ -60,19 +60,20 @@ def script_problems(request: Request, nodes: Sequence[Node], without_compiler: S
         counted = ", ".join(f"{node['name']} {node['ranks']}" for node in nodes)
         said.append(
             f"accelerate starts the same number of processes on every node, but these would have {counted}. "
-            f"What helps: {ways}, launcher=torchrun takes unequal numbers (and so does deepspeed)."
+            f"Nothing was started. What helps: {ways}, launcher=torchrun takes unequal numbers (and so does deepspeed)."
         )
     idle = [node["name"] for node in nodes if not node["cards"]]
     if launcher != "torchrun" and idle and len(idle) < len(nodes):
         said.append(
             f"{launcher} trains on cards or on processors, not on both, and {', '.join(idle)} would train on the "
-            f"processor. What helps: {ways}."
+            f"processor. Nothing was started. What helps: {ways}."
         )
     if request["compiles"] and without_compiler:
         who = "DeepSpeed" if "deepspeed" in request["packages"] else "dynamo_backend=inductor"
         said.append(
-            f"{', '.join(without_compiler)} has no C++ compiler, and {who} compiles while it runs. On that node: "
-            "sudo apt install g++ python3.11-dev (where Python comes from the wheelhouse, as on Ubuntu: g++ alone)."
+            f"{', '.join(without_compiler)} has no C++ compiler, and {who} compiles while it runs. Nothing was "
+            "started. On that node: sudo apt install g++ python3.11-dev (where Python comes from the wheelhouse, as on "
+            "Ubuntu: g++ alone)."
         )
     return said
 

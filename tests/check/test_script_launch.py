@@ -94,7 +94,7 @@ def test_torchrun_takes_unequal_numbers_and_accelerate_says_that_it_does_not(pro
     for launcher in ("torchrun", "deepspeed"):
         assert launch.script_problems(asked(project, launcher=launcher), UNEVEN, []) == []
     (said,) = launch.script_problems(asked(project, launcher="accelerate"), UNEVEN, [])
-    assert "these would have node0 2, node1 1." in said
+    assert "these would have node0 2, node1 1. Nothing was started." in said
     for way_out in ("training_cards", "--limit", "launcher=torchrun"):
         assert way_out in said
 
