@@ -6,16 +6,21 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from expressions import problems, says
 
-SEEN = {
+SEEN: dict[str, Any] = {
     "cards": [{"name": "lan0", "addresses": ["10.9.0.1/24", "fe80::1/64"]}],
     "session": {"client": "10.8.0.9", "here": "10.9.0.1", "port": 22},
     "ufw": False, "firewalld": False,
 }  # fmt: skip
-SETTINGS = {"address": "10.9.0.1", "peers": ["10.9.0.1", "10.9.0.2"], "admin_networks": ["10.8.0.0/24"]}
+SETTINGS: dict[str, Any] = {
+    "address": "10.9.0.1",
+    "peers": ["10.9.0.1", "10.9.0.2"],
+    "admin_networks": ["10.8.0.0/24"],
+}
 ELSEWHERE = {"client": "192.168.1.9", "here": "192.168.1.57", "port": 22}
 
 

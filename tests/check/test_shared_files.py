@@ -111,7 +111,11 @@ def test_a_shared_directory_that_cannot_be_is_refused_before_the_first_packet(di
 
 # --- the clients -----------------------------------------------------------------------------------
 
-CLIENT = {"client_enabled": True, "directory": "/srv/aura", "source": "192.168.50.20:/srv/aura"}
+CLIENT: dict[str, Any] = {
+    "client_enabled": True,
+    "directory": "/srv/aura",
+    "source": "192.168.50.20:/srv/aura",
+}
 OTHER = {"mounted": True, "source": "192.168.50.9:/old", "type": "nfs4", "empty": False}
 SMB: dict[str, Any] = {"source": "//nas/aura", "smb_user": "aura", "smb_password": "secret"}
 MOUNT_FILE = {"/etc/systemd/system/srv-aura.mount": {**ABSENT, "kind": "file"}}
