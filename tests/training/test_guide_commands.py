@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 from typing import Any, NoReturn
@@ -158,11 +159,10 @@ def test_what_a_playbook_is_told_are_settings_of_the_preset(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = dict(word.split("=", 1) for word in re.findall(r"-e (\S+=\S+)", line))
-    request = yaml.safe_load((ROOT / "playbooks/vars/request.yml").read_text(encoding="utf-8"))
+    judged = runpy.run_path(str(ROOT / "plugins/filter/run_request.py"))
     plays = yaml.safe_load((ROOT / "playbooks/launch.yml").read_text(encoding="utf-8"))
     (more,) = [play["vars"]["request_more"] for play in plays if "request_more" in play.get("vars", {})]
-    own = {*re.findall(r"'(\w+)'", request["request_names"]), *request["prepare_flags"], *more}
-    settings = [f"{name}={value}" for name, value in told.items() if name not in own]
+    settings = [f"{name}={value}" for name, value in judged["preset_settings"](told, *more).items()]
     words = [
         "config",
         "--preset",
