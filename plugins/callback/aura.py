@@ -43,7 +43,7 @@ class CallbackModule(Default):
         super().__init__()
         self.began = time.monotonic()
         self.line = MovingLine()
-        self.task = ""
+        self.task = self.heading = ""
         self.hosts = self.done = 0
         self.changed: list[str] = []
         self.failed: Hosts = {}
@@ -54,10 +54,13 @@ class CallbackModule(Default):
     def v2_playbook_on_play_start(self, play: Any) -> None:
         self._flush()
         self.hosts = 0
-        self._say(play.get_name(), constants.COLOR_HIGHLIGHT)
+        self.heading = play.get_name()  # of a play that nobody is in nothing is said
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         self._flush()
+        if self.heading:
+            self._say(self.heading, constants.COLOR_HIGHLIGHT)
+            self.heading = ""
         self.task, self.done = task.get_name().rpartition(" : ")[2].strip(), 0
         self.line.pause(task.action in ASKS)
         self._move()

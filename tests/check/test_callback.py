@@ -11,6 +11,8 @@ import pytest
 import tree
 
 PLAY = """
+- name: Restart who waits for it
+  hosts: nobody
 - name: Make every node a member
   hosts: all
   gather_facts: false
