@@ -62,23 +62,26 @@ class ActionModule(ActionBase):
 
 
 def steps(asked: dict[str, Any], unit: dict[str, Any], read: list[float], now: float) -> list[str]:
-    """The verbs of systemctl that are needed. unit: of node_state. read: when what it reads was written."""
+    """The verbs of systemctl that are needed. unit: of node_state. read: when what it reads was written.
+
+    Whenever there is something to do systemd reads its files first: of a unit that it has not loaded it does not say
+    that it has missed one of them.
+    """
     state, masked = asked.get("state", "started"), unit["enabled_state"] == "masked"
     if state == "masked":
         return [*(["stop"] if unit["active"] else []), *([] if masked else ["mask"])]
     if state == "stopped" and not unit["exists"]:
         return []
-    todo = ["daemon-reload"] if unit["reload"] or not unit["exists"] else []
-    if masked:
-        todo.append("unmask")
+    todo = ["unmask"] if masked else []
     wanted = asked.get("enabled", True)
     if unit["enabled"] != wanted and unit["enabled_state"] not in STARTS_BY_ITSELF:
         todo.append("enable" if wanted else "disable")
     if state == "stopped":
-        return [*todo, *(["stop"] if unit["active"] else [])]
+        todo += ["stop"] if unit["active"] else []
+    elif not unit["active"]:
+        todo.append("start")
     # A time to come says nothing (the clock was set since).
-    old = unit["stale"] or any(unit["started"] < moment <= now for moment in read)
-    if not unit["active"]:
-        return [*todo, "start"]
-    renew = asked.get("renew", "restart")
-    return [*todo, *([renew] if old and renew != "never" else [])]
+    elif unit["stale"] or any(unit["started"] < moment <= now for moment in read):
+        renew = asked.get("renew", "restart")
+        todo += [renew] if renew != "never" else []
+    return ["daemon-reload", *todo] if todo or unit["reload"] else []

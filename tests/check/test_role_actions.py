@@ -21,22 +21,23 @@ BARE = {"exists": False, "active": False, "enabled": False, "enabled_state": ""}
     ("asked", "unit", "read", "todo"),
     [
         ({}, {}, [], []),
-        ({}, {"active": False}, [], ["start"]),
-        ({}, {"enabled": False, "enabled_state": "disabled"}, [], ["enable"]),
+        ({}, {"active": False}, [], ["daemon-reload", "start"]),
+        ({}, {"enabled": False, "enabled_state": "disabled"}, [], ["daemon-reload", "enable"]),
         ({}, {"enabled": False, "enabled_state": "static"}, [], []),
         # On a bare node, in a check too.
         ({}, BARE, [], ["daemon-reload", "enable", "start"]),
         # What a run that failed has left: a newer file of the unit, or one that it reads.
         ({}, {"reload": True, "stale": True}, [], ["daemon-reload", "restart"]),
-        ({}, {}, [99.0, 150.0], ["restart"]),
-        ({"renew": "reload"}, {}, [150.0], ["reload"]),
+        ({}, {"reload": True}, [], ["daemon-reload"]),
+        ({}, {}, [99.0, 150.0], ["daemon-reload", "restart"]),
+        ({"renew": "reload"}, {}, [150.0], ["daemon-reload", "reload"]),
         ({"renew": "never"}, {"stale": True}, [150.0], []),
         ({}, {}, [201.0], []),  # a time to come
-        ({}, {"active": False}, [150.0], ["start"]),
-        ({}, {"enabled_state": "masked", "active": False}, [], ["unmask", "start"]),
+        ({}, {"active": False}, [150.0], ["daemon-reload", "start"]),
+        ({}, {"enabled_state": "masked", "active": False}, [], ["daemon-reload", "unmask", "start"]),
         ({"state": "masked"}, {}, [], ["stop", "mask"]),
         ({"state": "masked"}, {"enabled_state": "masked", "active": False}, [], []),
-        ({"state": "stopped", "enabled": False}, {}, [], ["disable", "stop"]),
+        ({"state": "stopped", "enabled": False}, {}, [], ["daemon-reload", "disable", "stop"]),
         ({"state": "stopped", "enabled": False}, {**BARE, "exists": True, "enabled_state": "disabled"}, [], []),
     ],
 )  # fmt: skip
