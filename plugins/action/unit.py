@@ -70,10 +70,10 @@ def steps(asked: dict[str, Any], unit: dict[str, Any], read: list[float], now: f
     state, masked = asked.get("state", "started"), unit["enabled_state"] == "masked"
     if state == "masked":
         return [*(["stop"] if unit["active"] else []), *([] if masked else ["mask"])]
-    if state == "stopped" and not unit["exists"]:
-        return []
     todo = ["unmask"] if masked else []
     wanted = asked.get("enabled", True)
+    if not (unit["exists"] or wanted) and state == "stopped":
+        return []
     if unit["enabled"] != wanted and unit["enabled_state"] not in STARTS_BY_ITSELF:
         todo.append("enable" if wanted else "disable")
     if state == "stopped":

@@ -37,6 +37,8 @@ BARE = {"exists": False, "active": False, "enabled": False, "enabled_state": ""}
         ({}, {"enabled_state": "masked", "active": False}, [], ["daemon-reload", "unmask", "start"]),
         ({"state": "masked"}, {}, [], ["stop", "mask"]),
         ({"state": "masked"}, {"enabled_state": "masked", "active": False}, [], []),
+        ({"state": "stopped", "enabled": False}, BARE, [], []),
+        ({"state": "stopped"}, BARE, [], ["daemon-reload", "enable"]),  # for the next boot
         ({"state": "stopped", "enabled": False}, {}, [], ["daemon-reload", "disable", "stop"]),
         ({"state": "stopped", "enabled": False}, {**BARE, "exists": True, "enabled_state": "disabled"}, [], []),
     ],
