@@ -68,6 +68,26 @@ def test_a_rehearsal_changes_no_bit(ranks: int, corpus: Corpus, tmp_path: Path) 
     ]
 
 
+def test_deterministic_kernels_are_torchs_and_change_no_bit_on_a_processor(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    def watch() -> None:
+        begin = train.Trainer.train
+
+        def watched(self: train.Trainer) -> bool:
+            assert torch.are_deterministic_algorithms_enabled() == self.config.deterministic
+            return begin(self)
+
+        train.Trainer.train = watched  # type: ignore[method-assign]
+
+    kinds = ("false", "true")
+    one, other = (
+        complete(start(tmp_path / kind, corpus, 1, f"--steps 3 --deterministic {kind}", {0: watch}))[0]
+        for kind in kinds
+    )
+    assert one.files("checkpoint-step-3") == other.files("checkpoint-step-3")
+
+
 def infinite_loss() -> None:
     original, calls = GPT.loss_sum, 0
 

@@ -56,6 +56,7 @@ class TrainConfig:
     loss_chunk: int = _setting(minimum=0)
     gradient_checkpointing: bool = _setting()
     compile: str = _setting(choices=("auto", "true", "false"))
+    deterministic: bool = _setting()
     # One optimizer step
     batch_size: int = _setting(minimum=1)
     gradient_accumulation_steps: int = _setting(minimum=1)
@@ -196,6 +197,7 @@ BEFORE = {
     "delay_after": 0,
     "predicted_weights": True,
     "allow_delayed_adamw": False,
+    "deterministic": False,
     "global_batch_tokens": 0,
     "balance": "equal",
     "tokens": 0,
