@@ -60,6 +60,7 @@ class Task:
     overlap: bool = False  # the parameters are looked at only after the last step
     unlike: tuple[int, ...] = ()  # ranks without the vector instructions of the others
     nodes: tuple[str, ...] = ()  # of every rank; one each, unless said
+    links: tuple[int, ...] = ()  # of every rank [Mbit/s]; LINK_MBIT, unless said
 
     @property
     def config(self) -> TrainConfig:
@@ -207,7 +208,7 @@ def shards(task: Task) -> list[dict[str, torch.Tensor]]:
 
 def _work(task: Task, rank: int, port: int) -> None:
     torch.set_num_threads(1)
-    os.environ["AURA_LINK_MBIT"] = str(LINK_MBIT)
+    os.environ["AURA_LINK_MBIT"] = str(task.links[rank] if task.links else LINK_MBIT)
     if task.world_size > 1:
         store = dist.TCPStore("127.0.0.1", port, task.world_size, rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=task.world_size)

@@ -94,7 +94,7 @@ def test_a_mistake_is_one_sentence(preset: str, overrides: dict[str, Any], words
 def test_an_incomplete_configuration_is_refused() -> None:
     values = asdict(config.resolve("gpt2-nano"))
     assert config.from_values(values) == config.resolve("gpt2-nano")
-    del values["wire"]  # as it was written before there was such a setting
+    del values["wire"], values["deterministic"]  # as it was written before there were such settings
     values["compile"] = True  # and before there was auto
     assert config.from_values(values).compile == "true"
     values["compile"] = "false"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from aura.cluster.place import link_mbit
-from aura.config import resolve
+from aura.config import agreed_backend, resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
 from aura.plan import gpus
@@ -54,3 +54,27 @@ def test_the_plan_of_a_launch_counts_with_the_link_of_the_inventory(
             link_mbit()
     monkeypatch.delenv("AURA_LINK_MBIT")
     assert link_mbit() == 1000
+
+
+@pytest.mark.parametrize(
+    ("wishes", "nodes", "agreed"),
+    [
+        (["auto", "auto"], ["a", "a"], "nccl"),
+        (["auto", "auto"], ["a", "b"], "gloo"),
+        (["nccl", "nccl"], ["a", "b"], "nccl"),
+        (["auto", "gloo"], ["a", "a"], "gloo"),
+        (["nccl", "gloo"], ["a", "b"], "gloo"),
+    ],
+)
+def test_between_nodes_auto_means_gloo(wishes: list[str], nodes: list[str], agreed: str) -> None:
+    assert agreed_backend(wishes, nodes) == agreed
+
+
+def test_ranks_with_a_card_talk_gloo_between_nodes(corpus: Corpus, tmp_path: Path) -> None:
+    def have_a_gpu() -> None:
+        attempt.choose_device = lambda place, backend: (torch.device("cpu"), backend)
+
+    for trainer in complete(
+        start(tmp_path, corpus, 2, "--steps 1", faults=dict.fromkeys((0, 1), have_a_gpu))
+    ):
+        assert "Backend=gloo" in trainer.text and "cannot use NCCL" not in trainer.text

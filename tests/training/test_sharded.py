@@ -102,6 +102,17 @@ def test_gradients_leave_while_the_backward_pass_computes(tmp_path: Path) -> Non
         assert result["seen"] and min(result["seen"]) >= 1
 
 
+def test_the_slowest_link_decides_the_rounds_of_all(tmp_path: Path) -> None:
+    def look(number: int, rank: Rank) -> None:
+        assert isinstance(rank.strategy, Sharded)
+        rank.seen = [len(rank.strategy.rounds)]
+
+    task = Task(tmp_path, 3, sequences=6, steps=1, links=(1000, 1, 1000))
+    task.faults = dict.fromkeys(range(3), look)
+    assert len(lengths(task)) > 1
+    assert [result["seen"] for result in complete(task)] == [[len(lengths(task))]] * 3
+
+
 @pytest.mark.parametrize(
     ("what", "wire", "guilty", "nodes"),
     [

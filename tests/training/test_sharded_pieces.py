@@ -15,7 +15,7 @@ from aura.plan.memory import memory_of, wire_bytes
 from aura.plan.shapes import shape_of
 from aura.strategy import pieces, wire
 from aura.strategy.codec import bytes_of
-from aura.strategy.interface import outcome_of
+from aura.strategy.interface import clip_factor, outcome_of
 from aura.strategy.pieces import Segment, newton_schulz_work, owners, rounds
 from aura.strategy.sharded import ROUND_BYTES, _round_count, whole_matrices
 from aura.strategy.state import take
@@ -31,6 +31,11 @@ def cut(
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     whole = whole_matrices(model) if config.optimizer == "muon" else {}
     return shapes, whole, owners(shapes, whole, ranks)
+
+
+def test_a_gradient_is_shortened_to_the_clip_and_never_stretched() -> None:
+    norms = (0.0, 0.5, 1.0, 4.0)
+    assert [clip_factor(norm, 1.0, tokens=10) for norm in norms] == [0.1, 0.1, 0.1, 0.025]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

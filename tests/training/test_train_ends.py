@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 import torch
 from aura.cluster import activity
+from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.corpus.windows import Windows
 from aura.errors import ConfigError
 from aura.model import export
 from aura.model.gpt import GPT
 from aura.optim.adamw import AdamW
-from aura.run import attempt
+from aura.run import attempt, rehearsal
 from safetensors.torch import load_file
 from spanish import english_in
 from trainers import Trainer, at_step, complete, send_self, start, stop_at
@@ -171,6 +172,27 @@ def test_out_of_memory_on_one_rank_ends_all_with_its_sentence(
         assert f"Out of memory on rank {guilty} on node{guilty} with a micro-batch of 2 x 16 tokens." in said
         way_out = "--gradient-checkpointing true --batch-size 1 --gradient-accumulation-steps 2"
         assert re.search(rf"The same step needs \d\d% of the memory with .*{way_out}$", said), said
+
+
+def test_what_does_not_fit_a_card_is_said_before_the_first_step(corpus: Corpus, tmp_path: Path) -> None:
+    def small_card() -> None:
+        rehearsal.is_bounded = lambda device: True  # type: ignore[assignment]
+        forward_and_backward = rehearsal.forward_and_backward
+
+        def bounded(config: TrainConfig, model: GPT, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+            if len(inputs) > 1:
+                raise torch.OutOfMemoryError
+            forward_and_backward(config, model, inputs, targets)
+
+        rehearsal.forward_and_backward = bounded  # type: ignore[assignment]
+
+    for trainer in start(tmp_path / "large", corpus, 2, faults={1: small_card}):
+        assert trainer.end() == 64, trainer.text
+        said = trainer.status["message"]
+        assert "Out of memory on rank 1 on node1 with a micro-batch of 2 x 16 tokens." in said
+        assert "--batch-size 1 --gradient-accumulation-steps 2" in said
+        assert trainer.status["step"] == 0 and "Step 1/" not in trainer.text
+    complete(start(tmp_path / "small", corpus, 2, "--batch-size 1 --steps 2", faults={1: small_card}))
 
 
 @pytest.mark.parametrize("guilty", [0, 1])

@@ -15,6 +15,7 @@ from aura.corpus.corpus import Corpus
 from aura.model.gpt import GPT
 from aura.model.hrm_text import HrmText
 from aura.optim import gradient_sum
+from aura.run import rehearsal
 from aura.run import trainer as train
 from trainers import Fault, complete, curve, infinite_gradient, start, stopped_and_resumed
 
@@ -34,6 +35,57 @@ def test_the_smallest_formats_learn_and_resume_exactly(corpus: Corpus, tmp_path:
 
 def round_to_nearest() -> None:
     gradient_sum.GradientSum._hook = lambda *_: lambda gradient: None  # type: ignore[method-assign]
+
+
+def rehearse() -> None:
+    """As on a card."""
+    rehearsal.is_bounded = lambda device: True  # type: ignore[assignment]
+    original, compute, passes = train.rehearse, rehearsal.forward_and_backward, 0
+
+    def once_more(*arguments: Any) -> None:
+        nonlocal passes
+        passes += 1
+        compute(*arguments)
+
+    def watched(*arguments: Any) -> None:
+        before = torch.get_rng_state()
+        original(*arguments)
+        assert torch.equal(torch.get_rng_state(), before) and passes == 2
+
+    rehearsal.forward_and_backward, train.rehearse = once_more, watched
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rehearsal_changes_no_bit(ranks: int, corpus: Corpus, tmp_path: Path) -> None:
+    settings = (
+        "--precision bf16 --parameter-format bf16 --dropout 0.2 --gradient-accumulation-steps 2 --steps 3"
+    )
+    faults = dict.fromkeys(range(ranks), rehearse)
+    plain = complete(start(tmp_path / "plain", corpus, ranks, settings))
+    rehearsed = complete(start(tmp_path / "rehearsed", corpus, ranks, settings, faults))
+    assert [one.files("checkpoint-step-3") for one in plain[:1]] == [
+        one.files("checkpoint-step-3") for one in rehearsed[:1]
+    ]
+
+
+def test_deterministic_kernels_are_torchs_and_change_no_bit_on_a_processor(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    def watch() -> None:
+        begin = train.Trainer.train
+
+        def watched(self: train.Trainer) -> bool:
+            assert torch.are_deterministic_algorithms_enabled() == self.config.deterministic
+            return begin(self)
+
+        train.Trainer.train = watched  # type: ignore[method-assign]
+
+    kinds = ("false", "true")
+    one, other = (
+        complete(start(tmp_path / kind, corpus, 1, f"--steps 3 --deterministic {kind}", {0: watch}))[0]
+        for kind in kinds
+    )
+    assert one.files("checkpoint-step-3") == other.files("checkpoint-step-3")
 
 
 def infinite_loss() -> None:

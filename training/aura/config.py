@@ -14,13 +14,24 @@ import math
 import operator
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from itertools import accumulate, pairwise
 from typing import Any
 
 from aura.errors import ConfigError, did_you_mean, in_words
+
+
+def agreed_backend(wishes: Sequence[str], nodes: Sequence[str]) -> str:
+    """What all ranks talk, gloo or nccl. wishes: of every rank; gloo, nccl, or auto of one that could do both.
+
+    Between nodes auto is gloo: NCCL's kernels hold a part of the card while they wait for the link, on gigabit for
+    seconds of every step, beside which the next one shall be computed. Inside one node they are done at once.
+    """
+    if "gloo" in wishes:
+        return "gloo"
+    return "nccl" if "nccl" in wishes or len(set(nodes)) == 1 else "gloo"
 
 
 def _setting(**limits: Any) -> Any:
@@ -45,6 +56,7 @@ class TrainConfig:
     loss_chunk: int = _setting(minimum=0)
     gradient_checkpointing: bool = _setting()
     compile: str = _setting(choices=("auto", "true", "false"))
+    deterministic: bool = _setting()
     # One optimizer step
     batch_size: int = _setting(minimum=1)
     gradient_accumulation_steps: int = _setting(minimum=1)
@@ -185,6 +197,7 @@ BEFORE = {
     "delay_after": 0,
     "predicted_weights": True,
     "allow_delayed_adamw": False,
+    "deterministic": False,
     "global_batch_tokens": 0,
     "balance": "equal",
     "tokens": 0,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from aura.config import agreed_backend
 from aura.errors import AuraError, ConfigError
 
 ELEMENTS = 1024 * 1024  # float32: 4 MiB, more than one packet, less than a second on 100 Mbit/s
@@ -103,7 +104,7 @@ def first_line(error: BaseException) -> str:
 
 
 def meet(me: Rank, store: Any, backend: str, deadline: Deadline) -> str:
-    """Waits for every rank. Returns the backend that all of them can use: nccl only if each has a GPU."""
+    """Waits for every rank. Returns the backend that all of them use, as a training would."""
     import torch.distributed as dist
 
     if store.add(f"count/{me.rank}", 1) > 1:
@@ -121,7 +122,7 @@ def meet(me: Rank, store: Any, backend: str, deadline: Deadline) -> str:
             theirs = {"rank": rank, "node": other["node"], "size": other["world_size"]}
             mine = {"my_rank": me.rank, "my_node": me.node, "my_size": me.world_size}
             raise CheckFailed("sizes_differ", **theirs, **mine)
-    return "gloo" if any(other["backend"] == "gloo" for other in found) else "nccl"
+    return agreed_backend([other["backend"] for other in found], [other["node"] for other in found])
 
 
 def why_not_met(me: Rank, store: Any, deadline: Deadline) -> CheckFailed:
@@ -183,11 +184,11 @@ def say_goodbye(me: Rank, store: Any) -> None:
 
 
 def usable_backend(wish: str, local_rank: int) -> str:
-    """What this rank can do: nccl where it has a GPU of its own and nobody forced gloo."""
+    """Its wish where it has a GPU of its own, else gloo."""
     import torch
 
     has_gpu = wish != "gloo" and torch.cuda.is_available() and local_rank < torch.cuda.device_count()
-    return "nccl" if has_gpu else "gloo"
+    return wish if has_gpu else "gloo"
 
 
 def check(me: Rank, wish: str, deadline: Deadline, say: Callable[[str], None]) -> None:

@@ -19,6 +19,7 @@ from torch.distributed import PrefixStore, Store
 
 from aura.cluster.activity import Activity, Report, stalled
 from aura.cluster.rendezvous import GangBroken, Member, first_line, now, read, read_header
+from aura.config import agreed_backend
 from aura.errors import EXIT_TEMPORARY, FOR_GOOD
 from aura.texts.console import text
 
@@ -62,7 +63,10 @@ class Gang:
         self._lock = threading.Lock()
 
     def without_nccl(self) -> list[Member]:
-        return [member for member in self.members if member.backend != "nccl"]
+        return [member for member in self.members if member.backend == "gloo"]
+
+    def agreed_backend(self) -> str:
+        return agreed_backend([one.backend for one in self.members], [one.node for one in self.members])
 
     def watch(self, on_broken: Callable[[str, int], NoReturn], activity: Activity | None = None) -> None:
         """Start the heartbeat; `activity` is what it says of the main thread.

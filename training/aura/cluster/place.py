@@ -72,7 +72,7 @@ def link_mbit() -> float:
 
 
 def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
-    """The device of this rank, and gloo or nccl for `backend` auto, gloo or nccl. Raises ConfigError."""
+    """The device of this rank, and `backend`; gloo for auto where there is no GPU. Raises ConfigError."""
     if not torch.cuda.is_available():
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
         if backend != "gloo" and DRIVER.exists() and not hidden:
@@ -86,7 +86,7 @@ def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
         )
     device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
-    return device, "nccl" if backend == "auto" else backend
+    return device, backend
 
 
 def keep_freed_memory() -> None:

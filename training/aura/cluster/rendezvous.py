@@ -57,7 +57,7 @@ class Member:
     node: str
     address: str
     token: str
-    backend: str = ""  # nccl where this rank can use it, else gloo
+    backend: str = ""  # its wish: gloo, nccl, or auto where it has a GPU
     refusal: str = ""  # the sentence why it cannot take part, for good
     exit_code: int = 0  # that it ends with then
 

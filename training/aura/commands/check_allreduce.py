@@ -18,7 +18,10 @@ def main(argv: list[str]) -> int:
     parser = Parser(prog="aura check-allreduce", description="Let all ranks add numbers and check the sum.")
     backends = ["auto", "gloo", "nccl"]
     parser.add_argument(
-        "--backend", choices=backends, default="auto", help="auto: nccl if every rank has a GPU"
+        "--backend",
+        choices=backends,
+        default="auto",
+        help="auto: nccl where all ranks are on one node and each has a GPU",
     )
     parser.add_argument("--timeout", type=float, default=60, help="seconds for everything (default 60)")
     given = parser.parse_args(argv)

@@ -192,7 +192,7 @@ def _train_parser() -> Parser:
         "--backend",
         choices=("auto", "gloo", "nccl"),
         default="auto",
-        help="how ranks talk (auto: nccl with GPUs)",
+        help="how ranks talk (auto: nccl with GPUs inside one node, gloo between nodes)",
     )
     parser.add_argument(
         "--join-timeout",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,6 +26,14 @@ def allow_tensor_cores(config: TrainConfig, device: torch.device) -> None:
     """Who trains in bf16 or fp16 has no use for all bits of what is left in fp32: TF32 there, on GPUs that have it."""
     if device.type == "cuda" and config.precision != "fp32":
         torch.set_float32_matmul_precision("high")
+
+
+def take_deterministic_kernels(config: TrainConfig) -> None:
+    """On a GPU attention's backward pass, for one, adds in the order in which its blocks happen to end."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read with the first product
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def to_device(batch: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

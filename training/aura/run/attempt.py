@@ -187,8 +187,8 @@ class Attempt:
         members.watch(self._end_now, self.activity)
         self.stop.waiting = False
         # A node without a usable GPU talks gloo only, and so do all with it.
-        if self.backend == "nccl" and (slower := members.without_nccl()):
-            self.backend = "gloo"
+        wish, self.backend = self.backend, members.agreed_backend()
+        if wish == "nccl" and (slower := members.without_nccl()):
             say(console.text("backend_agreed", backend=self.backend, ranks=", ".join(map(str, slower))))
         say(console.text("distributed", backend=self.backend))
         self._begin_collectives(members)

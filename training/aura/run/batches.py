@@ -57,6 +57,11 @@ class Batches:
         """Has a step of this rank more than one micro-batch, or may it have?"""
         return self.division.by_speed or self.division.first[self.rank] > self.size
 
+    @property
+    def largest(self) -> int:
+        """Windows of this rank's largest micro-batch."""
+        return self.size if self.division.by_speed else min(self.size, self.division.first[self.rank])
+
     def _read(self, position: int, count: int) -> tuple[Tensor, Tensor]:
         return to_device(self.windows.batch(self.order.at(position, count)), self.device)
 

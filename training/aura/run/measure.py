@@ -17,7 +17,6 @@ import torch.distributed as dist
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.corpus.windows import Windows
-from aura.model.forward import autocast
 from aura.model.language_model import LanguageModel
 from aura.plan.candidates import Cluster
 from aura.plan.gpus import Gpu
@@ -26,6 +25,7 @@ from aura.plan.plan import ranks_of
 from aura.plan.step_time import Coding, Work
 from aura.run.batches import Batches
 from aura.run.division import Division
+from aura.run.rehearsal import forward_and_backward
 from aura.strategy.codec import decode, encode
 
 FIRST, MOST = 2**18, 2**25  # bytes that a rank sends in one exchange
@@ -106,18 +106,11 @@ def nanoseconds(seconds: float) -> int:
 
 def micro_batch_seconds(config: TrainConfig, ranks: Ranks, model: LanguageModel, batches: Batches) -> float:
     """The median of a forward and backward pass over this rank's first windows, after one that warms up."""
-    device = batches.device
-    scale = torch.ones((), device=device) if config.precision == "fp16" else None
     batch = next(iter(batches.of_step(0)))
-
-    def compute() -> None:
-        with autocast(config, device):
-            loss = model.loss_sum(batch.inputs, batch.targets, scale)
-        (loss if scale is None else loss * scale).backward()  # type: ignore[no-untyped-call]
-
+    compute = partial(forward_and_backward, config, model, batch.inputs, batch.targets)
     compute()
     ranks.total([0.0])  # those that compile have done so
-    found = _seconds(compute, device)
+    found = _seconds(compute, batches.device)
     for parameter in model.parameters():
         parameter.grad = None
     return found

@@ -21,7 +21,7 @@ from aura.corpus.corpus import Corpus
 from aura.corpus.windows import Windows
 from aura.errors import ConfigError, DataError
 from aura.model.family import model_of
-from aura.model.forward import allow_tensor_cores, validation_loss
+from aura.model.forward import allow_tensor_cores, take_deterministic_kernels, validation_loss
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import warmup_steps
@@ -86,6 +86,7 @@ def trainer_of(run: Run) -> Trainer:
     asked, ranks = run.config, run.ranks
     check_ranks_mean_the_same(ranks, run.config, run.corpus)
     allow_tensor_cores(run.config, run.device)
+    take_deterministic_kernels(run.config)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run.directory / COMPILED).absolute()))
     model = model_of(run.config, run.device)
     if compiles(run.config, run.device):

@@ -27,6 +27,7 @@ from aura.optim.schedule import learning_rate
 from aura.run.batches import Batches
 from aura.run.meter import Meter
 from aura.run.progress import Observer, Progress, Step
+from aura.run.rehearsal import rehearse
 from aura.run.stop import StopSignal
 from aura.strategy.interface import Outcome, Strategy, Told
 from aura.texts.console import text
@@ -65,6 +66,7 @@ class Trainer:
 
     def train(self) -> bool:
         """Until `config.steps`, or until a rank is asked to stop; True when the run is complete."""
+        rehearse(self.config, self.model, self.batches)
         for observer in self.observers:
             observer.begin()
         self.go_on()
