@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from aura.cluster import activity as activity_module
 from aura.cluster import gang as gang_module
+from aura.cluster import join as join_module
 from aura.cluster.activity import Activity
 from aura.cluster.join import join
 from aura.cluster.place import Place
@@ -67,6 +68,8 @@ def work(
     torch.set_num_threads(1)
     activity_module.LEAST = least
     gang_module.LINGER = 60.0
+    if fault == "impatient":
+        join_module.LATECOMERS = 2.0
     if fault == "deaf-while-waiting":
         threading.Timer(4, become_deaf, (port,)).start()
     try:

@@ -189,6 +189,13 @@ def test_a_rank_that_cannot_take_part_ends_all_with_its_sentence_and_code(start:
         assert "cannot take part: its corpus is empty." in rank.lines("REFUSED")[0]
 
 
+def test_a_refusal_does_not_wait_for_a_rank_that_never_comes(start: Start) -> None:
+    """The others would wait 40 s for it."""
+    rank0, rank2 = start(0, fault="impatient"), start(2, fault="refuse")
+    assert [rank.end(20) for rank in (rank0, rank2)] == [65, 65], rank0.text
+    assert "rank 1 did not come to hear it" in rank0.text
+
+
 @pytest.mark.parametrize("guilty", [0, 2])
 def test_a_member_that_gives_up_ends_all_with_its_sentence_and_code(start: Start, guilty: int) -> None:
     gang = working_gang(start, {guilty: "give-up"})

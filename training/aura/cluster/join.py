@@ -34,6 +34,9 @@ from aura.errors import AuraError
 from aura.texts.console import text
 
 Report = Callable[[str], None]
+# Seconds in which a rank that has not come may still come and be told that nobody trains: the longest pause of
+# start-rank, and a start.
+LATECOMERS = 90.0
 
 
 def join(
@@ -129,17 +132,18 @@ def _is_alive(keys: Store, member: Member, seen: dict[str, tuple[int, float]]) -
 
 
 def _tell_all(keys: Store, member: Member, world_size: int, deadline: float, report: Report) -> None:
-    """Rank 0, when a rank cannot take part: the store stays up until every rank knows it, or `deadline` is over.
+    """Rank 0, when a rank cannot take part: the store stays up until every rank knows it, or none comes any more.
 
-    Raises GangRefused. Whoever is not told would wait for rank 0, start again, and wait again, for ever.
+    Raises GangRefused. Whoever is not told waits for rank 0, starts again, and waits again.
     """
     sentence = text("cannot_take_part", member=member, reason=member.refusal)
     refused = json.dumps({"sentence": sentence, "exit_code": member.exit_code})
     patiently(lambda: keys.set("refused", refused))
     report(sentence)
-    next_report = now() + 10
+    next_report, deadline = now() + 10, min(deadline, now() + LATECOMERS)
     while untold := patiently(lambda: _untold(keys, world_size)):
         if now() > deadline:
+            report(text("never_told", ranks=_ranks(untold)))
             break
         if now() > next_report:
             report(text("still_to_be_told", ranks=_ranks(untold)))
