@@ -1,18 +1,25 @@
 """One rank for test_gang.py: joins, all-reduces in a loop, prints what happens, exits as the trainer does.
 
 Its faults: `refuse` (cannot take part), `give-up` (ends alone with 64), `hang` (the main thread stops while computing),
-`sleep` (the machine sleeps for a minute).
+`sleep` (the machine sleeps for a minute), `deaf`, `deaf-while-waiting` and `deaf-at-end` (the store is
+silent).
 """
 
+import contextlib
 import os
+import socket
 import sys
+import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from aura.cluster import activity as activity_module
+from aura.cluster import gang as gang_module
+from aura.cluster import join as join_module
 from aura.cluster.activity import Activity
 from aura.cluster.join import join
 from aura.cluster.place import Place
@@ -35,6 +42,17 @@ def sleep_for_a_minute() -> None:
     time.clock_gettime = lambda which: clock(which) + 60 * (which == time.CLOCK_BOOTTIME)
 
 
+_nobody = socket.socketpair()
+
+
+def become_deaf(port: int) -> None:
+    """What this process says to the store arrives nowhere, and no answer comes: as when its node loses its address."""
+    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+            if copy.getpeername()[1:2] == (port,):
+                os.dup2(_nobody[0].fileno(), descriptor)
+
+
 def work(
     rank: int,
     world_size: int,
@@ -49,6 +67,11 @@ def work(
     sys.stdout = open(output, "w")  # noqa: SIM115 - open until the process ends
     torch.set_num_threads(1)
     activity_module.LEAST = least
+    gang_module.LINGER = 60.0
+    if fault == "impatient":
+        join_module.LATECOMERS = 2.0
+    if fault == "deaf-while-waiting":
+        threading.Timer(4, become_deaf, (port,)).start()
     try:
         gang = join(
             Place(rank, 0, world_size, "127.0.0.1", reached_at or port, f"node{rank}"),
@@ -82,6 +105,8 @@ def work(
                 time.sleep(1000)
             if step == 20 and fault == "sleep":
                 sleep_for_a_minute()
+            if step == 20 and fault == "deaf":
+                become_deaf(port)
             if step == 20 and fault == "give-up":
                 gang.give_up("out of memory", 64)
                 gang.leave()
@@ -92,6 +117,8 @@ def work(
             activity.end_step()
     except RuntimeError as exc:
         gang.end(exc)
+    if fault == "deaf-at-end":
+        become_deaf(port)
     gang.leave()
     say("LEFT")
     os._exit(0)

@@ -16,7 +16,7 @@ import torch
 from aura import durable
 from aura.checkpoint import manifest
 from aura.checkpoint import store as checkpoint
-from aura.checkpoint.newest import EMPTY, Ballot, newest_valid, next_writer, winner
+from aura.checkpoint.newest import Ballot, newest_valid, next_writer, winner
 from aura.cluster.ranks import Ranks
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
@@ -44,7 +44,7 @@ def write(directory: Path, name: str, model: nn.Linear, optimizer: AdamW, state:
 
 
 def save(directory: Path, step: int, kind: str = "checkpoint", writer: manifest.Writer | None = None) -> Path:
-    state = {"step": step} | ({"writer": writer._asdict()} if writer else {})
+    state = {"step": step} | (manifest.described(writer) if writer else {})
     return write(directory, f"{kind}-step-{step}", *trained(step), state)
 
 
@@ -128,38 +128,71 @@ def test_the_last_attempt_counts_before_the_number_of_steps(tmp_path: Path) -> N
 
 
 def test_an_attempt_has_a_number_above_all_that_the_disk_knows(tmp_path: Path) -> None:
-    assert next_writer(tmp_path / "none", "first", ALONE) == manifest.Writer(1, "first")
+    assert next_writer(tmp_path / "none", "first", ALONE) == manifest.Writer(1, "first", ())
     for step, number in ((5, 1), (9, 4)):
         save(tmp_path, step, writer=manifest.Writer(number, "before"))
-    save(tmp_path, 3, writer=manifest.Writer(6, "before"))
+    save(tmp_path, 3, writer=manifest.Writer(6, "last", ("another", "before")))
     assert newest(tmp_path) == "checkpoint-step-3"
     checkpoint.go_back_to(tmp_path / "checkpoint-step-5")  # leaves behind what a later attempt wrote
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-step-5"]
-    assert next_writer(tmp_path, "now", ALONE) == manifest.Writer(7, "now")
+    assert next_writer(tmp_path, "now", ALONE) == manifest.Writer(7, "now", ("another", "before", "last"))
 
 
-OLD, NEW, STRAY = 1, 2, 3  # attempts
+OLD, STRAY, NEW = manifest.Writer(1, "old"), manifest.Writer(2, "stray"), manifest.Writer(2, "new")
+FIRST = manifest.Writer(1, "first", ())
+# Two that went on without each other, and the second was often started.
+MANY, FEW = manifest.Writer(2, "many", ("first",)), manifest.Writer(9, "few", ("first",))
+HEIR = manifest.Writer(10, "heir", ("few", "first", "many"))
+BACK = manifest.Writer(3, "back", ("first", "many"))
 
 
 @pytest.mark.parametrize(
-    ("ballots", "nodes", "rank"),
+    ("held", "nodes", "rank"),
     [
-        # (number and name of the attempt, step, checksum) of every rank
-        ([EMPTY, EMPTY], "ab", None),
-        ([EMPTY, Ballot(0, 0, 5, 7)], "ab", 1),
+        # (attempt, step) of every rank
+        ([None, None], "ab", None),
+        ([None, (OLD, 5)], "ab", 1),
         # The most steps of one attempt, and the lowest rank that has them
-        ([Ballot(1, OLD, 5, 7), Ballot(1, OLD, 10, 8), Ballot(1, OLD, 10, 8)], "abc", 1),
+        ([(OLD, 5), (OLD, 10), (OLD, 10)], "abc", 1),
         # Fewer steps of a later attempt, also where one disk alone has them
-        ([Ballot(1, OLD, 12, 7), Ballot(2, NEW, 8, 8), Ballot(1, OLD, 12, 7)], "abc", 1),
+        ([(OLD, 12), (NEW, 8), (OLD, 12)], "abc", 1),
+        ([(FIRST, 12), (MANY, 8), (FIRST, 12)], "abc", 1),
         # Two that went on without each other: what more nodes know, however many ranks one of them has
-        ([Ballot(2, STRAY, 90, 9), Ballot(2, NEW, 8, 8), Ballot(2, NEW, 10, 8), EMPTY], "abcd", 2),
-        ([*[Ballot(2, STRAY, 90, 9)] * 3, Ballot(2, NEW, 8, 8), Ballot(2, NEW, 8, 8)], "aaabc", 3),
-        # ... and the most steps where they know the same
-        ([Ballot(2, NEW, 8, 8), Ballot(2, STRAY, 90, 9)], "ab", 1),
+        ([(STRAY, 90), (NEW, 8), (NEW, 10), None], "abcd", 2),
+        ([*[(STRAY, 90)] * 3, (NEW, 8), (NEW, 8)], "aaabc", 3),
+        # ... whatever their numbers, and however many steps
+        ([(FEW, 90), (FEW, 90), (MANY, 8), (MANY, 10), (MANY, 8)], "abcde", 3),
+        ([(FEW, 90), (FIRST, 5), (MANY, 8), (MANY, 8)], "abcd", 2),
+        # ... where a disk that stayed behind stands behind both, and one behind what came after it
+        ([(FEW, 90), (BACK, 8), (MANY, 10)], "abc", 1),
+        # ... and the number, then the most steps, where they know the same
+        ([(MANY, 90), (FEW, 8)], "ab", 1),
+        ([(NEW, 8), (STRAY, 90)], "ab", 1),
+        # An attempt that knew of both is the newest, also where one disk alone has it
+        ([(FEW, 90), (HEIR, 8), (MANY, 10), (MANY, 10)], "abcd", 1),
     ],
 )
-def test_which_checkpoint_wins(ballots: list[Ballot], nodes: str, rank: int | None) -> None:
+def test_which_checkpoint_wins(
+    held: list[tuple[manifest.Writer, int] | None], nodes: str, rank: int | None
+) -> None:
+    ballots = [one and Ballot(*one, model="") for one in held]
     assert winner(ballots, list(nodes)) == rank
+
+
+def test_what_lost_is_set_aside_and_only_so_much_of_it_is_kept(tmp_path: Path) -> None:
+    for step, writer in ((5, FIRST), (7, FEW), (8, MANY), (12, FEW)):
+        save(tmp_path, step, writer=writer)
+    checkpoint.tidy(tmp_path, 8, MANY.number)
+    assert sorted(checkpoint.step_of(path) for path in checkpoint.checkpoints(tmp_path)) == [5, 8]
+    aside = {path.name.rpartition("-")[0] for path in tmp_path.glob("superseded-*")}
+    assert aside == {"superseded-checkpoint-step-7", "superseded-checkpoint-step-12"}
+    for step in (30, 20):
+        checkpoint.go_back_to(tmp_path / "checkpoint-step-8")
+        save(tmp_path, step, writer=HEIR)
+    checkpoint.go_back_to(tmp_path / "checkpoint-step-8")
+    checkpoint.rotate(tmp_path, keep=3, keep_every=0, newest=save(tmp_path, 9, writer=HEIR))
+    kept = {path.name.rpartition("-")[0] for path in tmp_path.glob("superseded-*")}
+    assert kept == {f"superseded-checkpoint-step-{step}" for step in (12, 20, 30)}
 
 
 def flip_a_bit(path: Path) -> None:
@@ -296,7 +329,7 @@ def test_a_damaged_newer_one_does_not_push_out_good_ones(tmp_path: Path) -> None
     for step in (1, 2, 9):
         save(tmp_path, step)
     flip_a_bit(tmp_path / "checkpoint-step-9" / "model.safetensors")
-    checkpoint.tidy(tmp_path, step=2)
+    checkpoint.tidy(tmp_path, step=2, number=0)
     assert (tmp_path / "damaged-checkpoint-step-9").exists()
     checkpoint.rotate(tmp_path, 2, 0, newest=save(tmp_path, 3))
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-step-2", "checkpoint-step-3"}
@@ -313,7 +346,7 @@ def test_what_a_killed_save_left_is_ignored_and_removed(tmp_path: Path) -> None:
     path = save(tmp_path, 2)
     shutil.copytree(path, tmp_path / "checkpoint-step-3.tmp-99")
     assert newest(tmp_path) == "checkpoint-step-2"
-    checkpoint.tidy(tmp_path, step=2)
+    checkpoint.tidy(tmp_path, step=2, number=0)
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint-step-2"]
 
 

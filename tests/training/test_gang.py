@@ -96,6 +96,31 @@ def test_a_killed_rank_is_named_within_15_seconds_and_a_new_attempt_forms(start:
     assert again[0].lines("ATTEMPT") != gang[0].lines("ATTEMPT")
 
 
+def test_rank_0_does_not_wait_for_the_dead_to_hear_the_verdict(start: Start) -> None:
+    """It would wait for a minute for one that lives."""
+    gang = working_gang(start)
+    for rank in gang[1:]:
+        rank.process.kill()
+    assert gang[0].end(20) == 75
+
+
+def test_rank_0_whose_own_store_gives_no_answer_any_more_ends_and_so_do_the_others(start: Start) -> None:
+    for rank in working_gang(start, {0: "deaf"}):
+        assert rank.end(25) == 75, rank.text
+        assert "rank 0 on node0" in rank.lines("BROKEN")[0]
+
+
+def test_rank_0_that_waits_ends_when_its_own_store_gives_no_answer(start: Start) -> None:
+    rank0 = start(0, fault="deaf-while-waiting")
+    assert rank0.end(30) == 75
+    assert "its store no longer answers" in rank0.lines("BROKEN")[0]
+
+
+def test_a_rank_leaves_though_the_store_gives_no_answer(start: Start) -> None:
+    gang = [start(rank, seconds=1, fault="deaf-at-end" if rank == 1 else "") for rank in range(3)]
+    assert [rank.end(50) for rank in gang] == [0, 0, 0]
+
+
 def test_rank_0_killed_is_named_by_the_others(start: Start) -> None:
     gang = working_gang(start)
     gang[0].process.kill()
@@ -162,6 +187,13 @@ def test_a_rank_that_cannot_take_part_ends_all_with_its_sentence_and_code(start:
         assert rank.end(30) == 65, rank.text
         assert f"rank {guilty} on node{guilty}" in rank.lines("REFUSED")[0]
         assert "cannot take part: its corpus is empty." in rank.lines("REFUSED")[0]
+
+
+def test_a_refusal_does_not_wait_for_a_rank_that_never_comes(start: Start) -> None:
+    """The others would wait 40 s for it."""
+    rank0, rank2 = start(0, fault="impatient"), start(2, fault="refuse")
+    assert [rank.end(20) for rank in (rank0, rank2)] == [65, 65], rank0.text
+    assert "rank 1 did not come to hear it" in rank0.text
 
 
 @pytest.mark.parametrize("guilty", [0, 2])

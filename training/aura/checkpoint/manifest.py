@@ -30,6 +30,8 @@ class Writer(NamedTuple):
 
     number: int = 0
     attempt: str = ""
+    # The attempts before it, whatever its ranks' disks held of them. None: written before that was noted.
+    known: tuple[str, ...] | None = None
 
 
 def step_of(path: Path) -> int:
@@ -46,7 +48,15 @@ def checkpoints(directory: Path) -> list[Path]:
 
 
 def writer_of(manifest: dict[str, Any]) -> Writer:
-    return Writer(**manifest.get("writer", {}))
+    # Beside the writer, not in it: an older release takes a writer with more in it for damage.
+    known = manifest.get("known")
+    return Writer(**manifest.get("writer", {}), known=None if known is None else tuple(known))
+
+
+def described(writer: Writer) -> dict[str, Any]:
+    """As `writer_of` reads it."""
+    known = {} if writer.known is None else {"known": list(writer.known)}
+    return {"writer": {"number": writer.number, "attempt": writer.attempt}, **known}
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -1,15 +1,14 @@
 """Which checkpoint is the newest: on one disk, and of those on the disks of all ranks.
 
-It is that of the last attempt that wrote one, whoever holds it: a disk that was not there may hold more steps of an
-attempt that the others have left behind.
+It is that of the last attempt that wrote one: a disk that was not there may hold more steps of an attempt that the
+others have left behind. Last is an attempt of which no other one knew. Where there are several, each went on without
+the others, and a minority that was often started does not win by its number: what more nodes stand behind counts.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from aura.checkpoint.manifest import (
     Damaged,
     Writer,
     checkpoints,
+    described,
     read,
     step_of,
     verify,
@@ -65,43 +65,56 @@ def age(path: Path) -> tuple[int, int, str]:
 
 def next_writer(directory: Path, attempt: str, ranks: Ranks) -> Writer:
     """This attempt, with a number above those of all that any rank's disk knows, also of what was set aside."""
-    highest = 0
+    highest, known = 0, set[str]()
     for path in directory.glob(f"*/{MANIFEST}"):
         with suppress(OSError, ValueError, TypeError):
-            highest = max(highest, writer_of(json.loads(path.read_text(encoding="utf-8"))).number)
-    return Writer(1 + max(number for (number,) in ranks.gather([highest])), attempt)
+            writer = writer_of(json.loads(path.read_text(encoding="utf-8")))
+            highest = max(highest, writer.number)
+            known |= {writer.attempt, *(writer.known or ())} - {""}
+    told = ranks.all_of({"highest": highest, "known": sorted(known)})
+    return Writer(
+        1 + max(one["highest"] for one in told),
+        attempt,
+        tuple(sorted({name for one in told for name in one["known"]})),
+    )
 
 
 class Ballot(NamedTuple):
     """What a rank says of the newest checkpoint on its disk."""
 
-    number: int  # of the attempt that wrote it
-    attempt: int  # its name, as a number
+    writer: Writer
     step: int
-    model: int  # its checksum
+    model: str  # its checksum
 
 
-EMPTY = Ballot(-1, 0, -1, 0)
+def ballots_of(found: Found | None, ranks: Ranks) -> list[Ballot | None]:
+    """That of every rank; None where its disk is empty. All ranks have to ask."""
+    mine = found and {**described(found.writer), "step": found.step, "model": found.model_sha256}
+    return [
+        Ballot(writer_of(one), one["step"], one["model"]) if one else None for one in ranks.all_of(mine or {})
+    ]
 
 
-def ballot_of(found: Found | None) -> Ballot:
-    if found is None:
-        return EMPTY
-    attempt = int(hashlib.sha256(found.writer.attempt.encode()).hexdigest()[:15], 16)
-    return Ballot(found.writer.number, attempt, found.step, int(found.model_sha256[:15], 16))
-
-
-def winner(ballots: list[Ballot], nodes: list[str]) -> int | None:
+def winner(ballots: list[Ballot | None], nodes: list[str]) -> int | None:
     """The lowest rank that holds the newest checkpoint of the last attempt; None where nobody holds one.
 
-    Where two attempts have the same number, because each went on without the other, the one that more nodes know
-    counts. `nodes`: of every rank. An empty disk says nothing.
+    `nodes`: of every rank. An empty disk says nothing. A disk that holds an attempt stands behind all that came after.
     """
-    held = [(rank, one) for rank, one in enumerate(ballots) if one != EMPTY]
-    last = [(rank, one) for rank, one in held if one.number == max(ballots).number]
+    held = [(rank, one) for rank, one in enumerate(ballots) if one]
+    writers = {one.writer for _, one in held}
+    last = [(rank, one) for rank, one in held if not any(_follows(other, one.writer) for other in writers)]
     if not last:
         return None
-    known_to: dict[int, set[str]] = defaultdict(set)
-    for rank, one in last:
-        known_to[one.attempt].add(nodes[rank])
-    return max(last, key=lambda two: (len(known_to[two[1].attempt]), two[1].step, -two[0]))[0]
+
+    def strength(writer: Writer) -> tuple[int, int]:
+        behind = {nodes[rank] for rank, one in held if one.writer == writer or _follows(writer, one.writer)}
+        return len(behind), writer.number
+
+    return max(last, key=lambda two: (strength(two[1].writer), two[1].step, -two[0]))[0]
+
+
+def _follows(later: Writer, earlier: Writer) -> bool:
+    """Did the later attempt know of the earlier one, and go on from it or leave it behind?"""
+    if later.known is None:
+        return later.number > earlier.number
+    return earlier.attempt in later.known

@@ -43,7 +43,7 @@ from aura.checkpoint.manifest import (
     step_of,
     verify,
 )
-from aura.checkpoint.newest import Ballot, age, ballot_of, newest_valid, winner
+from aura.checkpoint.newest import age, ballots_of, newest_valid, winner
 from aura.cluster.ranks import Ranks
 from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import Corpus, sha256_of
@@ -53,6 +53,7 @@ from aura.strategy.state import copies
 from aura.texts.console import text
 
 DAMAGED, SUPERSEDED = "damaged-", "superseded-"
+ASIDE = re.compile(rf"{SUPERSEDED}{NAME.pattern}-(?P<when>\d+)")
 # A checkpoint of a run with other values of these is another model or another order of the data.
 FIXED = (
     *("family", "layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),
@@ -156,7 +157,8 @@ def write(
             file: {"sha256": sha256_of(temporary / file), "bytes": (temporary / file).stat().st_size}
             for file in (MODEL, OPTIMIZER, STATE)
         }
-        about = {"format": FORMAT, "step": state["step"], "writer": state.get("writer", {})}
+        about = {"format": FORMAT, "step": state["step"]}
+        about |= {key: state[key] for key in ("writer", "known") if key in state}
         (temporary / MANIFEST).write_text(json.dumps({**about, "files": files}, indent=1), encoding="utf-8")
         publish(temporary, final)  # what has its name is of an attempt that was given up: the same step
     except BaseException:
@@ -167,7 +169,7 @@ def write(
 
 def rotate(directory: Path, keep: int, keep_every: int, newest: Path) -> None:
     """After `newest` is safe on the disk: keep it, the `keep` - 1 before it, those of multiples of `keep_every` and
-    the one with the lowest validation loss; remove everything else."""
+    the one with the lowest validation loss; of what was set aside the `keep` newest; remove everything else."""
     step = step_of(newest)
     older = sorted((path for path in checkpoints(directory) if step_of(path) < step), key=step_of)
     kept = {newest, *older[max(0, len(older) - (keep - 1)) :]}
@@ -180,6 +182,11 @@ def rotate(directory: Path, keep: int, keep_every: int, newest: Path) -> None:
         ours = NAME.fullmatch(path.name) or TEMPORARY in path.name or path.name.startswith(DAMAGED)
         if ours and path not in kept:
             shutil.rmtree(path, ignore_errors=True)
+    set_aside = {
+        path: int(found["when"]) for path in directory.iterdir() if (found := ASIDE.fullmatch(path.name))
+    }
+    for path in sorted(set_aside, key=lambda path: set_aside[path], reverse=True)[keep:]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _validation_loss(path: Path) -> float | None:
@@ -217,12 +224,15 @@ def agree_and_load(
     whole state. `check` may refuse the state, before any parameter is touched and alike on all ranks, by raising.
     """
     found = newest_valid(directory, report)
-    ballots = [Ballot(*row) for row in ranks.gather(list(ballot_of(found)))]
+    ballots = ballots_of(found, ranks)
     source = winner(ballots, ranks.nodes)
-    if source is None:
+    if source is None or not (best := ballots[source]):
         return None
-    best = ballots[source]
-    lacking = [rank for rank, one in enumerate(ballots) if (one.step, one.model) != (best.step, best.model)]
+    lacking = [
+        rank
+        for rank, one in enumerate(ballots)
+        if not one or (one.step, one.model) != (best.step, best.model)
+    ]
     have = found is not None and ranks.rank not in lacking
     if found and found.step > best.step:
         report(text("stray_checkpoint", name=found.path.name, attempt=found.writer.attempt, step=best.step))
@@ -247,16 +257,17 @@ def agree_and_load(
     return state
 
 
-def tidy(directory: Path, step: int) -> None:
-    """Before training goes on after `step`: remove what a killed save left, set aside what is newer.
+def tidy(directory: Path, step: int, number: int) -> None:
+    """Before training goes on after `step` of attempt `number`: remove what a killed save left, and set aside what is
+    newer.
 
-    That is damaged, or of an attempt that the others have left behind; `rotate` must not take it for newer.
+    That is damaged, or of an attempt that the others have left behind; nobody must take it for newer.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.glob(f"*{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
-    for path in checkpoints(directory):
-        if step_of(path) <= step:
+    for path in sorted(checkpoints(directory), key=step_of):
+        if step_of(path) <= step and age(path)[0] <= number:
             continue
         try:
             verify(path)

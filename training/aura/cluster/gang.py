@@ -18,7 +18,16 @@ from typing import NamedTuple, NoReturn
 from torch.distributed import PrefixStore, Store
 
 from aura.cluster.activity import Activity, Report, stalled
-from aura.cluster.rendezvous import GangBroken, Member, first_line, now, read, read_header
+from aura.cluster.rendezvous import (
+    PATIENCE,
+    GangBroken,
+    Member,
+    first_line,
+    now,
+    patiently,
+    read,
+    read_header,
+)
 from aura.config import agreed_backend
 from aura.errors import EXIT_TEMPORARY, FOR_GOOD
 from aura.texts.console import text
@@ -59,6 +68,7 @@ class Gang:
         self._verdict_known = threading.Event()
         self._leaving = threading.Event()
         self._store_answered = now()
+        self._beats: dict[int, tuple[int, float]] = {}  # by rank: how many, and since when they are so many
         self._on_broken: Callable[[str, int], NoReturn] | None = None
         self._lock = threading.Lock()
 
@@ -79,19 +89,18 @@ class Gang:
             activity.alone = False
         self._store_answered = now()
         threading.Thread(target=self._beat_loop, name="gang-beat", daemon=True).start()
-        if self.rank != 0:
-            threading.Thread(target=self._guard_loop, name="gang-guard", daemon=True).start()
+        threading.Thread(target=self._guard_loop, name="gang-guard", daemon=True).start()
 
     def end(self, error: BaseException, timeout: float = 15.0) -> NoReturn:
         """After a failed collective: end the process with the verdict that comes within `timeout` seconds, or with the
         `error`. The watching thread does it: two that ended the process would both say why."""
         store = PrefixStore(self.attempt, self._base)
         with suppress(RuntimeError):  # the store is gone: the watching threads say so
-            store.set("hurt", str(self.rank))
+            patiently(lambda: store.set("hurt", str(self.rank)))
         if not self._verdict_known.wait(timeout):
             verdict = Verdict(text("collective_failed", error=error))
             with suppress(RuntimeError):
-                _publish(store, verdict)
+                patiently(lambda: _publish(store, verdict))
             if not self._verdict_known.wait(LINGER + SILENCE):
                 self._broken(verdict)
         while True:
@@ -104,12 +113,15 @@ class Gang:
         final = Verdict(sentence, exit_code).is_final
         verdict = Verdict(f"{self._me}: {sentence}", exit_code if final else EXIT_TEMPORARY)
         with suppress(RuntimeError):  # rank 0 has ended before us
-            _publish(PrefixStore(self.attempt, self._base), verdict)
+            patiently(lambda: _publish(PrefixStore(self.attempt, self._base), verdict))
 
     def leave(self, timeout: float = 15.0) -> None:
         """End in good order: nobody is blamed any more, and rank 0 keeps the store up until all have left."""
         self._leaving.set()
-        self._linger(PrefixStore(self.attempt, self._base), timeout)
+        with suppress(RuntimeError):  # the store does not answer: nobody can be told
+            patiently(
+                lambda: self._linger(PrefixStore(self.attempt, self._base), timeout), timeout + PATIENCE
+            )
 
     def _beat_loop(self) -> None:
         """Watch until the attempt is over. A watch that ended silently would look like one that sees nothing."""
@@ -131,7 +143,6 @@ class Gang:
 
         The verdict, or None when this rank leaves. Raises RuntimeError when the store is gone, GangBroken."""
         watched = self.members[1:] if self.rank == 0 else self.members[:1]
-        seen: dict[int, tuple[int, float]] = {}
         last_beat = now()
         while not self._leaving.wait(BEAT):
             if frozen := self._was_frozen(last_beat):
@@ -146,7 +157,7 @@ class Gang:
                 )
             if store.check(["broken"]):
                 return self._heed(store)
-            verdict = self._find_silent(store, watched, seen)
+            verdict = self._find_silent(store, watched)
             if self.rank == 0 and not verdict:
                 verdict = self._find_stalled(store)
             if verdict:
@@ -181,33 +192,39 @@ class Gang:
         self._linger(store)
         return verdict
 
-    def _linger(self, store: Store, seconds: float = LINGER) -> None:
-        """This rank knows all that it has to; rank 0 keeps the store up until the others do."""
+    def _linger(self, store: Store, seconds: float | None = None) -> None:
+        """This rank knows all that it has to; rank 0 keeps the store up until the others that live do."""
         try:
-            left = store.add("left", 1)
-            deadline = now() + seconds
-            while self.rank == 0 and left < self.world_size and now() < deadline:
+            store.set(f"left/{self._me.token}", "yes")
+            deadline = now() + (LINGER if seconds is None else seconds)
+            while self.rank == 0 and now() < deadline and self._somebody_reads(store):
+                self._store_answered = now()
                 time.sleep(0.05)
-                left = store.add("left", 0)
         except RuntimeError:
             pass  # rank 0 has ended before us
 
-    def _find_silent(
-        self, store: Store, watched: list[Member], seen: dict[int, tuple[int, float]]
-    ) -> Verdict | None:
-        """The first of them whose heartbeat has stopped. `seen`: beats by rank, and since when they are so many."""
-        time_now = now()
+    def _somebody_reads(self, store: Store) -> bool:
+        return any(
+            not store.check([f"left/{member.token}"]) and self._silence_of(member, store) <= SILENCE_HURT
+            for member in self.members[1:]
+        )
+
+    def _silence_of(self, member: Member, store: Store) -> float:
+        """Seconds since its last heartbeat was seen."""
+        beats, time_now = store.add(f"beat/{member.token}", 0), now()
+        count, since = self._beats.get(member.rank, (-1, time_now))
+        if beats != count:
+            self._beats[member.rank] = (beats, time_now)
+        return time_now - since if beats == count else 0.0
+
+    def _find_silent(self, store: Store, watched: list[Member]) -> Verdict | None:
+        """The first of them whose heartbeat has stopped."""
         hurt = store.check(["hurt"])
         for member in watched:
-            beats = store.add(f"beat/{member.token}", 0)
-            count, since = seen.get(member.rank, (-1, time_now))
-            if beats != count:
-                seen[member.rank] = (beats, time_now)
-                continue
-            claimed = store.check([f"claim/{member.rank}"])
-            if time_now - since > (SILENCE_HURT if hurt or claimed else SILENCE):
+            silence, claimed = self._silence_of(member, store), store.check([f"claim/{member.rank}"])
+            if silence > (SILENCE_HURT if hurt or claimed else SILENCE):
                 key = "silent_and_started_again" if claimed else "silent"
-                return Verdict(text(key, member=member, seconds=time_now - since))
+                return Verdict(text(key, member=member, seconds=silence))
         return None
 
     def _find_stalled(self, store: Store) -> Verdict | None:
@@ -227,7 +244,8 @@ class Gang:
         return Report(**read(store, key)) if store.check([key]) else None
 
     def _guard_loop(self) -> None:
-        """A store operation can hang when rank 0's node loses power; this thread never touches the store."""
+        """A store operation can hang: rank 0's node has lost power, or its address, and then it hangs there too. This
+        thread never touches the store."""
         last_look = now()
         while not self._leaving.wait(BEAT):
             silent = now() - self._store_answered

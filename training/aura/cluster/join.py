@@ -20,6 +20,7 @@ from aura.cluster.rendezvous import (
     GangRefused,
     Member,
     connect,
+    first_line,
     now,
     open_store,
     own_address,
@@ -33,6 +34,9 @@ from aura.errors import AuraError
 from aura.texts.console import text
 
 Report = Callable[[str], None]
+# Seconds in which a rank that has not come may still come and be told that nobody trains: the longest pause of
+# start-rank, and a start.
+LATECOMERS = 90.0
 
 
 def join(
@@ -68,31 +72,48 @@ def _open_attempt(me: Member, place: Place, run: str, deadline: float, report: R
     world_size, address, port = place.world_size, place.master_address, place.master_port
     store = open_store(address, port, me.node, deadline, report)
     attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    store.set("attempt", json.dumps({"attempt": attempt, "run": run, "world_size": world_size}))
+    header = json.dumps({"attempt": attempt, "run": run, "world_size": world_size})
     keys = PrefixStore(attempt, store)
-    keys.set("join/0", json.dumps(asdict(me)))
-    report(text("rank_0_waits", attempt=attempt, others=world_size - 1, port=port))
+    try:
+        patiently(lambda: store.set("attempt", header))
+        patiently(lambda: keys.set("join/0", json.dumps(asdict(me))))
+        report(text("rank_0_waits", attempt=attempt, others=world_size - 1, port=port))
+        members = _wait_for_all(keys, me, world_size, attempt, deadline, report)
+        patiently(lambda: keys.set("sealed", json.dumps([asdict(member) for member in members])))
+        report(text("sealed", attempt=attempt, ranks=world_size))
+        return Gang(me, attempt, members, store, scoped(connect(address, port)))
+    except RuntimeError as error:  # its own store is silent: this node has lost its address, say
+        raise GangBroken(text("store_ended", member=me, error=first_line(error))) from error
 
+
+def _wait_for_all(
+    keys: Store, me: Member, world_size: int, attempt: str, deadline: float, report: Report
+) -> list[Member]:
+    """Raises GangBroken, GangRefused, and RuntimeError where the store does not answer."""
     seen: dict[str, tuple[int, float]] = {}
     next_report = now() + 10
     while True:
-        joined = [me, *(member for rank in range(1, world_size) if (member := _joined(keys, rank)))]
+        joined, alive = patiently(lambda: _who_is_there(keys, me, world_size, seen))
         for member in joined:
             if member.refusal:
                 _tell_all(keys, member, world_size, deadline, report)
-        alive = [member for member in joined if member is me or _is_alive(keys, member, seen)]
         missing = sorted(set(range(world_size)) - {member.rank for member in alive})
         if not missing:
-            break
+            return alive
         if now() > deadline:
             raise GangBroken(text("did_not_come", attempt=attempt, ranks=_ranks(missing)))
         if now() > next_report:
             report(text("still_waiting", attempt=attempt, ranks=_ranks(missing)))
             next_report = now() + 10
         time.sleep(0.2)
-    keys.set("sealed", json.dumps([asdict(member) for member in alive]))
-    report(text("sealed", attempt=attempt, ranks=world_size))
-    return Gang(me, attempt, alive, store, scoped(connect(address, port)))
+
+
+def _who_is_there(
+    keys: Store, me: Member, world_size: int, seen: dict[str, tuple[int, float]]
+) -> tuple[list[Member], list[Member]]:
+    """Who has joined, and who of them beats."""
+    joined = [me, *(member for rank in range(1, world_size) if (member := _joined(keys, rank)))]
+    return joined, [member for member in joined if member is me or _is_alive(keys, member, seen)]
 
 
 def _joined(keys: Store, rank: int) -> Member | None:
@@ -111,22 +132,28 @@ def _is_alive(keys: Store, member: Member, seen: dict[str, tuple[int, float]]) -
 
 
 def _tell_all(keys: Store, member: Member, world_size: int, deadline: float, report: Report) -> None:
-    """Rank 0, when a rank cannot take part: the store stays up until every rank knows it, or `deadline` is over.
+    """Rank 0, when a rank cannot take part: the store stays up until every rank knows it, or none comes any more.
 
-    Raises GangRefused. Whoever is not told would wait for rank 0, start again, and wait again, for ever.
+    Raises GangRefused. Whoever is not told waits for rank 0, starts again, and waits again.
     """
     sentence = text("cannot_take_part", member=member, reason=member.refusal)
-    keys.set("refused", json.dumps({"sentence": sentence, "exit_code": member.exit_code}))
+    refused = json.dumps({"sentence": sentence, "exit_code": member.exit_code})
+    patiently(lambda: keys.set("refused", refused))
     report(sentence)
-    next_report = now() + 10
-    while untold := [rank for rank in range(1, world_size) if not keys.check([f"told/{rank}"])]:
+    next_report, deadline = now() + 10, min(deadline, now() + LATECOMERS)
+    while untold := patiently(lambda: _untold(keys, world_size)):
         if now() > deadline:
+            report(text("never_told", ranks=_ranks(untold)))
             break
         if now() > next_report:
             report(text("still_to_be_told", ranks=_ranks(untold)))
             next_report = now() + 10
         time.sleep(0.2)
     raise GangRefused(sentence, member.exit_code)
+
+
+def _untold(keys: Store, world_size: int) -> list[int]:
+    return [rank for rank in range(1, world_size) if not keys.check([f"told/{rank}"])]
 
 
 class _Patient:

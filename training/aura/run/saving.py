@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.checkpoint import store
-from aura.checkpoint.manifest import Writer
+from aura.checkpoint.manifest import Writer, described
 from aura.cluster.ranks import CollectiveFailed, Ranks
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
@@ -49,7 +49,7 @@ class Snapshot:
         progress = self.progress
         return {
             "step": progress.step,
-            "writer": self.writer._asdict(),
+            **described(self.writer),
             "progress": asdict(progress),
             "scaler": self.loss_scale.state(),
             "division": self.division.state(progress.step),

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from aura.checkpoint import store
-from aura.checkpoint.manifest import Writer
+from aura.checkpoint.manifest import Writer, writer_of
 from aura.cluster.place import compiles, link_mbit, why_not_compiled
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, as_words
@@ -111,7 +111,7 @@ def trainer_of(run: Run) -> Trainer:
         run.speaker.say(console.text("continuing", step=progress.step))
     strategy.start()
     if run.saves:
-        take_directory(run, model, progress)
+        take_directory(run, model, progress, writer_of(state or {}).number)
     snapshot = Snapshot(
         run.config, run.corpus, ranks, run.writer, model, progress, loss_scale, batches.division
     )
@@ -227,10 +227,10 @@ def refuse_a_run_that_is_over(config: TrainConfig, progress: Progress) -> None:
         raise ConfigError("run_is_over", step=progress.step, steps=config.steps)
 
 
-def take_directory(run: Run, model: LanguageModel, progress: Progress) -> None:
-    """The run directory says what this run is, and holds nothing that comes after its step."""
+def take_directory(run: Run, model: LanguageModel, progress: Progress, number: int) -> None:
+    """The run directory says what this run is, and holds nothing that comes after its step, of attempt `number`."""
     (run.directory / directory.DONE).unlink(missing_ok=True)
-    store.tidy(run.checkpoints, progress.step)
+    store.tidy(run.checkpoints, progress.step, number)
     with directory.without_stopping(run.directory, run.speaker.say):
         directory.describe(run.directory, run.config, run.corpus, model.parameter_count())
 
