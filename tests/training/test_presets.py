@@ -20,11 +20,12 @@ from aura.commands import cli
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
+from aura.families.family import rows
 from aura.model.family import model_of
 from aura.model.gpt import GPT
 from aura.plan import auto, gpus
 from aura.plan.memory import memory_of
-from aura.plan.shapes import parameter_count, rows
+from aura.plan.shapes import parameter_count
 from nvidia import driver, no_driver, raises
 
 COUNTS = {

@@ -21,6 +21,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from aura.errors import ConfigError, did_you_mean, in_words
+from aura.families.known import FAMILIES
 
 
 def _setting(**limits: Any) -> Any:
@@ -33,12 +34,14 @@ def _setting(**limits: Any) -> Any:
 class TrainConfig:
     preset: str  # the name of the one that this configuration started from
     # The model
-    family: str = _setting(choices=("gpt2", "hrm-text"))
+    family: str = _setting(choices=tuple(FAMILIES))
     layers: int = _setting(minimum=1)
     heads: int = _setting(minimum=1)
+    kv_heads: int = _setting(minimum=0)
     d_model: int = _setting(minimum=1)
     seq_len: int = _setting(minimum=1)
     vocab_size: int = _setting(minimum=1)
+    tied: str = _setting(choices=("auto", "true", "false"))
     dropout: float = _setting(minimum=0, below=1)
     # How it is computed (none of these changes what is learnt, but for rounding)
     vocab_multiple: int = _setting(minimum=1)
@@ -105,8 +108,7 @@ class TrainConfig:
             raise ConfigError("balance_needs_global_batch", tokens=self.global_batch_tokens)
         if self.d_model % self.heads:
             raise ConfigError("heads_do_not_divide", d_model=self.d_model, heads=self.heads)
-        if self.family == "hrm-text":
-            self._check_hrm_text()
+        FAMILIES[self.family].check(self)
         if over := self.global_batch_tokens % self.seq_len:
             raise ConfigError(
                 "global_batch_no_multiple",
@@ -114,14 +116,6 @@ class TrainConfig:
                 seq_len=self.seq_len,
                 next=self.global_batch_tokens + self.seq_len - over,
             )
-
-    def _check_hrm_text(self) -> None:
-        if self.layers % 2:
-            raise ConfigError("hrm_text_has_two_stacks", layers=self.layers)
-        if (width := self.d_model // self.heads) % 2:
-            raise ConfigError("hrm_text_turns_pairs", d_model=self.d_model, heads=self.heads, width=width)
-        if self.dropout:
-            raise ConfigError("hrm_text_has_no_dropout", dropout=self.dropout)
 
     def batch_sizes(self, ranks: int) -> list[int]:
         """Largest micro-batch of every rank [sequences]. Raises ConfigError."""
@@ -178,6 +172,8 @@ SETTINGS = {setting.name: setting for setting in fields(TrainConfig) if setting.
 # What a configuration on a disk means that is older than these settings.
 BEFORE = {
     "family": "gpt2",
+    "kv_heads": 0,
+    "tied": "auto",
     "optimizer": "adamw",
     "loss_tolerance": 0.02,
     "wire": "fp32",
