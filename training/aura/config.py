@@ -15,7 +15,7 @@ import operator
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from itertools import accumulate, pairwise
 from typing import Any
@@ -185,6 +185,9 @@ BEFORE = {
     "balance": "equal",
     "tokens": 0,
 }
+# At d_model 768; a wider model takes a lower one. AdamW's is nanoGPT's, Muon's that of modded-nanogpt's fourth record:
+# 0.025, where an update is as large as ours times 0.2 sqrt(768).
+RATES = {"adamw": 6e-4, "muon": 4.5e-3}
 DDP = "ddp"  # a strategy that there was: every rank computed all updates. `sharded` gives the same gradients.
 # Who gives both means something else than what would happen.
 SAY_THE_SAME = {
@@ -232,13 +235,22 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     if preset == AUTO:
         raise ConfigError("auto_with_ranks")
     text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
-    values = tomllib.loads(text) | given
+    own = tomllib.loads(text)
+    values = own | given
     lacking = ["/".join(flags(name)) for name in MANUAL_NEEDS if name not in values]
     if preset == MANUAL and lacking:
         raise ConfigError("manual_incomplete", missing=", ".join(lacking))
     if missing := sorted(set(SETTINGS) - set(values)):
         raise ConfigError("preset_incomplete", preset=preset, missing=", ".join(missing))
-    return from_values({"preset": preset, **values})
+    config = from_values({"preset": preset, **values})
+    if config.optimizer == own["optimizer"] or "lr" in given:
+        return config
+    return replace(config, lr=usual_rate(config))
+
+
+def usual_rate(config: TrainConfig) -> float:
+    """Of who takes another optimizer than the preset's, and names no rate; two digits are more than is known of it."""
+    return float(f"{RATES[config.optimizer] * math.sqrt(768 / config.d_model):.1e}")
 
 
 def canonical(overrides: Mapping[str, Any]) -> dict[str, Any]:

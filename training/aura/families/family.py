@@ -63,7 +63,7 @@ class Shape:
     looked_up: int  # of what is outside: in no product, so no work
     # Of one token in a block that gets gradients
     kept: int  # what matrix products, attention and activation function read, and keep for the backward pass
-    widest: int  # what that computes at once: GELU's output, or the gradients of SwiGLU's output and factors
+    widest: int  # what that computes at once: GELU's output, or gradients of SwiGLU's factors
     in_norm: int  # what one of its two norms keeps, and so does the last norm of all
     statistics: int  # of a norm
     norms_in_fp32: bool  # whatever the parameters are in: as torch computes it on a CPU

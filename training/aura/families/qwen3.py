@@ -63,7 +63,7 @@ def shape(config: Settings) -> Shape:
         unused=vocabularies * (embedding - config.vocab_size * d),
         looked_up=(vocabularies - 1) * config.vocab_size * d,
         kept=(1 + 3 + 1 + 1) * d + 4 * width,
-        widest=3 * width,
+        widest=2 * width,
         in_norm=2 * d,
         statistics=1,
         norms_in_fp32=True,
