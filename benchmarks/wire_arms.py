@@ -10,10 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from aura.config import TrainConfig, resolve
+from aura.families.family import rows
 from aura.plan import gpus
 from aura.plan.flops import flops_per_token, update_flops, utilisation
 from aura.plan.plan import plan_for
-from aura.plan.shapes import rows, shape_of
+from aura.plan.shapes import shape_of
 
 PRESET = "gpt2-medium"
 # 510 sequences of 1,024 tokens are 522,240 tokens. On 5, 2 and 1 nodes equal shares, on 5 of 17 micro-batches, so that

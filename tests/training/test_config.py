@@ -34,6 +34,7 @@ def test_gpt2_medium_is_what_guide_000_runs() -> None:
 
 TWICE = "both say how long the run is: give only one"
 AUTO, MUON, HRM = {"strategy": "auto"}, {"optimizer": "muon"}, {"family": "hrm-text"}
+QWEN = {"family": "qwen3"}
 AUTO_CHOOSES = "strategy=auto chooses wire and delay itself, and this is "
 MUON_NEEDS = "optimizer=muon needs parameter_format=fp32 and moment_format"
 
@@ -81,6 +82,12 @@ MUON_NEEDS = "optimizer=muon needs parameter_format=fp32 and moment_format"
         ("gpt2-nano", HRM | {"d_model": 60, "heads": 4}, ["heads of 15 elements"]),
         ("gpt2-nano", HRM | {"dropout": 0.1}, ["has no dropout"]),
         ("gpt2-nano", {"family": "hrm"}, ["hrm-text"]),
+        ("gpt2-nano", HRM | {"tied": True}, ["family=hrm-text has tied=false only, and tied=true"]),
+        ("gpt2-nano", {"tied": "false"}, ["family=gpt2 has tied=true only"]),
+        ("gpt2-nano", {"kv_heads": 2}, ["for each of its heads=4, and kv_heads=2", "family=qwen3"]),
+        ("gpt2-nano", QWEN | {"kv_heads": 3}, ["heads=4 cannot be shared out among kv_heads=3"]),
+        ("gpt2-nano", QWEN | {"d_model": 60}, ["heads of 15 elements"]),
+        ("gpt2-nano", QWEN | {"dropout": 0.1}, ["family=qwen3 has no dropout"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(preset: str, overrides: dict[str, Any], words: list[str]) -> None:

@@ -12,11 +12,10 @@ import torch
 from aura.commands import sample as sample_command
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import TOKENIZER, Corpus
+from aura.families.hrm_text import CALLS, HRM_TEXT, backward_depth
 from aura.model import export
-from aura.model.as_transformers import NAMES
 from aura.model.hrm_text import HrmText
 from aura.plan.flops import flops_per_token
-from aura.plan.shapes import CALLS, backward_depth
 from aura.strategy.sharded import Sharded
 from safetensors.torch import load_file
 from sharded_ranks import Rank, Task
@@ -78,7 +77,7 @@ def test_gradients_are_those_of_transformers_where_it_can_route_them_so(depth: i
         vocab_size=50, num_hidden_layers=2, embedding_scale=8.0, prefix_lm=False, L_bp_cycles=of_l, **shape
     )
     theirs = HrmTextForCausalLM(config)
-    names = {name: NAMES["hrm-text"].of(name) for name in model.state_dict()}
+    names = {name: HRM_TEXT.names.of(name) for name in model.state_dict()}
     theirs.load_state_dict({names[name]: tensor for name, tensor in model.state_dict().items()})
     model.depth = depth
     loss_of(model).backward()

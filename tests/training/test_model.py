@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from aura.config import TrainConfig, resolve
+from aura.families.known import FAMILIES
 from aura.model.family import model_of
 from aura.model.gpt import GPT
 from aura.model.loss import LinearCrossEntropy
@@ -19,7 +20,7 @@ def config() -> TrainConfig:
     return resolve("gpt2-nano", SMALL)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "hrm-text"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_token_changes_nothing_before_it(family: str) -> None:
     model = model_of(resolve("gpt2-nano", {**SMALL, "family": family}))
     tokens = torch.randint(50, (1, 16))
@@ -62,7 +63,7 @@ def test_dropout_only_while_training() -> None:
     assert torch.equal(model(tokens), model(tokens))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "hrm-text"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "settings",
     [{"loss_chunk": 5}, {"gradient_checkpointing": True}, {"vocab_multiple": 64}],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from aura.config import resolve
+from aura.families.known import FAMILIES
 from aura.model.family import model_of
 from aura.model.gpt import GPT
 from aura.optim import muon
@@ -83,7 +84,7 @@ def test_it_is_muon_by_the_book() -> None:
         assert torch.allclose(model.get_parameter(name).double(), value, atol=1e-5), name
 
 
-@pytest.mark.parametrize("family", ["gpt2", "hrm-text"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_its_work_is_that_of_five_iterations(family: str) -> None:
     """Against the matrix products that torch counts."""
     config = resolve("gpt2-nano", {**SMALL, "family": family, "layers": 4, "heads": 2})
@@ -94,6 +95,6 @@ def test_its_work_is_that_of_five_iterations(family: str) -> None:
     with FlopCounterMode(display=False) as counter:
         optimizer.step(1e-2)
     assert update_flops(config) == counter.get_total_flops()
-    of_a_block = 4 if family == "gpt2" else 8
+    of_a_block = {"gpt2": 4, "hrm-text": 8, "qwen3": 7}[family]
     momenta = [name for name in optimizer.tensors() if name.endswith(".momentum")]
     assert len(momenta) == of_a_block * 4

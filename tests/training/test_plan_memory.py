@@ -176,6 +176,7 @@ def test_what_the_backward_pass_keeps(
 
 MUONS = {"layers": 2, "d_model": 256, "vocab_size": 64, "seq_len": 16}
 HRM = {"family": "hrm-text", "layers": 4, "vocab_multiple": 1}
+QWEN = {"family": "qwen3", "kv_heads": 2}
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -192,6 +193,12 @@ HRM = {"family": "hrm-text", "layers": 4, "vocab_multiple": 1}
         (SHAPES[0], FORMATS[1], HRM),
         (SHAPES[1], FORMATS[4], HRM),
         ({"d_model": 192, "vocab_size": 100, "seq_len": 16}, FORMATS[0], HRM | {"optimizer": "muon"}),
+        # Qwen3: logits with the halves of a tied gradient, blocks in the formats, an output matrix of its own
+        (SHAPES[0], FORMATS[1], QWEN),
+        (SHAPES[1], FORMATS[0], QWEN),
+        (SHAPES[1], FORMATS[4], QWEN),
+        (SHAPES[2], FORMATS[1], QWEN | {"tied": "false"}),
+        (SHAPES[3], FORMATS[1], QWEN),
         # The iterations of Muon, where little else is
         (MUONS, FORMATS[0], {"optimizer": "muon", "batch_size": 1}),
     ],

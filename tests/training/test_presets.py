@@ -20,11 +20,12 @@ from aura.commands import cli
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
+from aura.families.family import mlp_width, rows
 from aura.model.family import model_of
 from aura.model.gpt import GPT
 from aura.plan import auto, gpus
 from aura.plan.memory import memory_of
-from aura.plan.shapes import parameter_count, rows
+from aura.plan.shapes import parameter_count
 from nvidia import driver, no_driver, raises
 
 COUNTS = {
@@ -38,6 +39,9 @@ COUNTS = {
     "aura-72h-max": 2_494_200_320,
     "hrm-text-100m": 108_238_080,
     "hrm-text-1b": 1_013_173_248,
+    "qwen3-nano": 754_432,
+    "qwen3-125m": 126_701_824,
+    "qwen3-350m": 344_597_760,
 }
 
 MIB = 2**20
@@ -96,6 +100,16 @@ def test_the_parameters_of_a_preset(preset: str) -> None:
         assert model_of(made, "meta").parameter_count() == COUNTS[preset]
         assert f"({COUNTS[preset]:,}" in header(preset)
         return
+    if made.family == "qwen3":
+        head = d // made.heads
+        of_a_layer = 2 * d * d + 2 * d * head * made.kv_heads + 3 * d * {128: 512, 768: 2048, 1024: 2816}[d]
+        gains = made.layers * (2 * d + 2 * head) + d
+        assert (
+            made.vocab_size * d + made.layers * of_a_layer + gains == COUNTS[preset] == parameter_count(made)
+        )
+        assert model_of(made, "meta").parameter_count() == COUNTS[preset]
+        assert preset == "qwen3-nano" or f"({COUNTS[preset]:,}" in header(preset)
+        return
     attention, mlp = [3 * d * d, 3 * d, d * d, d], [4 * d * d, 4 * d, 4 * d * d, d]
     layer_norm = [d, d]
     block = sum(2 * layer_norm + attention + mlp)
@@ -116,6 +130,32 @@ def test_hrm_text_has_the_batches_of_guide_002_and_fits_its_cards(
     assert (made.batch_size, made.gradient_accumulation_steps, made.precision) == (*batch, "bf16")
     assert sum(made.shares(8)) == batch[0] * batch[1] * 8
     assert memory_of(made, made.batch_size, on_gpu=True, ranks=8).total < 80e9
+
+
+@pytest.mark.parametrize(("preset", "gigabytes"), [("qwen3-125m", 6), ("qwen3-350m", 10)])
+def test_qwen3_has_a_form_that_llama_cpp_quantizes_and_fits_its_cards(preset: str, gigabytes: int) -> None:
+    made = resolve(preset)
+    assert (made.d_model // made.heads, made.d_model % 256, mlp_width(made) % 256) == (64, 0, 0)
+    assert sum(made.shares(5)) == sum(resolve("gpt2").shares(5))
+    assert memory_of(made, made.batch_size, on_gpu=True, ranks=5).total < 0.92 * gigabytes * 1e9
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "rate"),
+    [
+        ("gpt2", {"optimizer": "muon"}, 4.5e-3),
+        ("gpt2-medium", {"optimizer": "MUON"}, 3.9e-3),
+        ("gpt2-nano", {"optimizer": "muon"}, 1.1e-2),
+        ("qwen3-125m", {"optimizer": "adamw"}, 6e-4),
+        # What the preset says, and what a person says, stays
+        ("gpt2", {"optimizer": "muon", "learning-rate": "1e-3"}, 1e-3),
+        ("gpt2", {"optimizer": "adamw"}, 6e-4),
+        ("gpt2-nano", {}, 2e-3),
+        ("qwen3-350m", {"optimizer": "muon"}, 3.9e-3),
+    ],
+)
+def test_another_optimizer_takes_its_own_rate(preset: str, settings: dict[str, str], rate: float) -> None:
+    assert resolve(preset, settings).lr == rate
 
 
 def test_aura_72h_max_is_what_guide_004_asks_for() -> None:

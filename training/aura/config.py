@@ -15,12 +15,13 @@ import operator
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from itertools import accumulate, pairwise
 from typing import Any
 
 from aura.errors import ConfigError, did_you_mean, in_words
+from aura.families.known import FAMILIES
 
 
 def agreed_backend(wishes: Sequence[str], nodes: Sequence[str]) -> str:
@@ -44,12 +45,14 @@ def _setting(**limits: Any) -> Any:
 class TrainConfig:
     preset: str  # the name of the one that this configuration started from
     # The model
-    family: str = _setting(choices=("gpt2", "hrm-text"))
+    family: str = _setting(choices=tuple(FAMILIES))
     layers: int = _setting(minimum=1)
     heads: int = _setting(minimum=1)
+    kv_heads: int = _setting(minimum=0)
     d_model: int = _setting(minimum=1)
     seq_len: int = _setting(minimum=1)
     vocab_size: int = _setting(minimum=1)
+    tied: str = _setting(choices=("auto", "true", "false"))
     dropout: float = _setting(minimum=0, below=1)
     # How it is computed (none of these changes what is learnt, but for rounding)
     vocab_multiple: int = _setting(minimum=1)
@@ -117,8 +120,7 @@ class TrainConfig:
             raise ConfigError("balance_needs_global_batch", tokens=self.global_batch_tokens)
         if self.d_model % self.heads:
             raise ConfigError("heads_do_not_divide", d_model=self.d_model, heads=self.heads)
-        if self.family == "hrm-text":
-            self._check_hrm_text()
+        FAMILIES[self.family].check(self)
         if over := self.global_batch_tokens % self.seq_len:
             raise ConfigError(
                 "global_batch_no_multiple",
@@ -126,14 +128,6 @@ class TrainConfig:
                 seq_len=self.seq_len,
                 next=self.global_batch_tokens + self.seq_len - over,
             )
-
-    def _check_hrm_text(self) -> None:
-        if self.layers % 2:
-            raise ConfigError("hrm_text_has_two_stacks", layers=self.layers)
-        if (width := self.d_model // self.heads) % 2:
-            raise ConfigError("hrm_text_turns_pairs", d_model=self.d_model, heads=self.heads, width=width)
-        if self.dropout:
-            raise ConfigError("hrm_text_has_no_dropout", dropout=self.dropout)
 
     def batch_sizes(self, ranks: int) -> list[int]:
         """Largest micro-batch of every rank [sequences]. Raises ConfigError."""
@@ -190,6 +184,8 @@ SETTINGS = {setting.name: setting for setting in fields(TrainConfig) if setting.
 # What a configuration on a disk means that is older than these settings.
 BEFORE = {
     "family": "gpt2",
+    "kv_heads": 0,
+    "tied": "auto",
     "optimizer": "adamw",
     "loss_tolerance": 0.02,
     "wire": "fp32",
@@ -202,6 +198,9 @@ BEFORE = {
     "balance": "equal",
     "tokens": 0,
 }
+# At d_model 768; a wider model takes a lower one. AdamW's is nanoGPT's, Muon's that of modded-nanogpt's fourth record:
+# 0.025, where an update is as large as ours times 0.2 sqrt(768).
+RATES = {"adamw": 6e-4, "muon": 4.5e-3}
 DDP = "ddp"  # a strategy that there was: every rank computed all updates. `sharded` gives the same gradients.
 # Who gives both means something else than what would happen.
 SAY_THE_SAME = {
@@ -249,13 +248,22 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     if preset == AUTO:
         raise ConfigError("auto_with_ranks")
     text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
-    values = tomllib.loads(text) | given
+    own = tomllib.loads(text)
+    values = own | given
     lacking = ["/".join(flags(name)) for name in MANUAL_NEEDS if name not in values]
     if preset == MANUAL and lacking:
         raise ConfigError("manual_incomplete", missing=", ".join(lacking))
     if missing := sorted(set(SETTINGS) - set(values)):
         raise ConfigError("preset_incomplete", preset=preset, missing=", ".join(missing))
-    return from_values({"preset": preset, **values})
+    config = from_values({"preset": preset, **values})
+    if config.optimizer == own["optimizer"] or "lr" in given:
+        return config
+    return replace(config, lr=usual_rate(config))
+
+
+def usual_rate(config: TrainConfig) -> float:
+    """Of who takes another optimizer than the preset's, and names no rate; two digits are more than is known of it."""
+    return float(f"{RATES[config.optimizer] * math.sqrt(768 / config.d_model):.1e}")
 
 
 def canonical(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ DAMAGED, SUPERSEDED = "damaged-", "superseded-"
 ASIDE = re.compile(rf"{SUPERSEDED}{NAME.pattern}-(?P<when>\d+)")
 # A checkpoint of a run with other values of these is another model or another order of the data.
 FIXED = (
-    *("family", "layers", "heads", "d_model", "seq_len", "vocab_size", "vocab_multiple"),
+    *("family", "layers", "heads", "kv_heads", "d_model", "seq_len", "vocab_size", "vocab_multiple", "tied"),
     *("parameter_format", "optimizer", "moment_format", "seed"),
 )
 

@@ -1,5 +1,5 @@
-"""A trained model as a directory that `transformers` loads (GPT2LMHeadModel or HrmTextForCausalLM, and
-AutoTokenizer).
+"""A trained model as a directory that `transformers` loads (GPT2LMHeadModel, HrmTextForCausalLM
+or Qwen3ForCausalLM, and AutoTokenizer).
 
     model.safetensors         the parameters under the names that they have there, in the format of their training
     config.json               the shape of the model, and the ids of the special tokens
@@ -7,7 +7,7 @@ AutoTokenizer).
     tokenizer.json            as `aura prepare` wrote it, byte for byte
     tokenizer_config.json     with special_tokens_map.json: what tokenizer.json does not say
 
-Where the output matrix is the embedding (GPT-2), it is not in the file. Rows that no token of the tokenizer has are
+Where the output matrix is the embedding, it is not in the file. Rows that no token of the tokenizer has are
 left out. `transformers` itself is not needed, and `load` reads such a directory back.
 """
 
@@ -32,8 +32,9 @@ from aura.corpus.corpus import TOKENIZER
 from aura.corpus.tokenizer import ENDS, PADS
 from aura.durable import publish
 from aura.errors import ConfigError, DataError
-from aura.model.as_transformers import NAMES
-from aura.model.family import class_of, model_of
+from aura.families.family import Names
+from aura.families.known import FAMILIES
+from aura.model.family import NETWORKS, model_of
 from aura.model.language_model import LanguageModel
 
 MODEL, CONFIG = "model.safetensors", "config.json"
@@ -58,9 +59,9 @@ def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path
         )
     special = _special_tokens(tokenizer)
     ids = {f"{name}_id": tokenizer.token_to_id(token) for name, token in special.items()}
-    names, with_rows = NAMES[config.family], class_of(config.family).vocabulary
+    names, with_rows = FAMILIES[config.family].names, NETWORKS[config.family].vocabulary
     tensors = {
-        names.of(name): names.turned(name, part[:rows] if name in with_rows else part)
+        names.of(name): turned(names, name, part[:rows] if name in with_rows else part)
         for name, part in parameters.items()
     }
     kind = next(iter(tensors.values())).dtype
@@ -106,20 +107,26 @@ def export_checkpoint(path: Path, output: Path) -> None:
 
 def load(path: Path) -> LanguageModel:
     """The model of an exported directory, in fp32. Raises DataError when the directory is not complete."""
-    families = {names.model_type: (family, names) for family, names in NAMES.items()}
+    families = {family.names.model_type: family for family in FAMILIES.values()}
     try:
         values = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(path / MODEL)
-        family, names = families[values["model_type"]]
+        family = families[values["model_type"]]
+        names = family.names
         fixed = {"vocab_multiple": 1, "parameter_format": "fp32", "dropout": 0}
-        shape = {"family": family, "vocab_size": values["vocab_size"], **names.shape(values), **fixed}
+        shape = {"family": family.name, "vocab_size": values["vocab_size"], **names.shape(values), **fixed}
         model = model_of(resolve("gpt2-nano", shape))
         model.load_state_dict(
-            {name: names.turned(name, tensors[names.of(name)]) for name in model.state_dict()}
+            {name: turned(names, name, tensors[names.of(name)]) for name in model.state_dict()}
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise DataError("no_exported_model", path=path, kind=type(error).__name__, error=error) from None
     return model
+
+
+def turned(names: Names, name: str, tensor: Tensor) -> Tensor:
+    """To the layout there, and back."""
+    return tensor.t() if names.turned and names.turned.fullmatch(name) else tensor
 
 
 def verified_state(path: Path) -> checkpoint.State:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from aura.config import TrainConfig
+from aura.families.family import rows
 from aura.model.language_model import DTYPES, Embedding, LanguageModel, Linear
-from aura.plan.shapes import rows
 
 
 class Attention(nn.Module):

@@ -16,17 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from aura.config import TrainConfig
-from aura.model.language_model import (
-    DTYPES,
-    Embedding,
-    LanguageModel,
-    Linear,
-    as_matrix_products_read,
-)
-from aura.plan.shapes import DEEPEST, HIGH_CYCLES, LOW_CYCLES, backward_depth, mlp_width, rows
+from aura.families.family import head_width, rows
+from aura.families.hrm_text import DEEPEST, EPSILON, HIGH_CYCLES, LOW_CYCLES, THETA, backward_depth
+from aura.model.language_model import DTYPES, Embedding, LanguageModel, Linear, as_matrix_products_read
+from aura.model.layers import OutputMatrix, SwiGLU, rotated, rotation
 
-EPSILON = 1e-6
-THETA = 10000.0  # of the rotations, Su et al. 2021
 TRUNCATED = (
     0.87962566103423978  # standard deviation of a normal distribution that is cut off at two of its own
 )
@@ -60,30 +54,11 @@ class Attention(nn.Module):
         return self.o_proj(gate * y.transpose(1, 2).flatten(2))
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (batch, heads, time, width of a head); cos and sin (time, width), in fp32 as their products are."""
-    one, other = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat((-other, one), dim=-1) * sin).to(x.dtype)
-
-
-class MLP(nn.Module):
-    """SwiGLU (Shazeer, 2020)"""
-
-    def __init__(self, config: TrainConfig) -> None:
-        super().__init__()
-        d, width = config.d_model, mlp_width(config)
-        self.gate_proj, self.up_proj = Linear(d, width, bias=False), Linear(d, width, bias=False)
-        self.down_proj = Linear(width, d, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class Block(nn.Module):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__()
         self.self_attn = Attention(config)
-        self.mlp = MLP(config)
+        self.mlp = SwiGLU(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(as_matrix_products_read(norm(x)), cos, sin)
@@ -96,17 +71,6 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers // 2))
 
 
-class OutputMatrix(nn.Module):
-    """Asked for by a call: that is where `sharded` waits until a module's weights have come."""
-
-    def __init__(self, count: int, d_model: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(count, d_model))
-
-    def forward(self) -> Tensor:
-        return self.weight
-
-
 class HrmText(LanguageModel):
     """Half of the layers are in each stack. `z_L_init`, where L begins, is drawn and never trained."""
 
@@ -115,7 +79,7 @@ class HrmText(LanguageModel):
 
     def __init__(self, config: TrainConfig, device: torch.device | str = "cpu") -> None:
         super().__init__(config)
-        self.head_width, self.depth = config.d_model // config.heads, DEEPEST
+        self.head_width, self.depth = head_width(config), DEEPEST
         with torch.device(device):
             self.embed_tokens = Embedding(rows(config), config.d_model)
             self.L_module, self.H_module = Stack(config), Stack(config)
@@ -146,7 +110,7 @@ class HrmText(LanguageModel):
         return [*self.L_module.layers, *self.H_module.layers]
 
     def before_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self._rotation(tokens.shape[1], tokens.device)
+        cos, sin = rotation(tokens.shape[1], self.head_width, THETA, tokens.device)
         z_h = self.embed_tokens(tokens) * math.sqrt(self.d_model)
         z_l = self.z_L_init.expand_as(z_h)
         # Of the calls that get gradients, the last ones, as many as possible are H's; the last one of L is too.
@@ -166,9 +130,3 @@ class HrmText(LanguageModel):
         for block in stack.layers:
             x = self.through(block, x, cos, sin)
         return norm(x)
-
-    def _rotation(self, time: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """cos and sin (time, width of a head) of every position, in fp32."""
-        speeds = 1 / THETA ** (torch.arange(0, self.head_width, 2, device=device) / self.head_width)
-        angles = (torch.arange(time, device=device)[:, None] * speeds).repeat(1, 2)
-        return angles.cos(), angles.sin()

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from aura.cluster.place import compiles
 from aura.config import TrainConfig
+from aura.families.known import FAMILIES
 from aura.optim.adamw import AdamW, Optimizer
 
-BLOCKS = ("h.", "L_module.", "H_module.")  # how their parameters' names begin, of GPT-2 and of HRM-Text
+BLOCKS = tuple(begin for family in FAMILIES.values() for begin in family.blocks)
+PARTS = {end: parts for family in FAMILIES.values() for end, parts in family.parts.items()}
 MOMENTUM = 0.95
 ITERATIONS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: steep at 0, and then between 0.7 and 1.2
@@ -33,8 +35,8 @@ def matrices_in(name: str, parameter: Tensor) -> int:
     """Of how many matrices of a block a parameter consists, one below another; 0 where it is none."""
     if not name.startswith(BLOCKS) or parameter.dim() != 2:
         return 0
-    # Queries, keys and values. A segment of it, with [start:stop] behind its name, is one of them.
-    return 3 if name.endswith("c_attn.weight") else 1
+    # A segment of several, with [start:stop] behind its name, is one of them.
+    return next((parts for end, parts in PARTS.items() if name.endswith(end)), 1)
 
 
 class Muon:

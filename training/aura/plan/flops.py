@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from aura.config import TrainConfig
+from aura.families.known import FAMILIES
 from aura.plan.gpus import Gpu
-from aura.plan.shapes import CALLS, is_recurrent, mean_depth, parameter_count, shape_of
+from aura.plan.shapes import parameter_count, shape_of
 from aura.texts.console import text
 
 EAGER = 1 / 1.85  # nanoGPT's README: torch.compile takes a step from 250 ms to 135 ms
@@ -13,33 +14,29 @@ EAGER = 1 / 1.85  # nanoGPT's README: torch.compile takes a step from 250 ms to 
 def flops_per_token(config: TrainConfig, steps: range | None = None) -> int:
     """Forward and backward, the mean over these steps (from 0), or over the run.
 
-    GPT-2: 6 N + 12 layers d_model seq_len, N without the position embedding. PaLM (Chowdhery et al. 2022), appendix B,
-    as nanoGPT's estimate_mfu counts it. HRM-Text by the same rules: of every call of a stack its forward pass, 2 N of
-    the stack and 4 layers d_model seq_len of attention, and twice that for each that gets gradients; 6 N of the output
-    matrix. What is computed twice to save memory does not count.
+    6 N + 12 layers d_model seq_len, N without what is only looked up: PaLM (Chowdhery et al. 2022), appendix B, as
+    nanoGPT's estimate_mfu counts GPT-2. Where blocks are called several times, or without a gradient: of every call its
+    forward pass, 2 N of the block and 4 d_model seq_len of attention, and twice that with a gradient. What is computed
+    twice to save memory does not count.
     """
-    if is_recurrent(config):
-        steps = steps or range(config.steps)
-        depth = mean_depth(steps.start, steps.stop, config.steps)
-        return (
-            round((CALLS + 2 * depth) * _forward_of_a_call(config)) + 6 * config.vocab_size * config.d_model
-        )
-    n = parameter_count(config) - config.seq_len * config.d_model
-    return 6 * n + 12 * config.layers * config.d_model * config.seq_len
+    shape = shape_of(config)
+    forward, backward = _calls(config, steps)
+    outside_matrices = parameter_count(config) - shape.looked_up - shape.layers * shape.in_matrices
+    return round((forward + 2 * backward) * _forward_of_the_blocks(config)) + 6 * outside_matrices
 
 
 def recomputed_flops_per_token(config: TrainConfig) -> int:
     """The forward work of the blocks, where it is done a second time because its results were not kept."""
-    if not config.gradient_checkpointing:
-        return 0
-    if is_recurrent(config):
-        return round(mean_depth(0, config.steps, config.steps) * _forward_of_a_call(config))
-    return 2 * _forward_of_a_call(config)
+    return round(config.gradient_checkpointing * _calls(config)[1] * _forward_of_the_blocks(config))
 
 
-def _forward_of_a_call(config: TrainConfig) -> int:
-    """Of half of the layers: of a stack, where there are two."""
-    return config.layers * (2 * shape_of(config).in_matrices + 4 * config.d_model * config.seq_len) // 2
+def _calls(config: TrainConfig, steps: range | None = None) -> tuple[float, float]:
+    return FAMILIES[config.family].calls(config, steps or range(config.steps))
+
+
+def _forward_of_the_blocks(config: TrainConfig) -> int:
+    """Of each once."""
+    return config.layers * (2 * shape_of(config).in_matrices + 4 * config.d_model * config.seq_len)
 
 
 def update_flops(config: TrainConfig) -> int:

@@ -161,11 +161,14 @@ class Sizes:
         self.matrix = max(map(len, shape.matrices))  # elements
         self.widest = shape.widest * tokens
         in_norms = 4 if shape.norms_in_fp32 else self.parameter
-        self.statistics, self.input_of_norm = shape.statistics * tokens * in_norms, in_norms * self.unit
+        self.statistics, self.input_of_norm = (
+            shape.statistics * tokens * in_norms,
+            shape.in_norm * tokens * in_norms,
+        )
         # A block keeps the inputs and statistics of its two norms, what matrix products, attention and activation
         # function read, and an fp32 number per token and head.
         self.block = 2 * (self.input_of_norm + self.statistics) + 4 * tokens * config.heads
-        self.block += self.narrow * shape.kept * tokens
+        self.block += (self.narrow * shape.kept + in_norms * shape.in_head_norms) * tokens
         self.kept_of_block = self.parameter * self.unit if config.gradient_checkpointing else self.block
         # After the blocks: the input of the last norm, and the gradient of what the output matrix has read.
         self.end = self.input_of_norm + self.statistics + self.narrow * self.unit
