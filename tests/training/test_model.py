@@ -122,6 +122,18 @@ def test_blocks_that_are_alike_share_their_kernels(graphs_only: None) -> None:
     assert counts == [2, 2]  # a block, and the loss
 
 
+@torch._dynamo.config.patch(recompile_limit=8)
+def test_no_length_of_a_micro_batch_is_left_to_run_without_kernels(graphs_only: None) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = GPT(resolve("gpt2-nano", SMALL))
+    model.compile_blocks(lengths=12)
+    for length in range(1, 13):
+        tokens = torch.ones(length, 16, dtype=torch.int64)
+        model.loss_sum(tokens, tokens).backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2 * 12
+
+
 def test_many_chunks_are_as_exact_as_one() -> None:
     """Added up in bf16, the gradient of the output matrix would be 20 times as far off with 64 chunks."""
     torch.manual_seed(0)

@@ -15,6 +15,8 @@ from aura.products import linear
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+KERNELS_OF_A_LENGTH = 4  # at the most: HRM-Text calls a block with gradients and without
+
 
 # torch fills new layers with numbers that a model would only replace: half a minute for 2.5 billion of them.
 class Linear(nn.Linear):
@@ -84,11 +86,15 @@ class LanguageModel(nn.Module):
             return result
         return block(*inputs)
 
-    def compile_blocks(self) -> None:
+    def compile_blocks(self, lengths: int = 1) -> None:
         """From now on torch.compile makes the kernels of training: of a block, once for all that are alike, and of the
         loss. One graph of the whole model would keep the logits of several chunks at once, and all gradients of a
-        micro-batch beside the sum of those before."""
+        micro-batch beside the sum of those before. lengths: how many different ones micro-batches may have."""
         self.is_compiled = True
+        # Behind its limit of 8 torch would go on without kernels.
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, KERNELS_OF_A_LENGTH * lengths)
+        limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, limits.recompile_limit)
         for block in self.blocks():
             block.forward = _by_kernels_while_training(block)
 

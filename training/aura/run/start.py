@@ -90,7 +90,7 @@ def trainer_of(run: Run) -> Trainer:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run.directory / COMPILED).absolute()))
     model = model_of(run.config, run.device)
     if compiles(run.config, run.device):
-        model.compile_blocks()
+        model.compile_blocks(lengths=run.config.batch_sizes(ranks.world_size)[ranks.rank])
     windows = Windows(run.corpus, "train", run.config.seq_len)
     measured = partial(measure.cluster, run.config, ranks, run.device, run.devices, model, windows)
     setting = setting_of(run.config, ranks, run.directory, run.saves, run.speaker, measured)
