@@ -77,6 +77,7 @@ def copy(target: Target, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> C
 def save(run: Path, step: int, fill: float = 1.0, size: int = 1000) -> Path:
     parameters, state = {"weight": torch.full((size,), fill)}, {"weight.step": torch.zeros(1)}
     (run / "rank-0").mkdir(parents=True, exist_ok=True)
+    (run / "rank-0/status.json").write_bytes(b"{}")
     return checkpoint.write(run / "checkpoints", f"checkpoint-step-{step}", parameters, state, {"step": step})
 
 
@@ -94,7 +95,6 @@ def run(tmp_path: Path) -> Path:
     (run / "final/model.safetensors").write_bytes(b"model")
     (run / "final/config.json").write_bytes(b"{}")
     (run / "tokenizer.json").write_bytes(b"tokenizer")
-    (run / "rank-0/status.json").write_bytes(b"{}")
     return run
 
 
@@ -249,6 +249,10 @@ def test_runs_of_which_rank_0_was_elsewhere_are_not_copied(
     shutil.move(run / "rank-0", run / "rank-1")
     (run.parent / "link").symlink_to(tmp_path)
     (tmp_path / "rank-0").mkdir()
+    (tmp_path / "rank-0/status.json").write_bytes(b"{}")
+    assert copy() == (EXIT_OK, "")
+    # Rank 0 was here, and a launch since has put it elsewhere.
+    (run / "rank-0").mkdir()
     assert copy() == (EXIT_OK, "")
     assert not target.share.parent.exists()
 

@@ -38,9 +38,6 @@ class Rank(Forked):
     def lines(self, word: str) -> list[str]:
         return [line.split(" ", 1)[1] for line in self.text.splitlines() if line.startswith(word + " ")]
 
-    def says(self, words: str, seconds: float = 20) -> None:
-        self.wait_for(lambda: words in self.text, f"said {words!r}", seconds)
-
 
 Start = Callable[..., Rank]
 

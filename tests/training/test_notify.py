@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -20,11 +21,12 @@ from apprise.plugins.telegram import NotifyTelegram
 from aura.commands import notify
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
+from aura.run.status import Status
 from aura.watch import nodes
 from aura.watch.events import WARNING, Event
 from aura.watch.nodes import MISSES, Nodes, answers
 from aura.watch.queue import Queue
-from aura.watch.runs import Seen, news
+from aura.watch.runs import Seen, is_alive, news, statuses
 from aura.watch.sender import Memory, Sender
 from aura.watch.services import Services, read_services, without_secrets
 from services import mail_server, wait_until, web_server
@@ -361,3 +363,20 @@ def test_what_has_become_of_a_run(story: str) -> None:
     assert [event.kind for event in told] == [f"run.{kind}" for kind in expected]
     if "interrupted" in expected and BROKE in statuses:
         assert "rank 2 on node2 has not answered" in told[2].message
+
+
+def test_a_clock_that_is_set_back_makes_no_rank_a_dead_one(tmp_path: Path) -> None:
+    Status(tmp_path / "runs/r/rank-0/status.json").set(state="training")
+    ((_, status),) = statuses(tmp_path / "runs")
+    assert is_alive(status | {"updated": status["updated"] - 7200})
+    # Another process has its number now, or the machine was started since.
+    assert not is_alive(status | {"pid": os.getppid()})
+    assert not is_alive(status | {"begun": "another-boot " + status["begun"].split()[1]})
+
+
+def test_who_broke_off_before_the_machine_was_started_gets_its_time_again() -> None:
+    seen, _ = news("r", Seen("running", "training", 1), BROKE, True, 50.0, now=90000.0)
+    seen, events = news("r", seen, BROKE, True, 50.0, now=30.0)
+    assert (seen.phase, seen.since, events) == ("broken", 30.0, [])
+    seen, events = news("r", seen, BROKE, True, 50.0, now=300.0)
+    assert [event.kind for event in events] == ["run.failed"]

@@ -53,6 +53,9 @@ class Forked:
     def wait_for(self, is_true: Callable[[], bool], what: str, seconds: float = 60) -> None:
         wait_until(is_true, seconds, lambda: f"not {what} after {seconds} s:\n{self.text}")
 
+    def says(self, words: str, seconds: float = 60) -> None:
+        self.wait_for(lambda: words in self.text, f"said {words!r}", seconds)
+
     def end(self, seconds: float = 60) -> int:
         """The exit code."""
         self.process.join(seconds)

@@ -224,6 +224,7 @@ def test_checkpoints_are_copied_and_survive_a_server_that_goes(shared: Shared) -
     put_trainer(client)
     checkpoint = "/var/lib/aura/runs/first/checkpoints/checkpoint-step-100"
     client.exec(as_aura(f"mkdir -p {checkpoint} /var/lib/aura/runs/first/rank-0"))
+    client.exec(as_aura("touch /var/lib/aura/runs/first/rank-0/status.json"))
     client.exec(as_aura(f"python3 -c {shlex.quote(CHECKPOINT)} {checkpoint}"))
     # Slowly enough to be interrupted.
     client.exec(

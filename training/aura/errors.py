@@ -60,6 +60,12 @@ class DataError(AuraError):
     exit_code = EXIT_DATA
 
 
+class NoRoom(AuraError):
+    """What has to be kept can be kept nowhere; where there is room again, starting again helps."""
+
+    exit_code = EXIT_TEMPORARY
+
+
 class GpuFault(AuraError):
     exit_code = EXIT_GPU
 

@@ -94,9 +94,10 @@ class Follower:
     def _of_runs(self) -> list[Event]:
         known, found = self.memory.seen.get("runs", {}), {}
         events: list[Event] = []
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
         for run, status in statuses(self.runs):
             seen = Seen(**known[run]) if run in known else Seen()
-            seen, said = news(run, seen, status, is_alive(status), self.began, time.time())
+            seen, said = news(run, seen, status, is_alive(status), self.began, now)
             found[run] = vars(seen)
             events += said
         self.memory.seen["runs"] = found

@@ -83,11 +83,12 @@ class Copier:
     say: Callable[[str], None]
 
     def copy_all(self, runs: Path) -> None:
-        """Every run of which rank 0 was here: the others' checkpoints are the same. Raises Later."""
+        """Every run of which rank 0 is here since the last launch: the others' checkpoints are the same. Raises
+        Later."""
         if not runs.is_dir():
             return
         for run in sorted(runs.iterdir()):
-            if (run / "rank-0").is_dir() and not run.is_symlink():
+            if (run / "rank-0/status.json").is_file() and not run.is_symlink():
                 try:
                     self._copy_run(run)
                 except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from aura.checkpoint.manifest import Writer, described
 from aura.cluster.ranks import CollectiveFailed, Ranks
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
-from aura.errors import DataError, reason_of
+from aura.errors import NoRoom, reason_of
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.plan.memory import state_bytes
@@ -30,6 +31,11 @@ from aura.strategy.checksum import checksum
 from aura.strategy.interface import Strategy
 from aura.texts import console
 from aura.texts.console import Console
+
+LOOK = 5.0  # seconds between two looks whether there is room for what no disk had room for
+# Seconds until it is tried again whatever the disk says: of quotas and broken disks it says nothing. Trying takes all
+# ranks, and the wire.
+TRY = 60.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ class Saving(Observer):
     speaker: Console
     status: Status
     under_way: str = ""  # the name of a checkpoint
+    size: int = 0  # of one, in bytes
     began: float = 0.0  # when
     stall: float = 0.0  # seconds that training waited for it
     # Seconds after `began` in which a rank may still be writing it: a guess until the first one has been written.
@@ -100,8 +107,16 @@ class Saving(Observer):
         self._finish()
 
     def _save(self, kind: str, wait: bool) -> None:
+        """wait: until it is on a disk. So it is also where the one before is on none: going on would risk ever more."""
+        wait = not self._finish() or wait
+        self._begin(kind)
+        while wait and not self._finish() and kind != "suspect":
+            self._wait_for_room()
+            self._begin(kind)
+        self.status.set(state="training", message="")
+
+    def _begin(self, kind: str) -> None:
         snapshot, strategy = self.snapshot, self.strategy
-        self._finish()
         self.status.set(state="saving")
         self.under_way = f"{kind}-step-{snapshot.progress.step}"
         strategy.complete()
@@ -109,6 +124,7 @@ class Saving(Observer):
         self.began = time.monotonic()
         optimizer = state_bytes(snapshot.config, snapshot.ranks.world_size)
         parameters = sum(parameter.nbytes for parameter in snapshot.model.parameters())
+        self.size = optimizer + parameters
         short = strategy.gathers and not store.has_room(optimizer)
         copied = store.has_room(optimizer + parameters)
         collect = strategy.whole_state(wanted=self.saves and not short, copied=copied)
@@ -118,20 +134,43 @@ class Saving(Observer):
             error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if self.saves else None
             self.saver.help(self.under_way, collect, error)
         self.stall = time.monotonic() - self.began
-        if wait:
-            self._finish()
-        self.status.set(state="training")
+
+    def _wait_for_room(self) -> None:
+        """Until a rank may be able to save. Raises NoRoom where one is asked to stop meanwhile."""
+        step, directory = self.snapshot.progress.step, self.saver.directory
+        sentence = console.text("waits_for_room", step=step, size=self.size / 1e9, path=directory)
+        self.speaker.say(sentence)
+        self.status.set(message=sentence)
+        began = time.monotonic()
+        while True:
+            time.sleep(LOOK)
+            may_fit = self.saves and (self._has_room() or time.monotonic() - began > TRY)
+            asked = [float(self.stop.weight > 0), float(may_fit)]
+            stopping, somewhere = self.snapshot.ranks.total(asked)
+            if stopping:
+                raise NoRoom("stopped_without_room", step=step)
+            if somewhere:
+                return
+
+    def _has_room(self) -> bool:
+        error = self.saver.error
+        try:
+            free = shutil.disk_usage(self.saver.directory).free
+        except OSError:
+            return False
+        return isinstance(error, OSError) and error.errno == errno.ENOSPC and free > self.size
 
     def _may_be_written(self) -> bool:
         """A disk that is busy with a checkpoint keeps whatever else its rank writes waiting, and so all ranks."""
         ends = self.began + self.writing
         return bool(self.under_way) and (self.saver.is_writing or time.monotonic() < ends)
 
-    def _finish(self) -> None:
-        """Wait for the save that is under way. One node without space does not end a run that others have saved."""
+    def _finish(self) -> bool:
+        """Wait for the save that is under way; False where it is on no disk. One node without space does not hold up a
+        run that others have saved."""
         saver, name = self.saver, self.under_way
         if not name:
-            return
+            return True
         saved = saver.wait() and self.saves
         if isinstance(saver.error, CollectiveFailed):
             raise saver.error
@@ -142,12 +181,11 @@ class Saving(Observer):
             )
         saves, seconds = self.snapshot.ranks.total([float(saved), saver.seconds])
         self.writing = 2 * seconds  # of all ranks together, so more than that of the slowest
-        if saves == 0:
-            raise DataError("no_rank_saved", name=name)
         if saved and self.speaker.leads:
             self.speaker.say(console.text("saved", name=name, stall=self.stall, seconds=saver.seconds))
             self.board.add("Time/save_stall_seconds", self.stall, self.snapshot.progress.step)
         self.under_way = ""
+        return saves > 0
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 
 from aura.durable import write_atomically
 from aura.texts.console import put, text
+from aura.watch.runs import begun_of
 
 STATES = ("joining", "training", "saving", "stopped", "done", "failed")
 PAUSE = 1.0  # seconds between two writes while nothing but numbers changes
@@ -41,6 +42,7 @@ class Status:
             "shares": None,  # sequences of each rank in a step, where they follow measured speeds
             "message": "",
             "pid": os.getpid(),  # a process that is gone can say nothing any more
+            "begun": begun_of(os.getpid()),  # its number may be another's by then
             "exit_code": None,  # once it has come to an end of its own
             "plan": None,  # of rank 0: what was predicted, line by line
             "outcome": None,  # of rank 0: that against what was measured

@@ -17,6 +17,7 @@ import psutil
 from aura.errors import FOR_GOOD
 from aura.texts.console import text
 from aura.watch.events import CRITICAL, INFO, WARNING, Event
+from aura.watch.kernel_log import boot
 
 ACTIVE = ("joining", "training", "saving")
 PATIENCE = 180.0  # seconds in which a run that has broken off is started again, by systemd or by a person
@@ -58,11 +59,23 @@ def _read(file: Path) -> Iterator[Status]:
 def is_alive(status: Status) -> bool:
     """Is the process that wrote it still there? It may have been killed, and its number may be another's."""
     try:
-        return runs_on(status["pid"]) and psutil.Process(status["pid"]).create_time() <= status["updated"]
-    except psutil.NoSuchProcess:
+        if not runs_on(status["pid"]):
+            return False
+        if begun := status.get("begun"):
+            return bool(begun == begun_of(status["pid"]))
+        # Of a release that did not say it. Wrong once the clock has been set.
+        return psutil.Process(status["pid"]).create_time() <= status["updated"]
+    except (psutil.NoSuchProcess, FileNotFoundError):
         return False
-    except (KeyError, TypeError, psutil.Error):
+    except (KeyError, TypeError, OSError, psutil.Error):
         return True  # nobody knows
+
+
+def begun_of(pid: int) -> str:
+    """When a process was started, in words that no setting of the clock changes: the machine's start, and ticks after
+    it. Raises OSError."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return f"{boot()} {fields[19]}"  # proc(5): field 22, after the name and the number
 
 
 def runs_on(pid: int) -> bool:
@@ -76,7 +89,8 @@ def runs_on(pid: int) -> bool:
 def news(
     run: str, seen: Seen, status: Status, alive: bool, began: float, now: float
 ) -> tuple[Seen, list[Event]]:
-    """began: since when somebody looks, now: both in seconds since the epoch. What ended before that is no news."""
+    """began: since when somebody looks, in seconds since the epoch; what ended before that is no news. now: seconds of
+    a clock that nobody sets, and that begins anew with the machine."""
     state, pid = str(status.get("state")), int(status.get("pid") or 0)
     another, before = pid != seen.pid, seen.state
     seen = replace(seen, state=state, pid=pid)
@@ -123,7 +137,7 @@ def _of_broken(run: str, seen: Seen, status: Status, now: float, is_new: bool) -
     reason = str(status.get("message")) if seen.state == "failed" else text("run_killed")
     if is_new:
         events.append(_interrupted(run, status, reason))
-    if not seen.since:
+    if not seen.since or now < seen.since:
         return replace(seen, phase="broken", since=now), events
     if now - seen.since > PATIENCE:
         message = text("run_not_started_again", reason=reason, minutes=PATIENCE / 60)
