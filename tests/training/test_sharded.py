@@ -21,6 +21,7 @@ from trainers import send_self
 
 MUON = {"optimizer": "muon"}
 LATE = {"clip": 0.2, "delay": 0.5}
+QWEN = {"family": "qwen3", "kv_heads": 1}
 MIXED = ("a", "b", "a")  # a node's ranks need not be neighbours
 SMALLEST = {"precision": "bf16", "parameter_format": "bf16", "moment_format": "int8"}
 
@@ -39,6 +40,10 @@ def elements(task: Task) -> int:
         (MUON, "int8"),
         (SMALLEST, "int4"),
         *((MUON | LATE, wire) for wire in FORMATS),
+        (QWEN, "bf16"),
+        (QWEN | {"tied": "false"}, "fp32"),
+        (QWEN | SMALLEST, "int4"),
+        (QWEN | MUON | LATE, "int8"),
     ],
     ids=str,
 )
@@ -198,7 +203,9 @@ def test_a_frozen_rank_is_noticed_within_seconds(frozen: int, nodes: tuple[str, 
     assert not any("inside the node" in sentence for sentence in said), said
 
 
-@pytest.mark.parametrize("settings", [{}, MUON, SMALLEST], ids=["adamw", "muon", "smallest formats"])
+@pytest.mark.parametrize(
+    "settings", [{}, MUON, SMALLEST, QWEN | MUON], ids=["adamw", "muon", "smallest formats", "qwen3"]
+)
 def test_three_and_one_go_on_where_five_have_stopped(settings: dict[str, Any], tmp_path: Path) -> None:
     five = Task(tmp_path / "five", 5, settings, steps=3, sequences=30)
     complete(five)
@@ -341,7 +348,7 @@ def test_what_a_step_rounds_off_is_in_the_next_one(settings: dict[str, Any], tmp
     assert 0 < distances[1] < 1.5 * distances[0]
 
 
-@pytest.mark.parametrize("settings", [MUON, SMALLEST], ids=["muon", "smallest formats"])
+@pytest.mark.parametrize("settings", [MUON, SMALLEST, QWEN | MUON], ids=["muon", "smallest formats", "qwen3"])
 def test_a_resume_changes_no_bit_and_other_ranks_and_formats_go_on(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -158,8 +158,13 @@ def test_fp16_keeps_its_scale_and_dropout_its_numbers_across_a_resume(corpus: Co
             "--layers 2 --lr 5e-3",
             "has family=hrm-text, this run asks for gpt2",
         ),
+        (
+            "--family qwen3 --kv-heads 1 --optimizer muon",
+            "--family qwen3 --optimizer muon",
+            "has kv_heads=1, this run asks for 0",
+        ),
     ],
-    ids=["muon", "hrm-text"],
+    ids=["muon", "hrm-text", "qwen3"],
 )
 def test_two_ranks_learn_as_one_and_a_resume_changes_no_bit(
     settings: str, instead: str, refusal: str, corpus: Corpus, tmp_path: Path
