@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -182,7 +183,7 @@ def settings_text(example: str, here: dict[str, Any], user: str, admins: str) ->
         line = re.compile(rf"^{name}:[^#\n]*(#.*)?$", re.MULTILINE)
         told = line.search(text)
         comment = told[1] if told and told[1] else ""
-        new = f"{name}: {value}".ljust(41) + " " + comment
+        new = f"{name}: {value}".ljust(40) + "  " + comment
         text = line.sub(lambda _, new=new: new.rstrip(), text, count=1) if told else f"{text}{new.rstrip()}\n"
     return marked(text)
 
@@ -214,7 +215,7 @@ def next_step(found: Found, new: dict[Path, str], folder: Path) -> str:
             "one day it gives them to others."
         )
     lines.append(f"SSH will be allowed from this machine ({found['here']['address']}) only: admin_networks.")
-    other = "" if folder == EXAMPLE else f"-i {folder} "
+    other = "" if folder == EXAMPLE else f"-i {os.path.relpath(folder, os.environ.get('PWD') or '.')} "
     lines.append(f"Look at both files, then: ansible-playbook {other}playbooks/bootstrap.yml -k -K")
     return "\n".join(lines)
 

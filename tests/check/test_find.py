@@ -210,6 +210,13 @@ def test_who_is_chosen() -> None:
     assert said("192.168.50.33,5,2") == [33, 7]
 
 
+def test_this_machine_stands_for_its_other_address() -> None:
+    wireless, cable = machine("192.168.50.5", "same"), machine("192.168.50.7", "same", own=True)
+    LAN.mark_twins([wireless, cable])
+    assert (wireless["twin"], cable["twin"]) == ("192.168.50.7", "")
+    assert FOUND.chosen([wireless, cable], "all") == [cable]
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
