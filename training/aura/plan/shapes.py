@@ -42,6 +42,7 @@ class Shape:
     # Of one token in a block that gets gradients
     kept: int  # what matrix products, attention and activation function read, and keep for the backward pass
     widest: int  # what that computes at once: GELU's output, or the gradients of SwiGLU's output and factors
+    computed_again: int  # of `kept`, by what torch.compile writes for a GPU: what is cast, and half of SwiGLU
     statistics: int  # of a norm
     norms_in_fp32: bool  # whatever the parameters are in: as torch computes it on a CPU
     biases: int = 0  # of the matrices of a block
@@ -80,6 +81,7 @@ def _gpt2(config: TrainConfig) -> Shape:
         unused=embedding - config.vocab_size * d,
         kept=(1 + 3 + 1 + 1 + 4 + 4) * d,
         widest=4 * d,
+        computed_again=d,
         statistics=2,
         norms_in_fp32=False,
         biases=9 * d,
@@ -96,6 +98,7 @@ def _hrm_text(config: TrainConfig) -> Shape:
         unused=2 * (embedding - config.vocab_size * d),
         kept=(1 + 3 + 1 + 1 + 1 + 1) * d + 4 * width,
         widest=3 * width,
+        computed_again=d + width,
         statistics=1,
         norms_in_fp32=True,
         stacks=2,
