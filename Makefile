@@ -118,7 +118,11 @@ test-vm: $(DEV) ## test on virtual machines what needs a kernel of its own: netw
 .PHONY: test-more
 test-more: $(DEV) $(TRAINER) ## the tests that take too long for those two: before a release
 	@python tests/run roles --more
-	@pytest tests/vm tests/e2e tests/containers -m more
+	@pytest tests/vm tests/e2e tests/containers tests/null_card -m more
+
+.PHONY: null-card
+null-card: $(DEV) $(TRAINER) ## the memory of every preset, with torch's CUDA build (5 GB) on a card that computes nothing
+	@python tests/null_card/presets.py
 
 .PHONY: lab-up
 lab-up: $(CONTROLLER) ## start the five virtual nodes and leave them running

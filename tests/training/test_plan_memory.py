@@ -21,6 +21,7 @@ from aura.model.forward import autocast
 from aura.optim.gradient_sum import GradientSum
 from aura.optim.muon import optimizer_of
 from aura.plan.memory import (
+    GIB,
     Sizes,
     checkpoint_bytes,
     largest_micro_batch,
@@ -223,6 +224,25 @@ def test_the_highest_sum_of_what_is_alive(
         assert predicted.moments == nbytes(step.optimizer.tensors().values())
         assert predicted.parameters == nbytes(step.model.parameters())
         assert shape is not MUONS or predicted.moment == "optimizer"
+
+
+@pytest.mark.parametrize(
+    ("preset", "eager", "compiled"),
+    [
+        ("gpt2", 5.205, 4.872),
+        ("gpt2-medium", 7.192, 6.953),
+        ("gpt2-medium-10gb", 6.629, 6.575),
+        ("gpt2-medium-4gb", 2.419, 2.419),
+        ("hrm-text-100m", 39.639, 33.510),
+    ],
+)
+def test_a_step_on_a_gpu_needs_what_make_null_card_has_measured(
+    preset: str, eager: float, compiled: float
+) -> None:
+    for kind, measured in (("false", eager), ("auto", eager), ("true", compiled)):
+        config = resolve(preset, {"compile": kind})
+        predicted = memory_of(config, largest_micro_batch(config), on_gpu=True).tensors
+        assert predicted / GIB == pytest.approx(measured, rel=0.01), kind
 
 
 def test_muon_gives_way_where_only_small_moments_fit() -> None:

@@ -24,6 +24,7 @@ def shape(config: Settings) -> Shape:
         looked_up=config.seq_len * d,
         kept=(1 + 3 + 1 + 1 + 4 + 4) * d,
         widest=4 * d,
+        computed_again=d,
         in_norm=d,
         statistics=2,
         norms_in_fp32=False,

@@ -51,6 +51,7 @@ def shape(config: Settings) -> Shape:
         looked_up=config.vocab_size * d,
         kept=(1 + 3 + 1 + 1 + 1 + 1) * d + 4 * width,
         widest=3 * width,
+        computed_again=d + width,
         in_norm=d,
         statistics=1,
         norms_in_fp32=True,

@@ -64,6 +64,7 @@ def shape(config: Settings) -> Shape:
         looked_up=(vocabularies - 1) * config.vocab_size * d,
         kept=(1 + 3 + 1 + 1) * d + 4 * width,
         widest=2 * width,
+        computed_again=0,  # not measured yet, so the plan asks for more than it takes
         in_norm=2 * d,
         statistics=1,
         norms_in_fp32=True,

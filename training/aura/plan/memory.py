@@ -3,7 +3,8 @@
 The formulas follow aura/model and aura/optim/adamw.py operation by operation, and test_plan_memory.py holds
 them against the tensors that are really alive. A unit is one element per token and channel: micro-batch x sequence x
 d_model. Assumed: attention of the flash kind (no matrix of all pairs of positions). What torch.compile makes of a block
-and of the loss (LanguageModel.compile_blocks) keeps no more.
+and of the loss (LanguageModel.compile_blocks) keeps less, which is counted with compile=true on a GPU, as `make
+null-card` has measured it; with auto a rank may have to go without.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def checkpoint_bytes(config: TrainConfig, ranks: int) -> int:
 def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool, ranks: int = 1) -> Memory:
     """Of one of so many ranks, with that micro-batch [sequences]."""
     share = math.ceil(shape_of(config).stored / ranks) if ranks > 1 else 0  # elements that this rank owns
-    sizes = Sizes(config, micro_batch)
+    sizes = Sizes(config, micro_batch, fused=on_gpu and config.compile == "true")
     moments = _moments(config, sizes, on_gpu, share)
     name = max(moments, key=lambda name: sum(moments[name]))
     weight_copies, activations, logits, workspace = moments[name]
@@ -149,7 +150,8 @@ def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool, ranks: int = 
 class Sizes:
     """What the pieces of one forward pass need [bytes]."""
 
-    def __init__(self, config: TrainConfig, micro_batch: int) -> None:
+    def __init__(self, config: TrainConfig, micro_batch: int, fused: bool = False) -> None:
+        """fused: by kernels that torch.compile has written."""
         d, tokens = config.d_model, micro_batch * config.seq_len
         self.parameter = BYTES[config.parameter_format]
         self.autocast = config.precision != "fp32" and self.parameter == 4
@@ -168,7 +170,10 @@ class Sizes:
         # A block keeps the inputs and statistics of its two norms, what matrix products, attention and activation
         # function read, and an fp32 number per token and head.
         self.block = 2 * (self.input_of_norm + self.statistics) + 4 * tokens * config.heads
-        self.block += (self.narrow * shape.kept + in_norms * shape.in_head_norms) * tokens
+        again = shape.computed_again if fused and self.autocast else 0
+        self.block += (self.narrow * (shape.kept - again) + in_norms * shape.in_head_norms) * tokens
+        # Logits and their softmax in fp32, or those that come out of a product and the gradient that goes into one
+        self.softmax = 2 * self.narrow if fused else 8  # bytes of each logit
         self.kept_of_block = self.parameter * self.unit if config.gradient_checkpointing else self.block
         # After the blocks: the input of the last norm, and the gradient of what the output matrix has read.
         self.end = self.input_of_norm + self.statistics + self.narrow * self.unit
@@ -201,8 +206,7 @@ def _moments(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> dict[st
     product = 0 if sum_of_chunks and s.narrow == 4 else s.narrow * s.embedding
     gradient = sum_of_chunks or product
     moments = {
-        # Logits and their softmax in fp32
-        "softmax": (*of_loss, 8 * logits, s.narrow * s.unit + sum_of_chunks),
+        "softmax": (*of_loss, s.softmax * logits, s.narrow * s.unit + sum_of_chunks),
         # The gradient of the logits makes that of the output matrix
         "loss": (*of_loss, s.narrow * logits, s.narrow * s.unit + sum_of_chunks + product),
         # That one, and a copy of it in the format of the parameters

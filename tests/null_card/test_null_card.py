@@ -1,0 +1,44 @@
+"""Every preset on the null card: what that proves, and what not, says presets.py."""
+
+from __future__ import annotations
+
+import pytest
+from presets import CARDS, NullCard, installed
+
+pytestmark = pytest.mark.more
+KINDS = {"eager": "false", "compiled": "true"}
+SMALL = 80 * 2**20  # the workspaces of cuBLAS, and what torch.compile tries out: seen beside gpt2-nano
+
+
+@pytest.fixture(scope="session")
+def card(tmp_path_factory: pytest.TempPathFactory) -> NullCard:
+    card = NullCard(installed(), tmp_path_factory.mktemp("null-card"))
+    card.build()
+    return card
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("preset", CARDS)
+def test_a_preset_needs_what_the_plan_says_and_fits_its_card(card: NullCard, preset: str, kind: str) -> None:
+    row = card.row(preset, CARDS[preset], "--compile", KINDS[kind])
+    assert row["peak"] == pytest.approx(row["plan"], rel=0.05, abs=SMALL)
+    assert (row["waits"], row["copies_to_host"]) == (1, 1)
+    assert row["graph_breaks"] == 0 and row["graphs"] <= (4 if kind == "compiled" else 0)
+
+
+def test_what_does_not_fit_is_said_before_the_first_step_with_what_would(card: NullCard) -> None:
+    refused = card.step("gpt2-medium-10gb", 6, "--compile", "false", last=1)
+    assert refused.returncode == 64
+    assert "Out of memory on rank 0" in refused.stdout and "Step 1/" not in refused.stdout
+    way_out = refused.stdout.split("of the memory with ")[-1].split(" and another")[0].split()
+    card.row("gpt2-medium-10gb", 6, "--compile", "false", *way_out)
+
+
+def test_deterministic_kernels_refuse_no_operation(card: NullCard) -> None:
+    card.row("gpt2", 12, "--compile", "false", "--deterministic", "true")
+    card.row("hrm-text-100m", 80, "--compile", "false", "--deterministic", "true")
+    smallest = card.row(
+        "gpt2-medium-4gb", 4, "--compile", "false", "--deterministic", "true", "--layers", "2"
+    )
+    assert smallest["waits"] == 1
