@@ -89,6 +89,13 @@ def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
     return device, "nccl" if backend == "auto" else backend
 
 
+def versions(backend: str) -> dict[str, str]:
+    """Of what has to be the same for all ranks, as a Member says it. Of torch, builds for cards and for processors go
+    together."""
+    nccl = torch.cuda.nccl.version() if backend == "nccl" else ()  # type: ignore[no-untyped-call]
+    return {"torch": torch.__version__.partition("+")[0], "nccl": ".".join(map(str, nccl))}
+
+
 def keep_freed_memory() -> None:
     """For a rank that computes on the processor. glibc gives freed memory back to the kernel at once, and a step of a
     small model takes what the one before has freed: 1,400 pages, which the kernel fills with zeros each time. Of a rank
