@@ -257,6 +257,24 @@ def test_later_steps_of_a_disk_that_was_away_do_not_come_back(corpus: Corpus, tm
     assert first.files("checkpoint-step-10") == second.files("checkpoint-step-10")
 
 
+def test_one_node_that_went_on_alone_and_was_often_started_does_not_win(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    stop_at(4, together, corpus, 3)
+    (alone / "node0").mkdir(parents=True)
+    (together / "node2" / "run").rename(alone / "node0" / "run")
+    for step in (9, 12, 15):
+        stop_at(step, alone, corpus, 1)
+    stop_at(7, together, corpus, 2)
+    (alone / "node0" / "run").rename(together / "node2" / "run")
+    shutil.rmtree(together / "node2" / "run" / "rank-0")
+    *_, third = complete(start(together, corpus, 3))
+    assert "Continuing after step 8." in third.text
+    assert "sends step 8 to rank 2 on node2" in third.text
+    assert any(name.startswith("superseded-interrupt-step-16") for name in third.checkpoints())
+
+
 def test_a_checkpoint_is_sent_only_to_the_rank_that_lacks_it(corpus: Corpus, tmp_path: Path) -> None:
     def note(rank: int) -> Callable[[], None]:
         def put_in() -> None:
