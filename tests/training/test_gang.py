@@ -16,7 +16,10 @@ from pathlib import Path
 import gang_worker
 import psutil
 import pytest
+from aura.cluster.gang import check_versions
+from aura.cluster.rendezvous import Member
 from aura.commands.launch_local import free_port
+from aura.errors import ConfigError
 from torch.distributed import PrefixStore, TCPStore
 from trainers import Forked
 
@@ -247,6 +250,32 @@ def test_what_no_rank_has_written_in_the_store_ends_all_with_a_sentence(start: S
     if moment == "while they work":
         for rank in gang[1:]:
             assert rank.end(20) == 75
+
+
+@pytest.mark.parametrize(
+    ("torch", "nccl", "with_nccl", "sentence"),
+    [
+        (
+            ["2.13.0", "2.12.1", "2.13.0"],
+            ["", "", ""],
+            False,
+            r"rank 1 on n1 \(a\) torch 2.12.1, .* torch 2.13.0:",
+        ),
+        (
+            ["2.13.0"] * 3,
+            ["2.27.5", "2.27.5", "2.28.3"],
+            True,
+            r"rank 2 on n2 \(a\) NCCL 2.28.3, .* NCCL 2.27.5:",
+        ),
+        (["2.13.0"] * 3, ["2.27.5", "", "2.28.3"], False, ""),
+    ],
+)
+def test_an_unlike_version_is_named(
+    torch: list[str], nccl: list[str], with_nccl: bool, sentence: str
+) -> None:
+    members = [Member(rank, f"n{rank}", "a", "t", torch=torch[rank], nccl=nccl[rank]) for rank in range(3)]
+    with pytest.raises(ConfigError, match=sentence) if sentence else contextlib.nullcontext():
+        check_versions(members, with_nccl)
 
 
 class Cable(threading.Thread):

@@ -1,20 +1,27 @@
-"""Training goes on while the optimizer's state of all ranks is put together for a checkpoint, and written."""
+"""Training goes on while the optimizer's state of all ranks is put together for a checkpoint, and written; and what
+becomes of a run whose disks are full."""
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from aura.checkpoint import store as checkpoint
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
+from aura.run import saving
 from aura.run import trainer as train
 from aura.strategy import sharded
-from trainers import Fault, complete, infinite_gradient, send_self, start
+from trainers import Fault, Trainer, complete, infinite_gradient, send_self, start
 
 Collect = Callable[[], dict[str, torch.Tensor]]
 STEPS = 18
@@ -107,3 +114,61 @@ def test_a_run_that_ends_for_good_has_saved_what_it_was_saving(corpus: Corpus, t
         assert trainer.end() == 65, trainer.text
         assert "The gradient is not finite at step 6" in trainer.text
         assert trainer.checkpoints() == ["checkpoint-step-4"]
+
+
+def full_disk() -> None:
+    def save(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    checkpoint.write = save  # type: ignore[assignment]
+
+
+def no_room() -> None:
+    checkpoint.has_room = lambda size: False
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [(full_disk, "No space left on device"), (no_room, "Cannot allocate memory")]
+)
+def test_a_rank_that_cannot_save_leaves_it_to_the_others(
+    fault: Fault, reason: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    first, second = complete(start(tmp_path, corpus, 2, faults={1: fault}))
+    assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
+    assert second.checkpoints() == []
+    assert f"checkpoint-step-5 could not be written: {reason}." in second.text
+
+
+def full_disk_looked_at_often() -> None:
+    full_disk()
+    saving.LOOK = 0.2
+
+
+def test_where_nobody_can_save_all_wait_and_stop_when_they_are_asked_to(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    ranks = start(tmp_path, corpus, 2, "--save-every 20", dict.fromkeys((0, 1), full_disk_looked_at_often))
+    for trainer in ranks:
+        trainer.says("training waits at step 20")
+        assert trainer.status["state"] == "saving"
+    os.kill(ranks[1].pid, signal.SIGTERM)
+    assert [trainer.end() for trainer in ranks] == [75, 75]
+    assert "Stopped at step 20" in ranks[0].status["message"]
+
+
+def test_where_nobody_can_save_all_go_on_when_a_disk_has_room(
+    corpus: Corpus, tmp_path: Path, small_disk: Path, reference: list[Trainer]
+) -> None:
+    (tmp_path / "node0").mkdir()
+    (tmp_path / "node0" / "run").symlink_to(small_disk)
+
+    def look_often() -> None:
+        saving.LOOK = 0.2
+
+    ranks = start(tmp_path, corpus, 2, faults={0: look_often, 1: full_disk_looked_at_often})
+    # What was noticed when the next was due
+    ranks[0].says("training waits at step 10")
+    subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)
+    complete(ranks)
+    assert ranks[0].checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
+    assert ranks[0].files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")

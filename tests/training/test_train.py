@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +21,10 @@ from aura.corpus.corpus import Corpus, sha256_of
 from aura.corpus.prepare import prepare
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
-from aura.run import attempt, saving
+from aura.run import attempt
 from aura.strategy.sharded import Sharded
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import Fault, Trainer, at_step, complete, curve, send_self, start, stop_at, two_on_one_disk
+from trainers import Trainer, at_step, complete, curve, send_self, start, stop_at, two_on_one_disk
 
 GUIDE_TAGS = {
     *"Loss/train_step Loss/train_epoch Loss/val_epoch Time/epoch_seconds".split(),
@@ -257,6 +255,24 @@ def test_later_steps_of_a_disk_that_was_away_do_not_come_back(corpus: Corpus, tm
     assert first.files("checkpoint-step-10") == second.files("checkpoint-step-10")
 
 
+def test_one_node_that_went_on_alone_and_was_often_started_does_not_win(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    stop_at(4, together, corpus, 3)
+    (alone / "node0").mkdir(parents=True)
+    (together / "node2" / "run").rename(alone / "node0" / "run")
+    for step in (9, 12, 15):
+        stop_at(step, alone, corpus, 1)
+    stop_at(7, together, corpus, 2)
+    (alone / "node0" / "run").rename(together / "node2" / "run")
+    shutil.rmtree(together / "node2" / "run" / "rank-0")
+    *_, third = complete(start(together, corpus, 3))
+    assert "Continuing after step 8." in third.text
+    assert "sends step 8 to rank 2 on node2" in third.text
+    assert any(name.startswith("superseded-interrupt-step-16") for name in third.checkpoints())
+
+
 def test_a_checkpoint_is_sent_only_to_the_rank_that_lacks_it(corpus: Corpus, tmp_path: Path) -> None:
     def note(rank: int) -> Callable[[], None]:
         def put_in() -> None:
@@ -369,64 +385,6 @@ def test_ranks_that_mean_something_else_are_refused(corpus: Corpus, text: Path, 
     assert {
         path: path.read_bytes() for path in (tmp_path / "b").rglob("*.json") if "status" not in path.name
     } == before
-
-
-def full_disk() -> None:
-    def save(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    checkpoint.write = save  # type: ignore[assignment]
-
-
-def no_room() -> None:
-    checkpoint.has_room = lambda size: False
-
-
-@pytest.mark.parametrize(
-    ("fault", "reason"), [(full_disk, "No space left on device"), (no_room, "Cannot allocate memory")]
-)
-def test_a_rank_that_cannot_save_leaves_it_to_the_others(
-    fault: Fault, reason: str, corpus: Corpus, tmp_path: Path
-) -> None:
-    first, second = complete(start(tmp_path, corpus, 2, faults={1: fault}))
-    assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
-    assert second.checkpoints() == []
-    assert f"checkpoint-step-5 could not be written: {reason}." in second.text
-
-
-def full_disk_looked_at_often() -> None:
-    full_disk()
-    saving.LOOK = 0.2
-
-
-def test_where_nobody_can_save_all_wait_and_stop_when_they_are_asked_to(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    ranks = start(tmp_path, corpus, 2, "--save-every 20", dict.fromkeys((0, 1), full_disk_looked_at_often))
-    for trainer in ranks:
-        trainer.says("training waits at step 20")
-        assert trainer.status["state"] == "saving"
-    os.kill(ranks[1].pid, signal.SIGTERM)
-    assert [trainer.end() for trainer in ranks] == [75, 75]
-    assert "Stopped at step 20" in ranks[0].status["message"]
-
-
-def test_where_nobody_can_save_all_go_on_when_a_disk_has_room(
-    corpus: Corpus, tmp_path: Path, small_disk: Path, reference: list[Trainer]
-) -> None:
-    (tmp_path / "node0").mkdir()
-    (tmp_path / "node0" / "run").symlink_to(small_disk)
-
-    def look_often() -> None:
-        saving.LOOK = 0.2
-
-    ranks = start(tmp_path, corpus, 2, faults={0: look_often, 1: full_disk_looked_at_often})
-    # What was noticed when the next was due
-    ranks[0].says("training waits at step 10")
-    subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)
-    complete(ranks)
-    assert ranks[0].checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
-    assert ranks[0].files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")
 
 
 def test_ranks_of_one_disk_go_back_together(corpus: Corpus, tmp_path: Path) -> None:

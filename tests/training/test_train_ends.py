@@ -130,6 +130,16 @@ def test_a_node_whose_disk_is_full_from_the_start_trains_to_the_end(
     assert [*small_disk.rglob("checkpoint-step-*")] == []
 
 
+def test_a_rank_with_another_torch_is_named_and_nobody_waits_for_it(corpus: Corpus, tmp_path: Path) -> None:
+    def another_torch() -> None:
+        attempt.versions = lambda backend: {"torch": "2.1.0", "nccl": ""}
+
+    ranks = start(tmp_path, corpus, 3, faults={2: another_torch})
+    assert [trainer.end() for trainer in ranks] == [64, 64, 64]
+    for trainer in ranks:
+        assert "rank 2 on node2 (127.0.0.1) torch 2.1.0, the others torch" in trainer.text
+
+
 def test_one_rank_without_its_corpus_ends_all_with_its_sentence(corpus: Corpus, tmp_path: Path) -> None:
     """Nothing starts it again, so the others would wait for it for ever."""
     ranks = start(tmp_path, [corpus, replace(corpus, path=tmp_path / "nowhere"), corpus], 3)

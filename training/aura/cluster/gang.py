@@ -29,7 +29,7 @@ from aura.cluster.rendezvous import (
     read_header,
 )
 from aura.config import agreed_backend
-from aura.errors import EXIT_TEMPORARY, FOR_GOOD
+from aura.errors import EXIT_TEMPORARY, FOR_GOOD, ConfigError
 from aura.texts.console import text
 
 BEAT = 1.0  # seconds between two heartbeats of a member
@@ -49,6 +49,15 @@ class Verdict(NamedTuple):
     @property
     def is_final(self) -> bool:
         return self.exit_code in FOR_GOOD
+
+
+def check_versions(members: list[Member], with_nccl: bool) -> None:
+    """Ranks of unlike versions may wait for each other for ever. Raises ConfigError, alike on all of them."""
+    for what, field in (("torch", "torch"), *((("NCCL", "nccl"),) if with_nccl else ())):
+        found = [str(getattr(member, field)) for member in members]
+        usual = max(found, key=found.count)
+        if odd := [f"{one} {what} {its}" for one, its in zip(members, found, strict=True) if its != usual]:
+            raise ConfigError("versions_differ", odd=", ".join(odd), usual=f"{what} {usual}")
 
 
 class Gang:

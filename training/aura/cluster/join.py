@@ -44,14 +44,15 @@ def join(
     run: str,
     timeout: float,
     backend: str = "gloo",
+    versions: dict[str, str] | None = None,
     refusal: AuraError | None = None,
     report: Report = print,
 ) -> Gang:
     """Wait until all ranks of one attempt of the run have come, and return the gang.
 
-    `refusal`: this rank comes only to say that it cannot take part. Raises GangBroken when not all have come within
-    `timeout` seconds or the port is taken, GangMismatch when rank 0 has another run or another world size,
-    GangRefused when a rank cannot take part: the same on all ranks.
+    `versions`: see place.py. `refusal`: this rank comes only to say that it cannot take part. Raises GangBroken when
+    not all have come within `timeout` seconds or the port is taken, GangMismatch when rank 0 has another run or another
+    world size, GangRefused when a rank cannot take part: the same on all ranks.
     """
     deadline = now() + timeout
     me = Member(
@@ -60,8 +61,9 @@ def join(
         own_address(place.master_address, place.master_port),
         secrets.token_hex(8),
         backend,
-        str(refusal) if refusal else "",
-        refusal.exit_code if refusal else 0,
+        **(versions or {}),
+        refusal=str(refusal) if refusal else "",
+        exit_code=refusal.exit_code if refusal else 0,
     )
     way_in = _open_attempt if place.rank == 0 else _join_attempt
     return way_in(me, place, run, deadline, report)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from aura.config import TrainConfig
 from aura.errors import ConfigError
@@ -87,6 +88,14 @@ def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
     device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
     return device, backend
+
+
+def versions(backend: str) -> dict[str, str]:
+    """Of what has to be the same for all ranks, as a Member says it. Of torch, builds for cards and for processors go
+    together."""
+    usable = backend != "gloo" and dist.is_nccl_available()
+    nccl = torch.cuda.nccl.version() if usable else ()  # type: ignore[no-untyped-call]
+    return {"torch": torch.__version__.partition("+")[0], "nccl": ".".join(map(str, nccl))}
 
 
 def keep_freed_memory() -> None:

@@ -58,6 +58,8 @@ class Member:
     address: str
     token: str
     backend: str = ""  # its wish: gloo, nccl, or auto where it has a GPU
+    torch: str = ""  # its version, whatever it was built for
+    nccl: str = ""  # its version, where this rank can use it
     refusal: str = ""  # the sentence why it cannot take part, for good
     exit_code: int = 0  # that it ends with then
 

@@ -64,7 +64,7 @@ class Shape:
     # Of one token in a block that gets gradients
     kept: int  # what matrix products, attention and activation function read, and keep for the backward pass
     widest: int  # what that computes at once: GELU's output, or gradients of SwiGLU's factors
-    # Of `kept`, by what torch.compile writes for a GPU: what is cast, and half of SwiGLU. As measured by `make null-card`.
+    # Of `kept`, by what torch.compile writes for a GPU: what is cast, and half of SwiGLU (measured: `make null-card`)
     computed_again: int
     in_norm: int  # what one of its two norms keeps, and so does the last norm of all
     statistics: int  # of a norm

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from aura.checkpoint import manifest, store
 from aura.checkpoint.newest import next_writer
 from aura.cluster.activity import Activity
-from aura.cluster.gang import Gang
+from aura.cluster.gang import Gang, check_versions
 from aura.cluster.join import join
 from aura.cluster.place import (
     Place,
@@ -28,6 +28,7 @@ from aura.cluster.place import (
     choose_device,
     keep_freed_memory,
     place_from_environment,
+    versions,
 )
 from aura.cluster.ranks import CollectiveFailed, Ranks, collective
 from aura.cluster.rendezvous import NoGang, card_of
@@ -173,7 +174,8 @@ class Attempt:
         return corpus
 
     def _join(self, timeout: float) -> list[str]:
-        """Wait for the other ranks; the node of every rank. Raises GangBroken, GangMismatch, CollectiveFailed."""
+        """Wait for the other ranks; the node of every rank. Raises GangBroken, GangMismatch, CollectiveFailed,
+        ConfigError."""
         place, say = self.place, self.speaker.say
         if place.world_size == 1:
             say(console.text("alone"))
@@ -182,7 +184,7 @@ class Attempt:
             return [place.node]
         self.status.set(state="joining", message=console.text("waiting_for_ranks"))
         run = self.run_dir.absolute().name
-        self.members = members = join(place, run, timeout, self.backend, report=say)
+        self.members = members = join(place, run, timeout, self.backend, versions(self.backend), report=say)
         self.status.set(attempt=members.attempt, message="")
         members.watch(self._end_now, self.activity)
         self.stop.waiting = False
@@ -190,6 +192,7 @@ class Attempt:
         wish, self.backend = self.backend, members.agreed_backend()
         if wish == "nccl" and (slower := members.without_nccl()):
             say(console.text("backend_agreed", backend=self.backend, ranks=", ".join(map(str, slower))))
+        check_versions(members.members, with_nccl=self.backend == "nccl")
         say(console.text("distributed", backend=self.backend))
         self._begin_collectives(members)
         return [member.node for member in members.members]
