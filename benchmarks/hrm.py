@@ -22,10 +22,12 @@ from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import read_corpus
 from aura.corpus.windows import Order, Windows, inputs_and_targets
+from aura.families.hrm_text import THETA
 from aura.model.family import model_of
 from aura.model.forward import validation_loss
 from aura.model.hrm_text import HrmText, norm
 from aura.model.language_model import LanguageModel
+from aura.model.layers import rotation
 from aura.optim.schedule import learning_rate
 from aura.plan.flops import flops_per_token
 from aura.plan.shapes import parameter_count, shape_of
@@ -75,7 +77,7 @@ class Job:
 
 class Once(HrmText):
     def before_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self._rotation(tokens.shape[1], tokens.device)
+        cos, sin = rotation(tokens.shape[1], self.head_width, THETA, tokens.device)
         x = self.embed_tokens(tokens) * self.d_model**0.5
         for block in [*self.L_module.layers, *self.H_module.layers]:
             x = block(x, cos, sin)
