@@ -105,10 +105,8 @@ def export(
         there = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(there, temporary / MODEL, metadata={"format": "pt"})
         for form in gguf:
-            there_ids = {name.removesuffix("_id"): number for name, number in ids.items()}
-            gguf_file.write(
-                temporary / gguf_file.name_of(form), form, config, ours, tokenizer, rows, there_ids
-            )
+            file = temporary / gguf_file.name_of(form)
+            gguf_file.write(file, form, config, ours, tokenizer, rows, special)
         (temporary / MODEL).chmod(0o640)  # as checkpoints: what copies runs is another user, in this group
         publish(temporary, output)
     except (OSError, SafetensorError) as error:

@@ -43,9 +43,9 @@ def write(
     parameters: Mapping[str, Tensor],
     tokenizer: Tokenizer,
     rows: int,
-    special: Mapping[str, int],
+    special: Mapping[str, str],
 ) -> None:
-    """`parameters`: ours, with `rows` for the words; `special`: the ids of bos_token, eos_token and pad_token."""
+    """`parameters`: ours, with `rows` for the words; `special`: what bos_token, eos_token and pad_token are."""
     import gguf
 
     names = FAMILIES[config.family].names
@@ -79,7 +79,7 @@ def write(
     writer.close()
 
 
-def _add_tokenizer(writer: Any, tokenizer: Tokenizer, rows: int, special: Mapping[str, int]) -> None:
+def _add_tokenizer(writer: Any, tokenizer: Tokenizer, rows: int, special: Mapping[str, str]) -> None:
     made: dict[str, Any] = json.loads(tokenizer.to_str())
     words = {number: (word, NORMAL) for word, number in tokenizer.get_vocab(with_added_tokens=False).items()}
     for token in made["added_tokens"]:
@@ -91,10 +91,7 @@ def _add_tokenizer(writer: Any, tokenizer: Tokenizer, rows: int, special: Mappin
     writer.add_token_types([kind for _, kind in listed])
     merges = made["model"]["merges"]  # older files have "a b" in place of ["a", "b"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    if "bos_token" in special:
-        writer.add_bos_token_id(special["bos_token"])
-        writer.add_eos_token_id(special["eos_token"])
-    if "pad_token" in special:
-        writer.add_pad_token_id(special["pad_token"])
+    for name, token in special.items():
+        getattr(writer, f"add_{name}_id")(tokenizer.token_to_id(token))
     # A document begins after the end of another, as `aura sample` has it too.
     writer.add_add_bos_token("bos_token" in special)
