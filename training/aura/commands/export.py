@@ -7,6 +7,7 @@ from pathlib import Path
 from aura.commands.fetched import checkpoint_here
 from aura.errors import Parser
 from aura.model.export import export_checkpoint, newest
+from aura.model.gguf_file import FORMATS
 from aura.storage.address import place
 
 
@@ -21,9 +22,18 @@ def main(argv: list[str]) -> int:
         "--checkpoint", type=place, metavar="DIR", help="take this checkpoint, also one of s3://…"
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="directory to write")
+    parser.add_argument(
+        "--gguf",
+        nargs="+",
+        type=str.upper,
+        choices=FORMATS,
+        default=[],
+        metavar="FORMAT",
+        help=f"for llama.cpp and ollama also a file in each of these formats: {', '.join(FORMATS)}",
+    )
     arguments = parser.parse_args(argv)
     named = arguments.checkpoint
     path = checkpoint_here(named) if named else newest(arguments.run_dir, print)
-    export_checkpoint(path, arguments.output)
+    export_checkpoint(path, arguments.output, arguments.gguf)
     print(f"{path} -> {arguments.output}")
     return 0

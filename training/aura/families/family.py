@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from re import Pattern
 from typing import Any, Protocol
 
@@ -100,6 +100,7 @@ class Names:
     prefix: str  # of all parameters but the output matrix
     settings: Mapping[str, str]  # what ours are called there
     others: Callable[[Settings], dict[str, Any]]  # what else is in its configuration, but vocab_size
+    gguf: Mapping[str, str] = field(default_factory=dict)  # what else llama.cpp asks; empty: it has none
     stacks: int = 1  # it counts the layers of one
     turned: Pattern[str] | None = None  # these are x @ W there; torch's Linear, and so ours, is x @ W.T
 

@@ -57,6 +57,7 @@ GPT2 = Family(
         prefix="transformer.",
         settings={"seq_len": "n_positions", "d_model": "n_embd", "layers": "n_layer", "heads": "n_head"},
         others=others,
+        gguf={"layer_norm_epsilon": "layer_norm_eps"},
         turned=re.compile(r"h\.\d+\.(attn|mlp)\.c_\w+\.weight"),  # "Conv1D" in GPT-2's original code
     ),
 )

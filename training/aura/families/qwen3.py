@@ -105,5 +105,10 @@ QWEN3 = Family(
             "heads": "num_attention_heads",
         },
         others=others,
+        gguf={
+            "num_key_value_heads": "head_count_kv",
+            "rms_norm_eps": "layer_norm_rms_eps",
+            "rope_theta": "rope_freq_base",
+        },
     ),
 )

@@ -6,6 +6,7 @@ or Qwen3ForCausalLM, and AutoTokenizer).
     generation_config.json    those ids again, for generate()
     tokenizer.json            as `aura prepare` wrote it, byte for byte
     tokenizer_config.json     with special_tokens_map.json: what tokenizer.json does not say
+    model-F16.gguf            the same once more for llama.cpp, and model-Q8_0.gguf, where they are asked for
 
 Where the output matrix is the embedding, it is not in the file. Rows that no token of the tokenizer has are
 left out. `transformers` itself is not needed, and `load` reads such a directory back.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -34,6 +35,7 @@ from aura.durable import publish
 from aura.errors import ConfigError, DataError
 from aura.families.family import Names
 from aura.families.known import FAMILIES
+from aura.model import gguf_file
 from aura.model.family import NETWORKS, model_of
 from aura.model.language_model import LanguageModel
 
@@ -41,15 +43,26 @@ MODEL, CONFIG = "model.safetensors", "config.json"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 FILES = {MODEL, CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS}
+GGUF_FILES = {gguf_file.name_of(form) for form in gguf_file.FORMATS}
 
 
-def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path: Path, output: Path) -> None:
+def export(
+    config: TrainConfig,
+    parameters: Mapping[str, Tensor],
+    tokenizer_path: Path,
+    output: Path,
+    gguf: Sequence[str] = (),
+) -> None:
     """Write the model with these parameters (named as in aura/model) and its tokenizer to the directory `output`.
+
+    `gguf`: in which formats llama.cpp's file is wanted too (gguf_file.FORMATS).
 
     It appears all at once. An earlier export in `output` is replaced; anything else there is left alone: ConfigError.
     Raises DataError when it cannot be written, or when the tokenizer has more tokens than the model has rows.
     """
-    if output.exists() and not (output.is_dir() and {path.name for path in output.iterdir()} <= FILES):
+    if output.exists() and not (
+        output.is_dir() and {path.name for path in output.iterdir()} <= FILES | GGUF_FILES
+    ):
         raise ConfigError("no_exported_model_there", path=output)
     tokenizer = read_tokenizer(tokenizer_path)
     rows = token_ids(tokenizer)
@@ -57,13 +70,13 @@ def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path
         raise DataError(
             "tokenizer_of_other_model", path=tokenizer_path, rows=rows, vocab_size=config.vocab_size
         )
+    if gguf:
+        gguf_file.check(config, tokenizer)
     special = _special_tokens(tokenizer)
     ids = {f"{name}_id": tokenizer.token_to_id(token) for name, token in special.items()}
     names, with_rows = FAMILIES[config.family].names, NETWORKS[config.family].vocabulary
-    tensors = {
-        names.of(name): turned(names, name, part[:rows] if name in with_rows else part)
-        for name, part in parameters.items()
-    }
+    ours = {name: part[:rows] if name in with_rows else part for name, part in parameters.items()}
+    tensors = {names.of(name): turned(names, name, part) for name, part in ours.items()}
     kind = next(iter(tensors.values())).dtype
     texts = {
         CONFIG: {
@@ -91,6 +104,9 @@ def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path
         shutil.copyfile(tokenizer_path, temporary / TOKENIZER)
         there = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(there, temporary / MODEL, metadata={"format": "pt"})
+        for form in gguf:
+            file = temporary / gguf_file.name_of(form)
+            gguf_file.write(file, form, config, ours, tokenizer, rows, special)
         (temporary / MODEL).chmod(0o640)  # as checkpoints: what copies runs is another user, in this group
         publish(temporary, output)
     except (OSError, SafetensorError) as error:
@@ -99,10 +115,10 @@ def export(config: TrainConfig, parameters: Mapping[str, Tensor], tokenizer_path
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def export_checkpoint(path: Path, output: Path) -> None:
+def export_checkpoint(path: Path, output: Path, gguf: Sequence[str] = ()) -> None:
     """`export` of a verified checkpoint, with the tokenizer of its run directory."""
     config = from_values(verified_state(path)["config"])
-    export(config, load_file(path / manifest.MODEL), tokenizer_of(path), output)
+    export(config, load_file(path / manifest.MODEL), tokenizer_of(path), output, gguf)
 
 
 def load(path: Path) -> LanguageModel:
