@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ def token_bytes(corpus: Corpus) -> NDArray[np.float64]:
     tokenizer = Tokenizer.from_file(str(corpus.path / TOKENIZER))
     decoder = json.dumps(json.loads(tokenizer.to_str())["decoder"])
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    size: Callable[[str], int]
     if '"ByteLevel"' in decoder:
         size = len  # each of its characters is a byte
     elif SPACE in decoder or "\\u2581" in decoder:
