@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
@@ -45,13 +46,18 @@ def to_device(batch: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, 
 
 
 @torch.no_grad()
+def validation_windows(windows: Windows, config: TrainConfig) -> NDArray[np.int64]:
+    """Evenly spread over the split."""
+    count = min(len(windows), config.validation_windows)
+    return np.arange(count, dtype=np.int64) * len(windows) // max(1, count)
+
+
 def validation_loss(
     model: LanguageModel, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
 ) -> float:
     """Mean loss over the same windows whatever the number of ranks [nats per token]."""
-    count = min(len(windows), config.validation_windows)
-    share = even_share(ranks.rank, ranks.world_size, count)
-    chosen = np.array([i * len(windows) // count for i in share], dtype=np.int64)
+    every = validation_windows(windows, config)
+    chosen = every[list(even_share(ranks.rank, ranks.world_size, len(every)))]
     model.eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     batch_size = config.batch_sizes(ranks.world_size)[ranks.rank]

@@ -91,6 +91,7 @@ class Validation(Observer):
 
     config: TrainConfig
     loss: Callable[[], float]  # which all ranks compute together
+    bits: float  # per byte, for one nat per token
     strategy: Strategy
     progress: Progress
     speaker: Console
@@ -100,7 +101,7 @@ class Validation(Observer):
         if self.progress.first_validation_loss is None:
             self.progress.first_validation_loss = loss = self._validate()
             guessing = {"vocab_size": self.config.vocab_size, "uniform": math.log(self.config.vocab_size)}
-            self.speaker.say_once(text("validation_at_start", loss=loss, **guessing))
+            self.speaker.say_once(text("validation_at_start", loss=loss, bits=loss * self.bits, **guessing))
 
     def after(self, step: Step) -> None:
         if step.number % self.config.validate_every == 0 or step.ends_epoch or step.is_last:
@@ -111,7 +112,7 @@ class Validation(Observer):
         self.strategy.complete()
         self.strategy.expect_delay()
         loss = self.loss()
-        self.status.set(message="", validation_loss=loss)
+        self.status.set(message="", validation_loss=loss, bits_per_byte=loss * self.bits)
         self.progress.validation_loss, self.progress.validated_step = loss, self.progress.step
         return loss
 
@@ -121,20 +122,25 @@ class Curves(Observer):
     """TensorBoard's."""
 
     board: Board
+    bits: float  # per byte, for one nat per token
     progress: Progress
     device: torch.device
 
     def begin(self) -> None:
         loss = self.progress.validation_loss
         if loss is not None and self.progress.validated_step == self.progress.step == 0:
-            self.board.add("Loss/validation", loss, 0)
+            self._add(loss, 0)
 
     def after(self, step: Step) -> None:
         self.board.add("Loss/train_step", step.outcome.loss, step.number)
         if step.is_logged:
             self.board.add_system(step.number, self.device)
         if step.validation_loss is not None:
-            self.board.add("Loss/validation", step.validation_loss, step.number)
+            self._add(step.validation_loss, step.number)
+
+    def _add(self, loss: float, step: int) -> None:
+        self.board.add("Loss/validation", loss, step)
+        self.board.add("Loss/validation_bits_per_byte", loss * self.bits, step)
 
     def end(self) -> None:
         self.board.close()
@@ -145,6 +151,7 @@ class Log(Observer):
     """training_log.csv: a row per logged or validated step."""
 
     log: RunLog
+    bits: float  # per byte, for one nat per token
     progress: Progress
 
     def after(self, step: Step) -> None:
@@ -161,6 +168,7 @@ class Log(Observer):
                 gradient_norm=step.outcome.gradient_norm,
                 tokens_per_second=step.tokens_per_second,
                 seconds=round(self.progress.epoch_seconds, 3) if step.is_logged else None,
+                bits_per_byte=None if step.validation_loss is None else step.validation_loss * self.bits,
             )
         )
 

@@ -40,6 +40,7 @@ class Row:
     gradient_norm: float | None = None  # before clipping
     tokens_per_second: float | None = None  # of all ranks, since the row before
     seconds: float | None = None  # in the steps of this epoch so far
+    bits_per_byte: float | None = None  # the validation loss, whatever the tokenizer
 
 
 COLUMNS = [column.name for column in fields(Row)]

@@ -198,6 +198,7 @@ class Completion(Observer):
     snapshot: Snapshot
     comparison: Comparison
     pace: Pace
+    bits: float  # per byte, for one nat per token
     speaker: Console
     status: Status
 
@@ -211,7 +212,7 @@ class Completion(Observer):
         if self.speaker.leads:
             assert progress.first_validation_loss is not None and progress.validation_loss is not None
             start, end = progress.first_validation_loss, progress.validation_loss
-            losses = {"end": end, "start": start, "unigram": corpus.unigram_entropy}
+            losses = {"end": end, "bits": end * self.bits, "start": start, "unigram": corpus.unigram_entropy}
             self.speaker.say(console.text("validation_at_end", **losses))
             self.speaker.say(outcome := self.pace.compared())
             self.status.set(outcome=outcome)

@@ -18,10 +18,16 @@ from aura.cluster.place import compiles, link_mbit, why_not_compiled
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, as_words
 from aura.corpus.corpus import Corpus
+from aura.corpus.text_bytes import bits_per_byte
 from aura.corpus.windows import Windows
 from aura.errors import ConfigError, DataError
 from aura.model.family import model_of
-from aura.model.forward import allow_tensor_cores, take_deterministic_kernels, validation_loss
+from aura.model.forward import (
+    allow_tensor_cores,
+    take_deterministic_kernels,
+    validation_loss,
+    validation_windows,
+)
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import warmup_steps
@@ -252,13 +258,14 @@ def observers_of(
     log = RunLog(run.directory / LOG, ranks.rank, None if is_new else step, speaker.say)
     windows = Windows(run.corpus, "validation", config.seq_len)
     validate = partial(validation_loss, snapshot.model, windows, config, ranks, run.device)
+    bits = bits_per_byte(run.corpus, windows, validation_windows(windows, config))
     comparison = Comparison(ranks, strategy, progress, status)
     observers = [
         comparison,
         Lines(pace, speaker, status),
-        Validation(config, validate, strategy, progress, speaker, status),
-        Curves(board, progress, run.device),
-        Log(log, progress),
+        Validation(config, validate, bits, strategy, progress, speaker, status),
+        Curves(board, bits, progress, run.device),
+        Log(log, bits, progress),
         Epochs(config.steps, batches, progress, board, speaker),
     ]
     if batches.division.by_speed:
@@ -268,5 +275,5 @@ def observers_of(
     return [
         *observers,
         Saving(run.saver, run.saves, snapshot, strategy, comparison, board, run.stop, speaker, status),
-        Completion(run.directory, asked, run.saves, snapshot, comparison, pace, speaker, status),
+        Completion(run.directory, asked, run.saves, snapshot, comparison, pace, bits, speaker, status),
     ]

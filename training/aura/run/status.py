@@ -34,6 +34,7 @@ class Status:
             "epoch": 0,
             "loss": None,
             "validation_loss": None,
+            "bits_per_byte": None,
             "tokens_per_second": None,
             "eta": None,  # seconds until the last step, at the mean since the start
             "sync": None,
