@@ -184,8 +184,9 @@ pictures: $(TRAINER) ## draw the README's pictures again: the last demo (make e2
 	docs/pictures/draw
 
 .PHONY: docs
-docs: $(DEV) ## write the tables of variables in the roles' READMEs again, from meta/argument_specs.yml
+docs: $(DEV) ## write again what is made from the roles: the tables in their READMEs, docs/sentences.md
 	@python tests/check/role_tables.py --write
+	@python tests/check/sentences.py --write
 
 LOCK_TORCH = roles/python_env/files/lock-torch $(1) requirements/torch-$(1).txt $(UV) requirements/node.txt requirements/torch.in
 

@@ -10,21 +10,24 @@ from ansible.utils.display import Display
 
 
 class ActionModule(ActionBase):
-    """`question` is answered by yes (Enter too) or no; `answer` is empty where nobody is at a terminal to be asked."""
+    """`question` is answered by yes (Enter) or no, with `default` by any words; `answer` is empty where nobody is at
+    a terminal to be asked."""
 
-    _VALID_ARGS = frozenset(("question",))
+    _VALID_ARGS = frozenset(("question", "default"))
     _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
+        default = self._task.args.get("default", "")
         answer = ""
-        while answer not in ("yes", "no"):
+        while not answer:
             try:
-                said = Display().prompt_until(f"\n{self._task.args['question']} [Y/n] ")
+                said = Display().prompt_until(f"\n{self._task.args['question']} [{default or 'Y/n'}] ")
             except (AnsiblePromptNoninteractive, OSError):  # the second: a terminal that is another session's
                 return {"changed": False, "answer": ""}
             except AnsiblePromptInterrupt:
                 raise AnsibleActionFail("Interrupted. Nothing has been changed on any node.") from None
+            typed = bytes(said).decode(errors="replace").strip()
             words = {"": "yes", "y": "yes", "yes": "yes", "n": "no", "no": "no"}
-            answer = words.get(bytes(said).decode(errors="replace").strip().lower(), "")
+            answer = typed or default if default else words.get(typed.lower(), "")
         return {"changed": False, "answer": answer}

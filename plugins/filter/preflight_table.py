@@ -10,7 +10,7 @@ WIDTH = 120
 def preflight_table(found: dict[str, list[dict[str, str]]]) -> str:
     """found: by node, what the action preflight has found: role and sentence. Empty where nothing stands in the way.
 
-    What is the same on several nodes is one line of the table.
+    What is the same on several nodes is one line of the table. Where other nodes could go on, its end says how.
     """
     nodes: dict[tuple[str, str], list[str]] = {}
     for node, problems in found.items():
@@ -28,6 +28,9 @@ def preflight_table(found: dict[str, list[dict[str, str]]]) -> str:
         )
         lines.append(f"{where:<{first}}  {role:<{second}}  {wrapped[0]}")
         lines += [" " * indent + line for line in wrapped[1:]]
+    wrong = [node for node in found if found[node]]
+    if len(wrong) < len(found):
+        lines.append(f"To go on without {' and '.join(wrong)}: --limit '{':!'.join(['cluster', *wrong])}'")
     return "\n".join(lines)
 
 

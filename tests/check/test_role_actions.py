@@ -152,3 +152,5 @@ def test_the_table_says_all_of_all_nodes_and_the_same_only_once() -> None:
     assert "node0, node1  firewall" in said
     assert "node1         base      its disk is full." in said
     assert all(len(line) <= 120 for line in said.splitlines())
+    assert said.splitlines()[-1] == "To go on without node0 and node1: --limit 'cluster:!node0:!node1'"
+    assert "--limit" not in table({"node0": [disk], "node1": [ufw]})

@@ -84,6 +84,17 @@ def test_site_refuses_an_inventory(
     assert sentence in cluster.refused("site.yml", inventory=changed_inventory(tmp_path, old, new))
 
 
+def test_bootstrap_sends_no_password_to_whom_nobody_has_compared(cluster: Cluster, tmp_path: Path) -> None:
+    inventory = tmp_path / "lab"
+    shutil.copytree(ROOT / "inventory/lab", inventory)
+    for name in ("known_hosts", "id_ed25519"):
+        (inventory / "state" / name).unlink()
+    output = cluster.refused("playbooks/bootstrap.yml", "-e", "host_keys=ask", inventory=str(inventory))
+    assert "Nobody is at a terminal to compare the host keys" in output
+    assert "SHA256:" in output
+    assert not (inventory / "state/known_hosts").exists()
+
+
 def test_site_refuses_a_build_of_torch_that_no_card_can_use(cluster: Cluster) -> None:
     output = " ".join(cluster.refused("site.yml", "-e", "torch_backend=cu126").split())
     # In the table of all that stands in the way: once for all nodes of which it is so.

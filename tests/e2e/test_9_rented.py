@@ -22,6 +22,7 @@ OWN = "10.77.0.5"  # behind a provider's NAT; nobody reaches it from outside
 SETTINGS = """
 admin_networks: [198.18.50.0/28]
 inventory_check_interface: auralab0
+host_keys: accept
 time_sync_adjust_clock: false
 trainer_threads: 1
 """

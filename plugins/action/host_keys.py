@@ -1,0 +1,138 @@
+"""The host keys that nodes show and that were never seen here: read, shown, recorded."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+
+PUBLIC = "/etc/ssh/ssh_host_ed25519_key.pub"
+KINDS = ("ed25519", "ecdsa", "rsa")
+
+
+class Key(NamedTuple):
+    name: str
+    address: str
+    kind: str
+    public: str  # in base64
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(base64.b64decode(self.public)).digest()
+        return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+    @property
+    def line(self) -> str:
+        return f"{self.name} {self.kind} {self.public}\n"
+
+
+def shown_key(name: str, address: str, port: int) -> Key | None:
+    """The best one that the server has."""
+    for kind in KINDS:
+        command = ["ssh-keyscan", "-T", "20", "-p", str(port), "-t", kind, address]
+        said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        words = [line.split() for line in said.splitlines() if not line.startswith("#")]
+        if words and len(words[0]) >= 3:
+            return Key(name, address, words[0][1], words[0][2])
+    return None
+
+
+def known(text: str) -> dict[str, list[str]]:
+    """Names by public key, of a known_hosts."""
+    found: dict[str, list[str]] = {}
+    for words in (line.split() for line in text.splitlines()):
+        if len(words) >= 3 and not words[0].startswith("#"):
+            found.setdefault(words[2], []).extend(words[0].split(","))
+    return found
+
+
+def problems(keys: list[Key], recorded: str, told: str | None) -> list[str]:
+    """told: what the person's file says, where there is one."""
+    said = []
+    names = known(recorded)
+    for key in keys:
+        others = names.setdefault(key.public, [])
+        if others:
+            said.append(
+                f"{key.name} ({key.address}) shows the same host key as {others[0]}: one disk was copied from the "
+                "other, or both addresses lead to the same PC. On one of them: sudo rm /etc/ssh/ssh_host_*; "
+                "sudo ssh-keygen -A; sudo systemctl restart ssh"
+            )
+        others.append(key.name)
+    words = set((told or "").split())
+    strange = [key for key in keys if told is not None and not {key.fingerprint, key.public} & words]
+    said += [
+        f"{key.name} ({key.address}) shows {key.fingerprint}, which is not in host_keys." for key in strange
+    ]
+    if strange:
+        said.append(
+            f"What is a PC's own says, at its own keyboard: ssh-keygen -lf {PUBLIC}. Where that is another one, "
+            "something else has its address."
+        )
+    return said
+
+
+def table(keys: list[Key]) -> str:
+    rows = [(key.name, key.address, key.kind.removeprefix("ssh-"), key.fingerprint) for key in keys]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    return "\n".join(["Host keys that were never seen here:", *lines])
+
+
+class ActionModule(ActionBase):
+    """`nodes` ({name: [address, port]}): reads the keys of those that are not in `known_hosts`; `new` are their lines,
+    `table` shows them. `told` is `ask`, `accept` or a file with fingerprints or public keys, in which each has to be.
+    `record`: writes these lines there."""
+
+    _VALID_ARGS = frozenset(("nodes", "known_hosts", "told", "record"))
+    _supports_check_mode = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        super().run(tmp, task_vars)
+        path = Path(self._task.args["known_hosts"])
+        recorded = path.read_text(encoding="utf-8") if path.exists() else ""
+        if "record" in self._task.args:
+            if not self._task.check_mode:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.write_text(recorded + self._task.args["record"], encoding="utf-8")
+                path.chmod(0o600)
+            return {"changed": True}
+        told = self._told(str(self._task.args["told"]))
+        names = {name for names in known(recorded).values() for name in names}
+        new = {name: place for name, place in self._task.args["nodes"].items() if name not in names}
+        with ThreadPoolExecutor(16) as pool:
+            read = pool.map(lambda name: shown_key(name, str(new[name][0]), int(new[name][1])), new)
+            keys = dict(zip(new, read, strict=True))
+        shown = [key for key in keys.values() if key]
+        said = [
+            f"{name} ({new[name][0]}) does not say its host key within 20 s."
+            for name in new
+            if not keys[name]
+        ]
+        said += problems(shown, recorded, told)
+        if said:
+            raise AnsibleActionFail(
+                "\n".join([*said, "No password has been sent, nothing has been changed."])
+            )
+        return {
+            "changed": False, "new": "".join(key.line for key in shown), "table": table(shown) if shown else "",
+        }  # fmt: skip
+
+    def _told(self, told: str) -> str | None:
+        if told in ("ask", "accept"):
+            return None
+        try:
+            return Path(told).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as problem:
+            raise AnsibleActionFail(
+                f"host_keys={told} is neither ask nor accept nor a file that can be read ({problem}): a file with what "
+                f"ssh-keygen -lf {PUBLIC} says on each PC. No password has been sent."
+            ) from None

@@ -1,0 +1,133 @@
+"""What find.yml and bootstrap.yml ask at a terminal, and what they do where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import test_find
+import tree
+import yaml
+
+PUBLIC = {"node0": "AAAA", "node1": "AAAB"}
+
+
+def run(words: list[str], typed: list[str], **environment: str) -> tuple[int, str]:
+    """How a playbook ends at a terminal where this is typed, or without a terminal (nothing typed); what it says."""
+    ours, its = pty.openpty()
+    command = ["ansible-playbook", *words]
+    settings = {"NO_COLOR": "1", "COLUMNS": "400", "ANSIBLE_STDOUT_CALLBACK": "aura"}
+    process = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *command] if typed else command, stdin=its if typed else subprocess.DEVNULL,
+        stdout=its, stderr=its, cwd=tree.ROOT, env=os.environ | settings | environment,
+    )  # fmt: skip
+    os.close(its)
+    text, waiting, deadline = b"", list(typed), time.monotonic() + 120
+    try:
+        while time.monotonic() < deadline:
+            # What is typed before the prompt reads is lost: it reads when nothing more is said.
+            if select.select([ours], [], [], 1)[0]:
+                try:
+                    text += os.read(ours, 65536)
+                except OSError:  # the last one that had the other end is gone
+                    break
+            elif text.endswith((b"] ", b"] \r\n")) and waiting:
+                os.write(ours, f"{waiting.pop(0)}\r".encode())
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+        os.close(ours)
+    return process.returncode, " ".join(text.decode().split())
+
+
+def find(folder: Path, typed: list[str], *words: str) -> tuple[int, str]:
+    """find.yml in a LAN that is made up."""
+    (folder / "lan_ssh.py").write_text(
+        "from ansible.module_utils.basic import AnsibleModule\n"
+        "spec = {'network': {}, 'addresses': {'type': 'list'}, 'port': {}}\n"
+        f"AnsibleModule(argument_spec=spec).exit_json(**{test_find.found()!r})\n"
+    )
+    into = ["playbooks/find.yml", "-e", f"into={folder}/home"]
+    return run([*into, *words], typed, ANSIBLE_LIBRARY=f"{folder}:{tree.ROOT}/plugins/modules")
+
+
+def test_who_sits_at_the_terminal_chooses(tmp_path: Path) -> None:
+    code, said = find(tmp_path, ["5 2", "192.168.50.20", "ada"])
+    assert code == 0, said
+    assert "playbooks/bootstrap.yml -k -K" in said
+    assert yaml.safe_load((tmp_path / "home/hosts.yml").read_text())["cluster"]["hosts"] == {
+        "node0": {"lan_address": "192.168.50.20", "first_address": "192.168.50.33"},
+        "node1": {"lan_address": "192.168.50.21", "first_address": "192.168.50.7"},
+    }
+    settings = (tmp_path / "home/group_vars/all/settings.yml").read_text()
+    assert yaml.safe_load(settings)["ansible_user"] == "ada"
+    assert "tensorboard_address: 127.0.0.1" in settings
+    assert '"{{ lan_address }}" opens it' in settings  # a comment with an expression is no expression
+
+
+def test_without_a_terminal_it_only_shows(tmp_path: Path) -> None:
+    code, said = find(tmp_path, [])
+    assert code == 0
+    assert "5 192.168.50.33 OpenSSH ed25519" in said
+    assert "Nothing was written. To have it written: ansible-playbook playbooks/find.yml -e nodes=all" in said
+    assert not (tmp_path / "home").exists()
+
+
+def test_what_is_misspelt_is_said(tmp_path: Path) -> None:
+    code, said = find(tmp_path, [], "-e", "node=all")
+    assert code == 2
+    assert "node: find.yml knows nodes, addresses_from, first_user, network and into." in said
+
+
+def know(folder: Path, typed: list[str], host_keys: str) -> tuple[int, str]:
+    """The tasks of bootstrap.yml that come before a password is sent."""
+    keyscan = folder / "ssh-keyscan"
+    keyscan.write_text('#!/bin/sh\n[ "$6" = ed25519 ] && cat "$0.$7"\n')
+    keyscan.chmod(0o755)
+    for name, public in PUBLIC.items():
+        (folder / f"ssh-keyscan.{name}").write_text(f"# {name}:22 SSH-2.0-x\n{name} ssh-ed25519 {public}\n")
+    hosts = {
+        name: {"ansible_host": name, "ansible_port": 22, "ansible_connection": "local"} for name in PUBLIC
+    }
+    (folder / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts}}))
+    tasks = [{"ansible.builtin.import_tasks": str(tree.ROOT / "playbooks/tasks/know_host_keys.yml")}]
+    (folder / "play.yml").write_text(
+        json.dumps([{"hosts": "cluster", "gather_facts": False, "tasks": tasks}])
+    )
+    told = ("-e", f"host_keys={host_keys}", "-e", f"cluster_state={folder}/state")
+    words = ["-i", str(folder / "hosts.json"), str(folder / "play.yml"), *told]
+    return run(words, typed, PATH=f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("typed", "host_keys", "sentence"),
+    [
+        (["n"], "ask", "Whatever answers there does not get the password."),
+        ([], "ask", "Nobody is at a terminal to compare the host keys: -e host_keys=FILE"),
+    ],
+)
+def test_nothing_is_recorded_without_a_word(
+    tmp_path: Path, typed: list[str], host_keys: str, sentence: str
+) -> None:
+    code, said = know(tmp_path, typed, host_keys)
+    assert code == 2
+    assert sentence in said
+    assert "No password has been sent" in said
+    assert not (tmp_path / "state/known_hosts").exists()
+
+
+@pytest.mark.parametrize(("typed", "host_keys"), [(["y"], "ask"), ([], "FILE")])
+def test_what_somebody_vouches_for_is_recorded(tmp_path: Path, typed: list[str], host_keys: str) -> None:
+    file = tmp_path / "FILE"
+    file.write_text("".join(f"ssh-ed25519 {public} root@pc\n" for public in PUBLIC.values()))
+    code, said = know(tmp_path, typed, host_keys.replace("FILE", str(file)))
+    assert code == 0, said
+    recorded = tmp_path / "state/known_hosts"
+    assert recorded.read_text() == "node0 ssh-ed25519 AAAA\nnode1 ssh-ed25519 AAAB\n"
+    assert recorded.stat().st_mode & 0o777 == 0o600
