@@ -197,13 +197,19 @@ def texts(found: Found, answer: str, user: str, start: str, folder: Path) -> dic
         )
     finals = addresses(found, nodes, start)
     own = [final for node, final in zip(nodes, finals, strict=True) if node["own"]]
-    admins = ", ".join(dict.fromkeys([found["here"]["address"], *own]))
     hosts, settings = (Path(name) for name in ("hosts.yml", "group_vars/all/settings.yml"))
     old = {name: read(folder / name) or read(EXAMPLE / name) for name in (hosts, settings)}
     return {
         hosts: hosts_text(old[hosts], nodes, finals),
-        settings: settings_text(old[settings], found["here"], user, admins),
+        settings: settings_text(old[settings], found["here"], user, ", ".join(admins(found, own))),
     }
+
+
+def admins(found: Found, own: list[str]) -> list[str]:
+    """From where SSH shall be let in: this machine, and where its address may be another one tomorrow, its network. own:
+    the address that it gets for good, where it is a node."""
+    here = found["here"]
+    return [here["network"]] if here["lent"] and not own else list(dict.fromkeys([here["address"], *own]))
 
 
 def next_step(found: Found, new: dict[Path, str], folder: Path) -> str:
@@ -214,7 +220,14 @@ def next_step(found: Found, new: dict[Path, str], folder: Path) -> str:
             "The nodes keep their addresses of today: reserve them in the router, or end its DHCP range below them, or "
             "one day it gives them to others."
         )
-    lines.append(f"SSH will be allowed from this machine ({found['here']['address']}) only: admin_networks.")
+    here = found["here"]
+    if f"[{here['network']}]" in new[Path("group_vars/all/settings.yml")]:
+        lines.append(
+            f"SSH will be allowed from {here['network']} (admin_networks), by key only: this machine's address comes from "
+            "the router and may change. Once it is reserved there, name it alone."
+        )
+    else:
+        lines.append(f"SSH will be allowed from this machine ({here['address']}) only: admin_networks.")
     other = "" if folder == EXAMPLE else f"-i {os.path.relpath(folder, os.environ.get('PWD') or '.')} "
     lines.append(f"Look at both files, then: ansible-playbook {other}playbooks/bootstrap.yml -k -K")
     return "\n".join(lines)

@@ -28,7 +28,8 @@ EXAMPLES = r"""
 RETURN = r"""
 here:
   description: >-
-    C(card), C(address), C(prefix), C(network), C(gateway), C(nameservers) of this machine; how many were C(asked).
+    C(card), C(address), C(prefix), C(network), C(gateway), C(nameservers) of this machine; how many were C(asked);
+    whether the address is C(lent) by the router.
   type: dict
   returned: always
 machines:
@@ -131,6 +132,12 @@ def place(
         "This machine has no way to the internet that says which network is meant. It is in "
         f"{names}: -e network={here[0][1].network}, say"
     )
+
+
+def is_lent(cards: list[dict[str, Any]], own: ipaddress.IPv4Interface) -> bool:
+    """Whether the address is the router's (DHCP), which may give another one tomorrow."""
+    addresses = [address for card in cards for address in card.get("addr_info", [])]
+    return any(one["local"] == str(own.ip) and one.get("dynamic", False) for one in addresses)
 
 
 def gateway(routes: list[dict[str, Any]], card: str, own: ipaddress.IPv4Interface) -> str:
@@ -274,6 +281,7 @@ def look(network: str, addresses: list[str], port: int) -> dict[str, Any]:
     here = {
         "card": card, "address": str(own.ip), "prefix": own.network.prefixlen, "network": str(own.network),
         "gateway": router, "nameservers": nameservers(resolver_texts(), router) if router else [], "asked": len(asked),
+        "lent": is_lent(cards, own),
     }  # fmt: skip
     return {"here": here, "machines": machines, "without": without}
 

@@ -196,7 +196,7 @@ def found() -> dict[str, Any]:
     LAN.mark_twins(machines)
     here = {
         "card": "enp3s0", "address": "192.168.50.7", "prefix": 24, "network": "192.168.50.0/24",
-        "gateway": "192.168.50.1", "nameservers": ["192.168.50.1", "9.9.9.9"], "asked": 254,
+        "gateway": "192.168.50.1", "nameservers": ["192.168.50.1", "9.9.9.9"], "asked": 254, "lent": False,
     }  # fmt: skip
     return {"here": here, "machines": machines, "without": ["192.168.50.40"]}
 
@@ -271,6 +271,26 @@ def test_the_two_files(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "group_vars/all/settings.yml").read_text()) == example | told
     today = texts(tmp_path)[Path("hosts.yml")]
     assert "node0: {lan_address: 192.168.50.7}  # desk.local, the controller\n" in today
+
+
+def test_an_address_that_may_change_locks_nobody_out(tmp_path: Path) -> None:
+    cards = [card("enp3s0", "192.168.50.7/24")]
+    assert not LAN.is_lent(cards, LAN.places(cards)[0][1])
+    cards[0]["addr_info"][0]["dynamic"] = True
+    assert LAN.is_lent(cards, LAN.places(cards)[0][1])
+    settings = Path("group_vars/all/settings.yml")
+
+    def networks(answer: str, lent: bool) -> tuple[list[str], str]:
+        seen = found()
+        seen["here"]["lent"] = lent
+        new = FOUND.texts(seen, answer, "ada", "today", tmp_path)
+        return yaml.safe_load(new[settings])["admin_networks"], FOUND.next_step(seen, new, tmp_path)
+
+    assert networks("3,5", lent=False)[0] == ["192.168.50.7"]
+    assert networks("2,3,5", lent=True)[0] == ["192.168.50.7"]  # a node keeps its address
+    open_to, said = networks("3,5", lent=True)
+    assert open_to == ["192.168.50.0/24"]
+    assert "from 192.168.50.0/24 (admin_networks), by key only" in said
 
 
 def test_a_user_that_nobody_can_be(tmp_path: Path) -> None:
