@@ -206,8 +206,10 @@ def texts(found: Found, answer: str, user: str, start: str, folder: Path) -> dic
 
 
 def admins(found: Found, own: list[str]) -> list[str]:
-    """From where SSH shall be let in: this machine, and where its address may be another one tomorrow, its network. own:
-    the address that it gets for good, where it is a node."""
+    """From where SSH shall be let in: this machine; where its address may be another one tomorrow, its network.
+
+    own: the address that it gets for good, where it is a node.
+    """
     here = found["here"]
     return [here["network"]] if here["lent"] and not own else list(dict.fromkeys([here["address"], *own]))
 
@@ -223,8 +225,8 @@ def next_step(found: Found, new: dict[Path, str], folder: Path) -> str:
     here = found["here"]
     if f"[{here['network']}]" in new[Path("group_vars/all/settings.yml")]:
         lines.append(
-            f"SSH will be allowed from {here['network']} (admin_networks), by key only: this machine's address comes from "
-            "the router and may change. Once it is reserved there, name it alone."
+            f"SSH will be allowed from {here['network']} (admin_networks), by key only: this machine's address "
+            "comes from the router and may change. Once it is reserved there, name it alone."
         )
     else:
         lines.append(f"SSH will be allowed from this machine ({here['address']}) only: admin_networks.")
