@@ -95,6 +95,8 @@ def laptop(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
         run("ip", "-n", LAPTOP, "link", "set", "eth0", "up")
         yield Laptop(home, control)
     finally:
+        # An SSH connection that is still open keeps the namespace, and with it the cable.
+        subprocess.run(["ip", "link", "delete", LAPTOP], check=False)
         subprocess.run(["ip", "netns", "delete", LAPTOP], check=False)
         run(LAB, "down")
         shutil.rmtree(control)
