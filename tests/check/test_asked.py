@@ -4,46 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import test_find
 import tree
 import yaml
+from terminal import at_a_terminal
 
 PUBLIC = {"node0": "AAAA", "node1": "AAAB"}
 
 
 def run(words: list[str], typed: list[str], **environment: str) -> tuple[int, str]:
-    """How a playbook ends at a terminal where this is typed, or without a terminal (nothing typed); what it says."""
-    ours, its = pty.openpty()
-    command = ["ansible-playbook", *words]
-    settings = {"NO_COLOR": "1", "COLUMNS": "400", "ANSIBLE_STDOUT_CALLBACK": "aura"}
-    process = subprocess.Popen(
-        ["setsid", "--ctty", "--wait", *command] if typed else command, stdin=its if typed else subprocess.DEVNULL,
-        stdout=its, stderr=its, cwd=tree.ROOT, env=os.environ | settings | environment,
-    )  # fmt: skip
-    os.close(its)
-    text, waiting, deadline = b"", list(typed), time.monotonic() + 120
-    try:
-        while time.monotonic() < deadline:
-            # What is typed before the prompt reads is lost: it reads when nothing more is said.
-            if select.select([ours], [], [], 1)[0]:
-                try:
-                    text += os.read(ours, 65536)
-                except OSError:  # the last one that had the other end is gone
-                    break
-            elif text.endswith((b"] ", b"] \r\n")) and waiting:
-                os.write(ours, f"{waiting.pop(0)}\r".encode())
-        process.wait(timeout=60)
-    finally:
-        process.kill()
-        os.close(ours)
-    return process.returncode, " ".join(text.decode().split())
+    return at_a_terminal(["ansible-playbook", *words], typed, ANSIBLE_STDOUT_CALLBACK="aura", **environment)
 
 
 def find(folder: Path, typed: list[str], *words: str) -> tuple[int, str]:
@@ -109,6 +82,7 @@ def know(folder: Path, typed: list[str], host_keys: str) -> tuple[int, str]:
     ("typed", "host_keys", "sentence"),
     [
         (["n"], "ask", "Whatever answers there does not get the password."),
+        ([""], "ask", "Whatever answers there does not get the password."),
         ([], "ask", "Nobody is at a terminal to compare the host keys: -e host_keys=FILE"),
     ],
 )

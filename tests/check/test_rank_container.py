@@ -160,8 +160,8 @@ def test_a_rank_whose_engine_is_restarted_starts_again(place: Path) -> None:
     for state, code in (("stopped", 75), ("done", 0)):
         (place / "run/rank-3/status.json").write_text(json.dumps({"state": state}))
         process = started(place, **arguments)
-        process.communicate(timeout=20)
-        assert process.returncode == code
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == code, errors
         for left in ("container", "notify/socket"):
             (place / "own" / left).unlink(missing_ok=True)
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import select
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import tree
 import yaml
+from terminal import at_a_terminal
 
 START = {"passphrase": False, "live": False, "windows": "", "boot_entry": ""}
 WAITS = {"action": "restart", "why": "nouveau", "own": False, "start": START, "script": False}
@@ -41,29 +37,7 @@ def said(tmp_path: Path, typed: list[str], *words: str) -> tuple[int, str]:
     }
     (tmp_path / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts}}))
     run = ["ansible-playbook", "-i", str(tmp_path / "hosts.json"), str(tmp_path / "play.yml"), *words]
-    ours, its = pty.openpty()
-    process = subprocess.Popen(
-        # With a terminal of its own, as a shell's.
-        ["setsid", "--ctty", "--wait", *run] if typed else run, stdin=its if typed else subprocess.DEVNULL, stdout=its,
-        stderr=its, cwd=tree.ROOT, env=os.environ | {"NO_COLOR": "1", "COLUMNS": "400"},
-    )  # fmt: skip
-    os.close(its)
-    text, deadline = b"", time.monotonic() + 120
-    try:
-        while time.monotonic() < deadline:
-            # What is typed before the prompt reads is lost: it reads when nothing more is said.
-            if select.select([ours], [], [], 1)[0]:
-                try:
-                    text += os.read(ours, 65536)
-                except OSError:  # the last one that had the other end is gone
-                    break
-            elif text.rstrip().endswith(b"[Y/n]"):
-                os.write(ours, f"{typed[text.count(b'[Y/n]') - 1]}\r".encode())
-        process.wait(timeout=60)
-    finally:
-        process.kill()
-        os.close(ours)
-    return process.returncode, " ".join(text.decode().split())
+    return at_a_terminal(run, typed)
 
 
 MAY_NOT = "node1 may not be restarted from here. Type on it: sudo reboot"

@@ -23,12 +23,12 @@ def token_bytes(corpus: Corpus) -> NDArray[np.float64]:
     A vocabulary that does not say it (neither of bytes nor SentencePiece's) gets the mean of the whole corpus.
     """
     tokenizer = Tokenizer.from_file(str(corpus.path / TOKENIZER))
-    decoder = json.dumps(json.loads(tokenizer.to_str())["decoder"])
+    decoder = json.dumps(json.loads(tokenizer.to_str())["decoder"], ensure_ascii=False)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     size: Callable[[str], int]
     if '"ByteLevel"' in decoder:
         size = len  # each of its characters is a byte
-    elif SPACE in decoder or "\\u2581" in decoder:
+    elif SPACE in decoder:
         size = _bytes_of_piece
     else:
         return np.full(corpus.vocab_size, corpus.text_bytes / sum(corpus.tokens.values()))

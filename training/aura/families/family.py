@@ -91,6 +91,15 @@ class Shape:
         return self.calls * self.layers // self.stacks
 
 
+# What most architectures of transformers call our settings, since Llama.
+AS_LLAMA = {
+    "seq_len": "max_position_embeddings",
+    "d_model": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+}
+
+
 @dataclass(frozen=True)
 class Names:
     """What transformers calls the parameters, and how it writes down the shape."""

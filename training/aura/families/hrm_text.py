@@ -8,6 +8,7 @@ from typing import Any
 
 from aura.errors import ConfigError
 from aura.families.family import (
+    AS_LLAMA,
     Family,
     Matrix,
     Names,
@@ -109,12 +110,7 @@ HRM_TEXT = Family(
         model_type="hrm_text",
         architecture="HrmTextForCausalLM",
         prefix="model.",
-        settings={
-            "seq_len": "max_position_embeddings",
-            "d_model": "hidden_size",
-            "layers": "num_hidden_layers",
-            "heads": "num_attention_heads",
-        },
+        settings=AS_LLAMA,
         others=others,
         stacks=2,
     ),

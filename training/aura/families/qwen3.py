@@ -7,6 +7,7 @@ from typing import Any
 
 from aura.errors import ConfigError
 from aura.families.family import (
+    AS_LLAMA,
     Family,
     Matrix,
     Names,
@@ -98,12 +99,7 @@ QWEN3 = Family(
         model_type="qwen3",
         architecture="Qwen3ForCausalLM",
         prefix="model.",
-        settings={
-            "seq_len": "max_position_embeddings",
-            "d_model": "hidden_size",
-            "layers": "num_hidden_layers",
-            "heads": "num_attention_heads",
-        },
+        settings=AS_LLAMA,
         others=others,
         gguf={
             "num_key_value_heads": "head_count_kv",

@@ -27,7 +27,8 @@ def explain_ssh(node: Node) -> str:
             " (it says how to forget the old host key); else another machine has this address"
         )
     if "permission denied" in said:
-        return f"{name} does not know this project's key: {bootstrap}"
+        lost = "where it takes no password any more: docs/operations.md, The key is lost"
+        return f"{name} does not know this project's key: {bootstrap}; {lost}"
     if "refused" in said:
         return f"{name} is on, but its SSH server is not: at its keyboard, sudo systemctl enable --now ssh"
     if "timed out" in said or "no route" in said or "unreachable" in said:
