@@ -49,9 +49,9 @@ def join(
     """Wait until the ranks of one attempt of the run have come, and return the gang.
 
     `versions`: see place.py. `refusal`: this rank comes only to say that it cannot take part. `directory`: this rank's,
-    where its vote is: where the ranks know each other's addresses, those that do not come may be left out. Raises GangBroken when not enough have come
-    within `timeout` seconds or the port is taken, GangMismatch when the others have another run, launch or world size,
-    GangRefused when a rank cannot take part.
+    with its vote: where the ranks know each other's addresses, those that do not come may be left out. Raises
+    GangBroken when not enough have come within `timeout` seconds or the port is taken, GangMismatch when the others
+    have another run, launch or world size, GangRefused when a rank cannot take part.
     """
     me = Member(
         place.rank,
