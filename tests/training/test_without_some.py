@@ -22,8 +22,8 @@ FOR_GOOD = (0, 64, 65, 69)
 STEPS = 4000  # more than any of these tests waits for
 
 
-def impatient() -> None:
-    peers.GRACE = peers.GRACE_SILENT = 4.0
+def impatient(grace: float) -> None:
+    peers.GRACE = peers.GRACE_SILENT = grace
     peers.HOLDER = peers.HOLDER_SILENT = 2.0
     peers.PAUSE = 0.2
     gather.SAY_EVERY = 2.0
@@ -87,7 +87,7 @@ class Node:
 class Launch:
     def __init__(self, folder: Path, corpus: Corpus, ranks: int, settings: str, id: str = "first") -> None:
         self.folder, self.corpus, self.ranks, self.settings, self.id = folder, corpus, ranks, settings, id
-        self.port = free_port()
+        self.port, self.grace = free_port(), 4.0
         self.nodes: dict[int, Node] = {}
         for rank in range(ranks):
             book = folder / f"node{rank}/run/rank-{rank}/vote.json"
@@ -105,7 +105,7 @@ class Launch:
         words += [*self.settings.split(), "--join-timeout", "60"]
 
         def put_in() -> None:
-            impatient()
+            impatient(self.grace)
             if fault:
                 fault()
 
@@ -178,12 +178,8 @@ def test_the_smaller_part_waits_and_a_stopped_run_stays_stopped(launch: Launch) 
 
 def test_who_is_stopped_alone_is_not_waited_for(launch: Launch) -> None:
     """However long the grace is."""
-
-    def patient() -> None:
-        peers.GRACE = peers.GRACE_SILENT = 600.0
-
-    for rank in range(3):
-        launch.on(rank, fault=patient)
+    launch.grace = 600.0
+    launch.on(0, 1, 2)
     launch.nodes[2].trains_without([])
     launch.nodes[1].stop()
     assert launch.nodes[1].started[-1].process.exitcode == 0
