@@ -49,7 +49,7 @@ def save(directory: Path, step: int, kind: str = "checkpoint", writer: manifest.
 
 
 def newest(directory: Path, say: Callable[[str], None] = print) -> str | None:
-    found = newest_valid(directory, say)
+    found = newest_valid([directory], say)
     return found and found.path.name
 
 
@@ -73,7 +73,7 @@ def accept(state: checkpoint.State) -> None:
 def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     save(tmp_path, 3)
     (wanted_model, wanted), (model, optimizer) = trained(3), trained(0)
-    state = checkpoint.agree_and_load(tmp_path, model, into(optimizer), ALONE, accept, print)
+    state = checkpoint.agree_and_load([tmp_path], model, into(optimizer), ALONE, accept, print)
     assert state == {"step": 3}
     assert torch.equal(model.weight, wanted_model.weight)
     assert torch.equal(model.bias, wanted_model.bias)
@@ -96,7 +96,9 @@ def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_nothing_to_load(tmp_path: Path) -> None:
     model, optimizer = trained(0)
-    assert checkpoint.agree_and_load(tmp_path / "none", model, into(optimizer), ALONE, accept, print) is None
+    assert (
+        checkpoint.agree_and_load([tmp_path / "none"], model, into(optimizer), ALONE, accept, print) is None
+    )
 
 
 def test_a_refused_state_touches_no_parameter(tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ def test_a_refused_state_touches_no_parameter(tmp_path: Path) -> None:
         raise ValueError
 
     with pytest.raises(ValueError):
-        checkpoint.agree_and_load(tmp_path, model, into(optimizer), ALONE, refuse, print)
+        checkpoint.agree_and_load([tmp_path], model, into(optimizer), ALONE, refuse, print)
     assert torch.equal(model.weight, before)
 
 
@@ -121,21 +123,21 @@ def test_the_newest_counts_whatever_its_kind(tmp_path: Path) -> None:
 def test_the_last_attempt_counts_before_the_number_of_steps(tmp_path: Path) -> None:
     for step, number in ((30, 1), (12, 2), (11, 2)):
         save(tmp_path, step, writer=manifest.Writer(number, f"attempt-{number}"))
-    found = newest_valid(tmp_path, print)
+    found = newest_valid([tmp_path], print)
     assert found and (found.step, found.writer) == (12, manifest.Writer(2, "attempt-2"))
     flip_a_bit(tmp_path / "checkpoint-step-12" / "model.safetensors")
     assert newest(tmp_path) == "checkpoint-step-11"
 
 
 def test_an_attempt_has_a_number_above_all_that_the_disk_knows(tmp_path: Path) -> None:
-    assert next_writer(tmp_path / "none", "first", ALONE) == manifest.Writer(1, "first", ())
+    assert next_writer([tmp_path / "none"], "first", ALONE) == manifest.Writer(1, "first", ())
     for step, number in ((5, 1), (9, 4)):
         save(tmp_path, step, writer=manifest.Writer(number, "before"))
     save(tmp_path, 3, writer=manifest.Writer(6, "last", ("another", "before")))
     assert newest(tmp_path) == "checkpoint-step-3"
     checkpoint.go_back_to(tmp_path / "checkpoint-step-5")  # leaves behind what a later attempt wrote
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-step-5"]
-    assert next_writer(tmp_path, "now", ALONE) == manifest.Writer(7, "now", ("another", "before", "last"))
+    assert next_writer([tmp_path], "now", ALONE) == manifest.Writer(7, "now", ("another", "before", "last"))
 
 
 OLD, STRAY, NEW = manifest.Writer(1, "old"), manifest.Writer(2, "stray"), manifest.Writer(2, "new")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +41,11 @@ class Found:
     model_sha256: str
 
 
-def newest_valid(directory: Path, report: Report) -> Found | None:
+def newest_valid(directories: Sequence[Path], report: Report) -> Found | None:
     """The newest checkpoint whose files are what they were when written: of the last attempt that wrote one, the one
     with the most steps. Says loudly which ones it refuses."""
-    for path in sorted(checkpoints(directory), key=age, reverse=True):
+    there = [path for directory in directories for path in checkpoints(directory)]
+    for path in sorted(there, key=age, reverse=True):
         try:
             manifest = verify(path)
         except Damaged as reason:
@@ -63,10 +64,10 @@ def age(path: Path) -> tuple[int, int, str]:
     return number, step_of(path), path.name
 
 
-def next_writer(directory: Path, attempt: str, ranks: Ranks) -> Writer:
+def next_writer(directories: Sequence[Path], attempt: str, ranks: Ranks) -> Writer:
     """This attempt, with a number above those of all that any rank's disk knows, also of what was set aside."""
     highest, known = 0, set[str]()
-    for path in directory.glob(f"*/{MANIFEST}"):
+    for path in (file for directory in directories for file in directory.glob(f"*/{MANIFEST}")):
         with suppress(OSError, ValueError, TypeError):
             writer = writer_of(json.loads(path.read_text(encoding="utf-8")))
             highest = max(highest, writer.number)

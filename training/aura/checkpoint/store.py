@@ -20,7 +20,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,8 @@ class Saver:
     One checkpoint is on its way at most. The optimizer's state of other ranks is collected in the background, too.
     """
 
-    def __init__(self, directory: Path, keep: int, keep_every: int) -> None:
-        self.directory, self.keep, self.keep_every = directory, keep, keep_every
+    def __init__(self, directory: Path, keep: int, keep_every: int, keep_best: bool = True) -> None:
+        self.directory, self.keep, self.keep_every, self.keep_best = directory, keep, keep_every, keep_best
         self.name = ""
         self.seconds = 0.0  # that collecting and writing took
         self.collecting = False  # which takes all ranks
@@ -89,7 +89,7 @@ class Saver:
         def write_all(optimizer: dict[str, Tensor]) -> None:
             path = write(self.directory, name, parameters, optimizer, state)
             if NAME.fullmatch(name):  # what is suspect takes no place of what is good
-                rotate(self.directory, self.keep, self.keep_every, path)
+                rotate(self.directory, self.keep, self.keep_every, path, self.keep_best)
 
         self._start(name, collect, write_all)
         if not copied:
@@ -167,15 +167,16 @@ def write(
     return final
 
 
-def rotate(directory: Path, keep: int, keep_every: int, newest: Path) -> None:
+def rotate(directory: Path, keep: int, keep_every: int, newest: Path, keep_best: bool = True) -> None:
     """After `newest` is safe on the disk: keep it, the `keep` - 1 before it, those of multiples of `keep_every` and
-    the one with the lowest validation loss; of what was set aside the `keep` newest; remove everything else."""
+    the one with the lowest validation loss (keep_best); of what was set aside the `keep` newest; remove everything
+    else."""
     step = step_of(newest)
     older = sorted((path for path in checkpoints(directory) if step_of(path) < step), key=step_of)
     kept = {newest, *older[max(0, len(older) - (keep - 1)) :]}
     kept |= {path for path in older if keep_every and step_of(path) % keep_every == 0}
     losses = {path: loss for path in (*older, newest) if (loss := _validation_loss(path)) is not None}
-    if losses:
+    if losses and keep_best:
         kept.add(min(losses, key=lambda path: losses[path]))
     for path in directory.iterdir():
         # What somebody else has put there is not ours to remove.
@@ -211,7 +212,7 @@ def load_parameters(path: Path, model: nn.Module) -> None:
 
 
 def agree_and_load(
-    directory: Path,
+    directories: Sequence[Path],
     model: nn.Module,
     load_optimizer: Callable[[dict[str, Tensor]], None],
     ranks: Ranks,
@@ -220,10 +221,11 @@ def agree_and_load(
 ) -> State | None:
     """Put all ranks on one checkpoint, see `winner`; its state, or None when there is none.
 
-    Ranks that lack it get it from the lowest rank that has it. `load_optimizer` takes what it needs of the optimizer's
-    whole state. `check` may refuse the state, before any parameter is touched and alike on all ranks, by raising.
+    `directories`: where this rank may hold one. Ranks that lack it get it from the lowest rank that has it.
+    `load_optimizer` takes what it needs of the optimizer's whole state. `check` may refuse the state, before any
+    parameter is touched and alike on all ranks, by raising.
     """
-    found = newest_valid(directory, report)
+    found = newest_valid(directories, report)
     ballots = ballots_of(found, ranks)
     source = winner(ballots, ranks.nodes)
     if source is None or not (best := ballots[source]):

@@ -200,7 +200,7 @@ def newest(run_dir: Path, say: Callable[[str], None]) -> Path:
 
     Raises DataError when there is none.
     """
-    found = newest_valid(run_dir / "checkpoints", say)
+    found = newest_valid([run_dir / "checkpoints"], say)
     if found is None:
         raise DataError("no_checkpoint_yet", path=run_dir / "checkpoints")
     return found.path

@@ -40,7 +40,7 @@ from aura.model.export import export_checkpoint
 from aura.plan import gpus
 from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit
 from aura.plan.shapes import with_vocabulary
-from aura.run import sick_gpu
+from aura.run import memory_copy, sick_gpu
 from aura.run.directory import DONE, FINAL, steps_done
 from aura.run.division import TakingPart
 from aura.run.progress import Progress
@@ -125,6 +125,8 @@ class Attempt:
             max_steps=config.steps,
         )
         self.saver = store.Saver(run_dir / "checkpoints", config.keep_checkpoints, config.keep_every)
+        self.memory = memory_copy.directory_of(os.environ.get("AURA_MEMORY", ""), run_dir.absolute().name)
+        self.holds = [self.saver.directory, *([self.memory] if self.memory else [])]
         self.stop = StopSignal()
         self.members: Gang | None = None
         self.taking_part = TakingPart.all(world_size)
@@ -259,7 +261,8 @@ class Attempt:
             status=self.status,
             stop=self.stop,
             saver=self.saver,
-            writer=next_writer(self.run_dir / "checkpoints", attempt, ranks),
+            memory=self.memory,
+            writer=next_writer(self.holds, attempt, ranks),
         )
         sick_gpu.watch(self.device, self.stop, self._end_sick)
         return trainer_of(this_run).train()
@@ -276,8 +279,10 @@ class Attempt:
             export_final(self.run_dir, self.speaker.say)
         if finished:
             compared = len(self.taking_part.ranks) > 1
+            memory_copy.forget(self.memory)
             return self._end("done", console.completed(ranks_compared=compared), EXIT_OK)
         if self.stop.requested:
+            memory_copy.forget(self.memory)
             return self._end("stopped", console.text("stopped"), EXIT_OK)
         return self._end("stopped", self.why_stopped, EXIT_TEMPORARY)
 

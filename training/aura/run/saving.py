@@ -22,6 +22,7 @@ from aura.plan.memory import state_bytes
 from aura.run import directory
 from aura.run.board import Board
 from aura.run.division import Division
+from aura.run.memory_copy import MemoryCopy
 from aura.run.observers import Comparison
 from aura.run.pace import Pace
 from aura.run.progress import Observer, Progress, Step
@@ -81,7 +82,9 @@ class Saving(Observer):
     stop: StopSignal
     speaker: Console
     status: Status
+    copies: MemoryCopy | None = None  # between two of them
     under_way: str = ""  # the name of a checkpoint
+    in_memory: bool = False  # that one is a copy there
     size: int = 0  # of one, in bytes
     began: float = 0.0  # when
     stall: float = 0.0  # seconds that training waited for it
@@ -92,6 +95,8 @@ class Saving(Observer):
         if self._may_be_written():
             self.strategy.expect_delay()
         if not step.is_saved:
+            if self.copies and self.copies.is_due(step.number, step.seconds):
+                self._copy(self.copies)
             return
         if step.outcome.suspect:
             self._save("suspect", wait=True)
@@ -102,6 +107,8 @@ class Saving(Observer):
         else:
             self.comparison.compare()
             self._save("checkpoint", wait=step.is_last)
+            if self.copies and not step.is_last:
+                self.copies.plan(step.number)
 
     def end(self) -> None:
         self._finish()
@@ -115,24 +122,44 @@ class Saving(Observer):
             self._begin(kind)
         self.status.set(state="training", message="")
 
-    def _begin(self, kind: str) -> None:
-        snapshot, strategy = self.snapshot, self.strategy
+    def _copy(self, copies: MemoryCopy) -> None:
+        if not self._finish():  # the checkpoint before is on no disk: that comes first
+            self._save("checkpoint", wait=True)
+        elif copies.fits(self._bytes(), self.saves):
+            self._begin("checkpoint", in_memory=True)
+            self.status.set(state="training", message="")
+        else:
+            self.speaker.say_once(console.text("no_room_for_copies", size=self._bytes() / 1e9))
+            self.copies = None
+            return
+        copies.plan(self.snapshot.progress.step)
+
+    def _bytes(self) -> int:
+        """Of a checkpoint."""
+        optimizer = state_bytes(self.snapshot.config, self.snapshot.ranks.world_size)
+        return optimizer + sum(parameter.nbytes for parameter in self.snapshot.model.parameters())
+
+    @property
+    def _saver(self) -> store.Saver:
+        return self.copies.saver if self.copies and self.in_memory else self.saver
+
+    def _begin(self, kind: str, in_memory: bool = False) -> None:
+        snapshot, strategy, self.in_memory = self.snapshot, self.strategy, in_memory
         self.status.set(state="saving")
         self.under_way = f"{kind}-step-{snapshot.progress.step}"
         strategy.complete()
         strategy.expect_delay()
         self.began = time.monotonic()
         optimizer = state_bytes(snapshot.config, snapshot.ranks.world_size)
-        parameters = sum(parameter.nbytes for parameter in snapshot.model.parameters())
-        self.size = optimizer + parameters
+        self.size = self._bytes()
         short = strategy.gathers and not store.has_room(optimizer)
-        copied = store.has_room(optimizer + parameters)
+        copied = store.has_room(self.size)
         collect = strategy.whole_state(wanted=self.saves and not short, copied=copied)
         if self.saves and not short:
-            self.saver.begin(self.under_way, snapshot.model, collect, snapshot.state(), copied)
+            self._saver.begin(self.under_way, snapshot.model, collect, snapshot.state(), copied)
         else:
             error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if self.saves else None
-            self.saver.help(self.under_way, collect, error)
+            self._saver.help(self.under_way, collect, error)
         self.stall = time.monotonic() - self.began
 
     def _wait_for_room(self) -> None:
@@ -163,12 +190,12 @@ class Saving(Observer):
     def _may_be_written(self) -> bool:
         """A disk that is busy with a checkpoint keeps whatever else its rank writes waiting, and so all ranks."""
         ends = self.began + self.writing
-        return bool(self.under_way) and (self.saver.is_writing or time.monotonic() < ends)
+        return bool(self.under_way) and (self._saver.is_writing or time.monotonic() < ends)
 
     def _finish(self) -> bool:
         """Wait for the save that is under way; False where it is on no disk. One node without space does not hold up a
         run that others have saved."""
-        saver, name = self.saver, self.under_way
+        saver, name = self._saver, self.under_way
         if not name:
             return True
         saved = saver.wait() and self.saves
@@ -179,8 +206,12 @@ class Saving(Observer):
             self.speaker.say(
                 console.text("checkpoint_not_written", path=saver.directory / name, error=reason)
             )
-        saves, seconds = self.snapshot.ranks.total([float(saved), saver.seconds])
+        saves, seconds, stall = self.snapshot.ranks.total([float(saved), saver.seconds, self.stall])
         self.writing = 2 * seconds  # of all ranks together, so more than that of the slowest
+        if self.in_memory and self.copies:
+            self.copies.cost(stall, seconds)
+            self.under_way, self.in_memory = "", False
+            return True
         if saved and self.speaker.leads:
             self.speaker.say(console.text("saved", name=name, stall=self.stall, seconds=saver.seconds))
             self.board.add("Time/save_stall_seconds", self.stall, self.snapshot.progress.step)

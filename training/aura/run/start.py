@@ -35,11 +35,12 @@ from aura.plan.candidates import CHOSEN
 from aura.plan.gpus import Gpu
 from aura.plan.memory import largest_micro_batch
 from aura.plan.plan import Plan, plan_for
-from aura.run import directory, measure
+from aura.run import directory, measure, memory_copy
 from aura.run.balance import RECORD, Balance
 from aura.run.batches import Batches
 from aura.run.board import Board
 from aura.run.division import Division, TakingPart
+from aura.run.memory_copy import MemoryCopy
 from aura.run.meter import Meter
 from aura.run.observers import Comparison, Curves, Epochs, Lines, Log, Validation
 from aura.run.pace import Pace
@@ -81,6 +82,7 @@ class Run:
     status: Status
     stop: StopSignal
     saver: store.Saver
+    memory: Path | None  # where copies between two checkpoints are
     writer: Writer  # of its checkpoints: this attempt
 
     @property
@@ -218,8 +220,10 @@ def newest_state(run: Run, model: LanguageModel, strategy: Strategy) -> store.St
     if run.resume_from:
         if run.saves:
             store.go_back_to(run.checkpoints / run.resume_from.name)
+            memory_copy.forget(run.memory)
         run.ranks.total([0.0])  # nobody looks at a disk before its newer checkpoints are out of the way
-    return store.agree_and_load(run.checkpoints, model, strategy.load, run.ranks, check, run.speaker.say)
+    holds = [run.checkpoints, *([run.memory] if run.memory else [])]
+    return store.agree_and_load(holds, model, strategy.load, run.ranks, check, run.speaker.say)
 
 
 def with_steps(config: TrainConfig, progress: Progress, windows: int, per_step: int) -> TrainConfig:
@@ -244,8 +248,18 @@ def take_directory(run: Run, model: LanguageModel, progress: Progress, number: i
     """The run directory says what this run is, and holds nothing that comes after its step, of attempt `number`."""
     (run.directory / directory.DONE).unlink(missing_ok=True)
     store.tidy(run.checkpoints, progress.step, number)
+    if run.memory:
+        memory_copy.tidy(run.memory, progress.step, number)
     with directory.without_stopping(run.directory, run.speaker.say):
         directory.describe(run.directory, run.config, run.corpus, model.parameter_count())
+
+
+def copies_of(run: Run, step: int) -> MemoryCopy | None:
+    """Where all nodes have a place for them."""
+    places = run.ranks.total([float(run.memory is not None)])
+    if run.memory is None or places != [run.ranks.world_size]:
+        return None
+    return MemoryCopy(run.memory, run.ranks, run.config.save_every, step)
 
 
 def observers_of(
@@ -279,8 +293,11 @@ def observers_of(
         record = run.directory / RECORD
         shared = (ranks, strategy, batches.division, meter, speaker, status)
         observers.append(Balance(record, run.shares_from, step, *shared))
+    copies = copies_of(run, step)
     return [
         *observers,
-        Saving(run.saver, run.saves, snapshot, strategy, comparison, board, run.stop, speaker, status),
+        Saving(
+            run.saver, run.saves, snapshot, strategy, comparison, board, run.stop, speaker, status, copies
+        ),
         Completion(run.directory, asked, run.saves, snapshot, comparison, pace, bits, speaker, status),
     ]
