@@ -11,6 +11,7 @@ from ansible.plugins.loader import filter_loader
 
 Seen = Mapping[str, Any]  # what node_state says
 Member = dict[str, Any]
+MEMORY = "/dev/shm/aura-train"  # noqa: S108 - aura-train.conf of the role trainer makes it, for aura alone
 
 
 def gang_member(
@@ -121,6 +122,8 @@ def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> 
             "MASTER_PORT": run["port"],
             "AURA_PEERS": peers if len(members) > 1 else None,
             "AURA_LAUNCH": run["launch"],
+            # Where copies of the run are between two checkpoints; a container's memory goes with it.
+            "AURA_MEMORY": None if run["image"] else MEMORY,
             # By their UUIDs: their numbers change with the slots, the driver and the day. -1: none.
             "CUDA_VISIBLE_DEVICES": ",".join(node["cards"]) or "-1",
             # start-rank finds the network card that has it. (For another one: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME.)

@@ -87,6 +87,7 @@ def test_a_rank_is_told_what_to_do_and_no_network_card() -> None:
         "--save-every 20"
     )
     assert (rank["MASTER_ADDR"], rank["AURA_ADDRESS"]) == (ADDRESS, ADDRESS)
+    assert rank["AURA_MEMORY"] == "/dev/shm/aura-train"
     assert rank["AURA_RELEASE"] == "/opt/aura/releases/3f2a-cpu-91bc"
     assert not {"OMP_NUM_THREADS", "AURA_IMAGE", "AURA_PEERS"} & set(
         rank

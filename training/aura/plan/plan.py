@@ -21,6 +21,7 @@ from aura.plan.memory import (
     link_bytes,
     memory_of,
     settings_that_fit,
+    state_bytes,
     wire_bytes,
 )
 from aura.plan.shapes import parameter_count
@@ -28,6 +29,9 @@ from aura.plan.step_time import Work, step_seconds
 from aura.texts.console import text
 
 SCHEMA = "aura-plan-1"
+# Copies of a run in memory (run/memory_copy.py): seconds from one to the next at least, and the part of the time in
+# which one is being collected and written at most.
+COPY_EVERY, COPY_BUSY = 60.0, 0.25
 GIGABIT = 117.5e6  # bytes per second of data: TCP over Ethernet with frames of 1,500 bytes
 ENOUGH_TOKENS = 20  # per parameter, for the best model of a given cost: Hoffmann et al. 2022 (Chinchilla)
 
@@ -57,6 +61,8 @@ class Plan:
     exposed_seconds: float  # of it, what a delay does not hide behind computing; all of it without one
     checkpoint_bytes: int
     checkpoints_on_disk: int
+    save_every: int
+    collecting_seconds: float  # of a checkpoint's parts from other nodes, where nothing else uses the link
     steps: int
     passes: float | None  # over the corpus, where that is known
     assumptions: tuple[str, ...]
@@ -74,6 +80,15 @@ class Plan:
     def seconds(self) -> float | None:
         """Of the whole run, without validation, checkpoints and interruptions."""
         return None if self.seconds_per_step is None else self.steps * self.seconds_per_step
+
+    @property
+    def lost_seconds(self) -> tuple[float, float] | None:
+        """Of work, by a death halfway between two checkpoints, and between two copies in memory."""
+        if self.seconds_per_step is None:
+            return None
+        disk = self.save_every * self.seconds_per_step
+        memory = max(COPY_EVERY, self.collecting_seconds / COPY_BUSY, self.seconds_per_step)
+        return disk / 2, min(disk, memory) / 2
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -113,6 +128,12 @@ class Plan:
             yield text("plan_communication"), text("plan_traffic", sent=sent, link=self.link_mbit)
         one, count = self.checkpoint_bytes, self.checkpoints_on_disk
         yield text("plan_checkpoints"), text("plan_disk", one=_size(one), count=count, all=_size(one * count))
+        if lost := self.lost_seconds:
+            before, after = map(duration, lost)
+            yield (
+                text("plan_lost"),
+                text("plan_lost_seconds", copies=after, disks=before, every=self.save_every),
+            )
         length = {"steps": self.steps, "tokens": self.tokens, "duration": duration(self.seconds)}
         yield text("plan_run"), text("plan_length", **length)
         if self.passes is not None:
@@ -217,6 +238,8 @@ def plan_for(
         exposed_seconds=exposed,
         checkpoint_bytes=checkpoint_bytes(config, ranks),
         checkpoints_on_disk=config.keep_checkpoints + 2,  # the best one, and one that is being written
+        save_every=config.save_every,
+        collecting_seconds=state_bytes(config, ranks) * (1 - 1 / nodes) / bytes_per_second(link_mbit),
         steps=steps,
         passes=steps * tokens_per_step / corpus_tokens if corpus_tokens else None,
         assumptions=tuple(assumptions),

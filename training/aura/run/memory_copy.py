@@ -17,10 +17,11 @@ from aura.checkpoint import store
 from aura.checkpoint.manifest import NAME, step_of
 from aura.checkpoint.newest import age
 from aura.cluster.ranks import Ranks
+from aura.plan.plan import COPY_BUSY, COPY_EVERY
 
-LEAST = 60.0  # seconds from one copy to the next
+LEAST = COPY_EVERY
 # Of the time: that training waits for a copy, and in which one is being collected and written.
-STALL, BUSY = 0.02, 0.25
+STALL, BUSY = 0.02, COPY_BUSY
 KNOWN = 10  # steps of an attempt, before it is known how long one takes
 
 
