@@ -362,6 +362,18 @@ def test_a_book_keeps_what_was_said(tmp_path: Path) -> None:
     assert last.vote.promised == Ballot(2, 1)
 
 
+def test_who_often_came_back_has_to_stay_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = Book(tmp_path / "vote.json", "a", Vote(Record(1, (0, 1, 2))))
+    assert book.patience(2) == register.STEADY
+    for number in (2, 4):
+        book.decided(Record(number, (0, 1)))
+        book.decided(Record(number + 1, (0, 1, 2)))
+    again = Book.open(book.path, "a", 3)
+    assert [again.patience(rank) for rank in (1, 2)] == [register.STEADY, 4 * register.STEADY]
+    monkeypatch.setattr(register.time, "time", lambda: 1e10)
+    assert again.patience(2) == register.STEADY
+
+
 @pytest.mark.parametrize("content", ["", '{"launch": "b"}', '{"launch": "a", "record": 1}', "[]"])
 def test_without_a_book_of_this_launch_a_rank_has_no_vote(tmp_path: Path, content: str) -> None:
     path = tmp_path / "vote.json"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aura.cluster import gather, peers
+from aura.cluster import gather, peers, register
 from aura.commands.launch_local import free_port
 from aura.corpus.corpus import Corpus
 from services import wait_until
@@ -22,8 +22,9 @@ FOR_GOOD = (0, 64, 65, 69)
 STEPS = 4000  # more than any of these tests waits for
 
 
-def impatient(grace: float) -> None:
+def impatient(grace: float, steady: float) -> None:
     peers.GRACE = peers.GRACE_SILENT = grace
+    register.STEADY = steady
     peers.HOLDER = peers.HOLDER_SILENT = 2.0
     peers.PAUSE = 0.2
     gather.SAY_EVERY = 2.0
@@ -87,7 +88,7 @@ class Node:
 class Launch:
     def __init__(self, folder: Path, corpus: Corpus, ranks: int, settings: str, id: str = "first") -> None:
         self.folder, self.corpus, self.ranks, self.settings, self.id = folder, corpus, ranks, settings, id
-        self.port, self.grace = free_port(), 4.0
+        self.port, self.grace, self.steady = free_port(), 4.0, 0.5
         self.nodes: dict[int, Node] = {}
         for rank in range(ranks):
             book = folder / f"node{rank}/run/rank-{rank}/vote.json"
@@ -105,7 +106,7 @@ class Launch:
         words += [*self.settings.split(), "--join-timeout", "60"]
 
         def put_in() -> None:
-            impatient(self.grace)
+            impatient(self.grace, self.steady)
             if fault:
                 fault()
 
@@ -242,6 +243,21 @@ def test_what_is_learnt_does_not_depend_on_who_was_there(tmp_path: Path, corpus:
         (one["step"], one["tokens_seen"]) == (other["step"], other["tokens_seen"]) == (400, 400 * 3 * 2 * 16)
     )
     assert abs(one["validation_loss"] - other["validation_loss"]) < 1e-3
+
+
+def test_who_comes_and_goes_disturbs_nobody(launch: Launch) -> None:
+    launch.steady = 6.0
+    launch.on(0, 1, 2)
+    launch.nodes[2].trains_without([])
+    launch.nodes[2].off()
+    launch.nodes[0].trains_without([2])
+    attempt = launch.nodes[0].status["attempt"]
+    for _ in range(2):
+        launch.on(2)
+        launch.nodes[2].says("turned away")
+        time.sleep(2)
+        launch.nodes[2].off()
+    assert launch.nodes[0].status["attempt"] == launch.nodes[1].status["attempt"] == attempt
 
 
 def test_a_book_that_is_gone_is_no_vote_but_its_rank_takes_part(launch: Launch) -> None:

@@ -119,6 +119,8 @@ class Gang:
         self._leaving = threading.Event()
         self._store_answered = now()
         self._beats: dict[int, tuple[int, float]] = {}  # by rank: how many, and since when they are so many
+        # By rank that is back: its calls, when the last one was seen, and since when it has been calling
+        self._calls: dict[int, tuple[int, float, float]] = {}
         self._on_broken: Callable[[str, int], NoReturn] | None = None
         self._lock = threading.Lock()
 
@@ -205,7 +207,7 @@ class Gang:
                 back = [
                     rank
                     for rank in self.absent
-                    if patiently(lambda rank=rank: store.check([f"back/{rank}"]))  # type: ignore[misc]
+                    if patiently(lambda rank=rank: store.check([f"taken-back/{rank}"]))  # type: ignore[misc]
                 ]
                 time.sleep(0.05)
         if self._book and leaving:
@@ -325,8 +327,19 @@ class Gang:
         return None
 
     def _find_who_is_back(self, store: Store) -> None:
+        """Of a PC that comes and goes, all would start again each time: it has to stay for a while."""
+        assert self._book or not self.absent
         for rank in self.absent:
-            if store.check([f"back/{rank}"]):
+            if not store.check([f"back/{rank}"]):
+                continue
+            calls, time_now = store.add(f"back/{rank}", 0), now()
+            before, last, since = self._calls.get(rank, (0, time_now, time_now))
+            if calls == before and time_now - last > SILENCE_HURT:  # it has gone again
+                del self._calls[rank]
+                continue
+            self._calls[rank] = (calls, last if calls == before else time_now, since)
+            if self._book and time_now - since >= self._book.patience(rank):
+                store.set(f"taken-back/{rank}", "yes")
                 self._on_back(rank)
 
     def _find_stalled(self, store: Store) -> Verdict | None:

@@ -156,6 +156,8 @@ class WayIn:
                 if gang := self._join(store, keys, attempt):
                     return gang
                 self.turned_away_from = attempt
+            elif keys.check(f"back/{self.me.rank}"):
+                keys.count(f"back/{self.me.rank}")
             self._say(text("turned_away", attempt=attempt, rank=self.me.rank))
             time.sleep(0.5)
         except RuntimeError:
@@ -214,7 +216,7 @@ class WayIn:
         elif me.refusal:  # they are going on without it
             raise GangRefused(me.refusal, me.exit_code)
         else:
-            keys.set(f"back/{me.rank}", me.token)
+            keys.count(f"back/{me.rank}")
         return None
 
     def _wait_for_seal(self, store: Patient, keys: Patient, attempt: str) -> Any:
@@ -234,7 +236,7 @@ class WayIn:
                 answer = coming.accept(proposal_of(keys.read(f"proposal/{proposals}")))
                 keys.set(f"accept/{proposals}/{me.rank}", answer)
                 proposals += 1
-            keys.beat(me.token)
+            keys.count(f"beat/{me.token}")
             if store.ask(read_header)["attempt"] != attempt or now() > coming.deadline:
                 raise RuntimeError("the attempt was given up")
             time.sleep(0.1 if promised else 0.3)

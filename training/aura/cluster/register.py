@@ -5,12 +5,13 @@ by single-decree Paxos (Lamport, "Paxos Made Simple", 2001): a rank promises to 
 what the ballot proposes. It does both only while it does not train, and has it on its disk before it says so. What is
 decided may name other ranks than decided it: who is gone is left out, who is back is named again.
 
-Here is the rule alone: no clock, no socket, no torch.
+Here is the rule, without a socket or torch; and the book that a rank keeps on its disk.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 from aura.durable import write_atomically
 
 FILE = "vote.json"  # in the directory of a rank
+STEADY, LATELY = 5.0, 3600.0  # seconds
 
 
 class Ballot(NamedTuple):
@@ -124,6 +126,8 @@ class Book:
     vote: Vote
     may_vote: bool = True
     gone: set[int] = field(default_factory=set)  # nobody waits for these ranks
+    # When ranks were taken back, lately: seconds since 1970, which are compared with this node's only
+    returns: dict[int, list[float]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path, launch: str, ranks: int) -> Book:
@@ -134,14 +138,16 @@ class Book:
             values = json.loads(path.read_text(encoding="utf-8"))
             if values["launch"] == launch:
                 vote = Vote.from_json(values) if "record" in values else Vote(everyone)
-                return cls(path, launch, vote, gone=set(values.get("gone", ())))
+                returns = {int(rank): times for rank, times in values.get("returns", {}).items()}
+                return cls(path, launch, vote, True, set(values.get("gone", ())), returns)
         except (OSError, ValueError, LookupError, TypeError):
             pass
         return cls(path, launch, Vote(everyone), may_vote=False)
 
     def write(self, vote: Vote) -> None:
         """Raises OSError: who cannot write it down does not say it."""
-        content = {"launch": self.launch, **vote.as_json(), "gone": sorted(self.gone)}
+        about = {"gone": sorted(self.gone), "returns": self.returns}
+        content = {"launch": self.launch, **vote.as_json(), **about}
         write_atomically(self.path, content, flushed=True)
         self.vote = vote
 
@@ -153,5 +159,16 @@ class Book:
 
     def decided(self, record: Record) -> None:
         """Raises OSError."""
+        before = self.vote.record
+        if before.number and record.number > before.number:
+            for rank in set(record.members) - set(before.members):
+                self.returns[rank] = [*self._lately(rank), time.time()]
         self.gone -= set(record.members)
         self.write(self.vote.learn(record))
+
+    def patience(self, rank: int) -> float:
+        """Seconds for which a rank that is back has to stay before it is taken back: twice as many after each time."""
+        return STEADY * 2 ** len(self._lately(rank))
+
+    def _lately(self, rank: int) -> list[float]:
+        return [when for when in self.returns.get(rank, []) if abs(time.time() - when) < LATELY]

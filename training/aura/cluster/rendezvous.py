@@ -194,8 +194,8 @@ class Patient:
     def set(self, key: str, value: str) -> None:
         patiently(lambda: self.store.set(key, value))
 
-    def beat(self, token: str) -> None:
-        patiently(lambda: self.store.add(f"beat/{token}", 1))
+    def count(self, key: str) -> None:
+        patiently(lambda: self.store.add(key, 1))
 
 
 def read(store: Store, key: str) -> Any:
