@@ -8,8 +8,8 @@ import pytest
 from lab_cluster import NODES, Cluster
 
 LONG = ("-e", "preset=gpt2-nano", "-e", "run=away", "-e", "steps=100000", "-e", "save_every=50")
-# A start on these nodes, which share two cores; with a PC that is silent, the grace before it.
-START, GRACE = 60, 20
+# A start on these nodes, which share two cores; and the grace before it, where a PC is silent and where it answers.
+START, GRACE, LONG_GRACE = 60, 20, 60
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_run_that_was_stopped_without_a_pc_stays_stopped_when_it_returns(
     cluster.wait(
         "and says why",
         lambda: "más de la mitad" in cluster.sh("node4", "journalctl -o cat -n 30 -u aura-train@0"),
-        START,
+        LONG_GRACE + START,
     )
     assert [status["state"] for status in cluster.status(NODES[:4])] == ["stopped"] * 4
 
