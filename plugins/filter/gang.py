@@ -122,7 +122,7 @@ def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> 
             "MASTER_PORT": run["port"],
             "AURA_PEERS": peers if len(members) > 1 else None,
             "AURA_LAUNCH": run["launch"],
-            # Where copies of the run are between two checkpoints; a container's memory goes with it.
+            # Where copies of the run are between two checkpoints; in containers there are none.
             "AURA_MEMORY": None if run["image"] else MEMORY,
             # By their UUIDs: their numbers change with the slots, the driver and the day. -1: none.
             "CUDA_VISIBLE_DEVICES": ",".join(node["cards"]) or "-1",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple, NoReturn
@@ -58,31 +58,32 @@ class Verdict(NamedTuple):
         return cls(str(values["sentence"]), int(values["exit_code"]), values["gone"])
 
 
-Odd = list[tuple[Member, str]]
+def _versions(with_nccl: bool) -> list[tuple[str, str]]:
+    return [("torch", "torch"), *([("NCCL", "nccl")] if with_nccl else [])]
 
 
-def _odd_versions(members: list[Member], with_nccl: bool) -> Iterator[tuple[Odd, str]]:
-    """Of torch and of NCCL: who has another one than most, and what most have."""
-    for what, field in (("torch", "torch"), *((("NCCL", "nccl"),) if with_nccl else ())):
-        found = [str(getattr(member, field)) for member in members]
-        usual = max(found, key=found.count)
-        pairs = zip(members, found, strict=True)
-        yield [(one, f"{one} {what} {its}") for one, its in pairs if its != usual], f"{what} {usual}"
+def _usual(members: list[Member], field: str) -> str:
+    found = [str(getattr(member, field)) for member in members]
+    return max(found, key=found.count)
 
 
 def check_versions(members: list[Member], with_nccl: bool) -> None:
     """Ranks of unlike versions may wait for each other for ever. Raises ConfigError, alike on all of them."""
-    for odd, usual in _odd_versions(members, with_nccl):
+    for what, field in _versions(with_nccl):
+        usual = _usual(members, field)
+        odd = [f"{one} {what} {its}" for one in members if (its := getattr(one, field)) != usual]
         if odd:
-            raise ConfigError("versions_differ", odd=", ".join(said for _, said in odd), usual=usual)
+            raise ConfigError("versions_differ", odd=", ".join(odd), usual=f"{what} {usual}")
 
 
 def unlike(member: Member, members: list[Member], with_nccl: bool) -> str:
     """Why it cannot work with the others; empty where it can."""
-    for odd, usual in _odd_versions(members, with_nccl):
-        for one, said in odd:
-            if one == member:
-                return str(ConfigError("versions_differ", odd=said, usual=usual))
+    for what, field in _versions(with_nccl):
+        if (its := getattr(member, field)) != (usual := _usual(members, field)):
+            return text("versions_differ", odd=f"{member} {what} {its}", usual=f"{what} {usual}")
+    for field, key in (("settings", "settings_differ"), ("corpus", "corpora_differ")):
+        if getattr(member, field) != _usual(members, field):
+            return text(key, ranks=member)
     return ""
 
 
@@ -165,6 +166,10 @@ class Gang:
                 self._broken(verdict)
         while True:
             time.sleep(1)  # the other thread still saves what is on its way to the disk
+
+    def ends_itself(self) -> None:
+        """This rank is about to end for a reason that it knows: what others say of it does not count any more."""
+        self._leaving.set()
 
     def give_up(self, sentence: str, exit_code: int) -> None:
         """Tell all that this rank ends, and why, before it leaves. With 64, 65 or 69 they go on without it where they
@@ -339,6 +344,8 @@ class Gang:
                 continue
             self._calls[rank] = (calls, last if calls == before else time_now, since)
             if self._book and time_now - since >= self._book.patience(rank):
+                if not store.check([f"taken-back/{rank}"]):
+                    self._book.taken_back(rank)
                 store.set(f"taken-back/{rank}", "yes")
                 self._on_back(rank)
 

@@ -10,6 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.distributed import PrefixStore, Store
 from aura.cluster.gang import SILENCE_HURT, Gang, unlike
 from aura.cluster.peers import Peers
 from aura.cluster.place import Place
-from aura.cluster.register import Ballot, Book, Proposal, Record, Vote, enough, lacking, next_proposal
+from aura.cluster.register import Ballot, Book, Proposal, Record, Vote, enough, lacking, newest, next_proposal
 from aura.cluster.rendezvous import (
     PATIENCE,
     GangBroken,
@@ -63,31 +64,34 @@ class Coming:
         return self.book is not None and self.book.vote.record.number > 0
 
     def promise(self, ballot: Ballot) -> str:
-        """Its answer, which is on its disk. Raises GangBroken."""
+        """Its answer, which is on its disk."""
         book = self.book
         if book and book.may_vote and (vote := book.vote.promise(ballot)):
-            write(book.write, vote)
+            self._write(vote)
         return json.dumps(vote_of(book))
 
     def accept(self, proposal: Proposal) -> str:
-        """Its answer, which is on its disk. Raises GangBroken."""
+        """Its answer, which is on its disk."""
         if self.book and self.book.may_vote and (vote := self.book.vote.accept(proposal)):
-            write(self.book.write, vote)
-            return "true"
+            self._write(vote)
+            return json.dumps(self.book.may_vote)
         return "false"
 
+    def _write(self, vote: Vote) -> None:
+        """Who cannot write it down does not say it, and takes part without a vote."""
+        assert self.book
+        try:
+            self.book.write(vote)
+        except OSError as error:
+            self.book.may_vote = False
+            self.report(text("vote_not_written", error=reason_of(error)))
+
     def learn(self, record: Record) -> None:
-        """Raises GangBroken."""
+        """Where it cannot be written, this rank knows less after its next start."""
         if self.book:
-            write(self.book.decided, record)
-            self.book.may_vote = True
-
-
-def write(operation: Callable[[Any], None], value: Any) -> None:
-    try:
-        operation(value)
-    except OSError as error:
-        raise GangBroken(text("vote_not_written", error=reason_of(error))) from error
+            with suppress(OSError):
+                self.book.decided(record)
+                self.book.may_vote = True
 
 
 def vote_of(book: Book | None) -> dict[str, Any] | None:
@@ -155,18 +159,19 @@ class Gathering:
             joined, self.present = patiently(self._who_is_there)
             under_way = patiently(self._trained_before)
             for member in joined:
-                reason = member.refusal or (self._what_differs(member) if under_way else "")
-                if reason and member.token not in self.refused:
-                    self._refuse(member, reason, under_way)
+                if member.refusal and member.token not in self.refused:
+                    self._refuse(member, member.refusal, under_way)
             self.present = [one for one in self.present if one.token not in self.refused]
             missing = sorted(set(self.ranks) - {member.rank for member in self.present})
-            if not missing:
-                return True
             # A launch begins with all of its ranks.
             waited_for = [rank for rank in missing if not under_way or not self._is_left_out(rank)]
-            short = [] if waited_for else patiently(self._lacking)
+            short = patiently(self._lacking) if missing and not waited_for else []
             if not waited_for and not short:
-                return True
+                if not (odd := patiently(self._odd) if under_way else []):
+                    return True
+                for member, reason in odd:
+                    self._refuse(member, reason, under_way)
+                continue
             if elsewhere():
                 return False
             if now() > self.coming.deadline:
@@ -226,9 +231,13 @@ class Gathering:
 
     # Who cannot take part
 
-    def _what_differs(self, member: Member) -> str:
-        """Of its versions, from what most have: it would hang, or compute something else."""
-        return unlike(member, self.present, with_nccl=all(one.backend != "gloo" for one in self.present))
+    def _odd(self) -> list[tuple[Member, str]]:
+        """Who means something else than the others, or would compute it otherwise, and why; where the others may go on
+        without it."""
+        with_nccl = all(one.backend != "gloo" for one in self.present)
+        odd = [(one, why) for one in self.present if (why := unlike(one, self.present, with_nccl))]
+        alike = {one.rank for one in self.present} - {one.rank for one, _ in odd}
+        return odd if enough(alike, newest(self._votes()).members) else []
 
     def _refuse(self, member: Member, reason: str, under_way: bool) -> None:
         """In a run under way the others go on without it; at its beginning nobody trains. Raises GangRefused."""

@@ -24,6 +24,7 @@ from aura.cluster.rendezvous import (
     GangRefused,
     Member,
     Patient,
+    PortTaken,
     connect,
     now,
     own_address,
@@ -116,7 +117,12 @@ class Meeting:
         if not self._may_hold():
             self.ways_in[self.before[0] if self.before else self.own].say_waiting()
             return None
-        return gather(self.coming, self.own, self.peers, lambda: bool(self._where_others_are()))
+        try:
+            return gather(self.coming, self.own, self.peers, lambda: bool(self._where_others_are()))
+        except PortTaken:  # by another rank of this PC, since the last knock
+            if now() > self.coming.deadline - LATECOMERS:
+                raise
+            return None
 
     def _where_others_are(self, with_own: bool = False) -> str | None:
         """The address of a store that goes before one of this rank's own; `with_own`: another rank of this PC may hold
@@ -169,12 +175,15 @@ class WayIn:
         self._say(text("waiting_for_store", address=self.address, port=self.port))
 
     def is_sealed(self) -> bool:
-        """Is an attempt of this launch under way there?"""
+        """Is an attempt under way there, of this launch or a later one?"""
         try:
             store = Patient(self._reach())
-            return store.check("attempt") and bool(store.ask(read_header)["is_sealed"])
+            if not store.check("attempt"):
+                return False
+            header = store.ask(read_header)
         except RuntimeError:
             return False
+        return bool(header["is_sealed"]) and str(header["launch"]) >= self.coming.place.launch
 
     def _say(self, sentence: str) -> None:
         if sentence != self.said:

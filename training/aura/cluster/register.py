@@ -159,12 +159,14 @@ class Book:
 
     def decided(self, record: Record) -> None:
         """Raises OSError."""
-        before = self.vote.record
-        if before.number and record.number > before.number:
-            for rank in set(record.members) - set(before.members):
-                self.returns[rank] = [*self._lately(rank), time.time()]
         self.gone -= set(record.members)
         self.write(self.vote.learn(record))
+
+    def taken_back(self, rank: int) -> None:
+        """Where that cannot be written, it is forgotten."""
+        self.returns[rank] = [*self._lately(rank), time.time()]
+        with suppress(OSError):
+            self.write(self.vote)
 
     def patience(self, rank: int) -> float:
         """Seconds for which a rank that is back has to stay before it is taken back: twice as many after each time."""

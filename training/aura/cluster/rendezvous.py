@@ -37,6 +37,10 @@ class GangBroken(NoGang):
     """The gang cannot go on; a new attempt may."""
 
 
+class PortTaken(GangBroken):
+    """Somebody else on this PC listens there."""
+
+
 class GangMismatch(NoGang):
     """This rank and rank 0 do not mean the same run: trying again does not help."""
 
@@ -60,6 +64,8 @@ class Member:
     backend: str = ""  # its wish: gloo, nccl, or auto where it has a GPU
     torch: str = ""  # its version, whatever it was built for
     nccl: str = ""  # its version, where this rank can use it
+    settings: str = ""  # what it is asked to train,
+    corpus: str = ""  # and on what: fingerprints
     refusal: str = ""  # the sentence why it cannot take part, for good
     exit_code: int = 0  # that it ends with then
 
@@ -116,9 +122,8 @@ def _listen(
             )
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
-                raise GangBroken(
-                    text("port_not_opened", port=port, node=node, error=error.strerror)
-                ) from error
+                kind = PortTaken if error.errno == errno.EADDRINUSE else GangBroken
+                raise kind(text("port_not_opened", port=port, node=node, error=error.strerror)) from error
         if now() > deadline:
             raise GangBroken(text("address_never_came", node=node, address=address))
         if not said:

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -23,7 +23,6 @@ from aura.cluster.activity import Activity
 from aura.cluster.gang import Gang, check_versions
 from aura.cluster.join import join
 from aura.cluster.place import (
-    Place,
     check_compiler,
     choose_device,
     keep_freed_memory,
@@ -38,11 +37,11 @@ from aura.corpus.windows import Windows, check_corpus
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, FOR_GOOD, AuraError, ConfigError, DataError, GpuFault
 from aura.model.export import export_checkpoint
 from aura.plan import gpus
-from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit
 from aura.plan.shapes import with_vocabulary
 from aura.run import memory_copy, sick_gpu
 from aura.run.directory import DONE, FINAL, steps_done
 from aura.run.division import TakingPart
+from aura.run.out_of_memory import gpu_of, is_out_of_memory, out_of_memory
 from aura.run.progress import Progress
 from aura.run.start import Run, trainer_of, with_steps
 from aura.run.status import Status
@@ -126,6 +125,8 @@ class Attempt:
         )
         self.saver = store.Saver(run_dir / "checkpoints", config.keep_checkpoints, config.keep_every)
         self.memory = memory_copy.directory_of(os.environ.get("AURA_MEMORY", ""), run_dir.absolute().name)
+        if not (run_dir / "config.json").exists():  # the run was removed: what is in memory goes with it
+            memory_copy.forget(self.memory)
         self.holds = [self.saver.directory, *([self.memory] if self.memory else [])]
         self.stop = StopSignal()
         self.members: Gang | None = None
@@ -145,7 +146,7 @@ class Attempt:
                 return code
             if not resume_from and (steps := steps_done(self.run_dir, self.config, corpus)):
                 return self._already_done(steps)
-            nodes = self._join(join_timeout)
+            nodes = self._join(join_timeout, corpus)
             finished = self._train(corpus, log_dir, nodes, resume_from)
         except StoppedWhileWaiting:
             return self._end("stopped", console.text("stopped_waiting"), EXIT_OK)
@@ -156,6 +157,8 @@ class Attempt:
             self.members.end(error)
         except AuraError as error:  # mostly raised by all ranks alike; where not, the others hear of it
             code = self._end("failed", str(error), error.exit_code)
+            if self.members:
+                self.members.ends_itself()
             self.saver.wait(SAVE_FIRST)
             if self.members:
                 self.members.give_up(str(error), code)
@@ -191,7 +194,7 @@ class Attempt:
         self.config = with_steps(config, Progress(), windows, sum(config.shares(world_size)))
         return corpus
 
-    def _join(self, timeout: float) -> list[str]:
+    def _join(self, timeout: float, corpus: Corpus) -> list[str]:
         """Wait for the other ranks; the node of every rank. Raises GangBroken, GangMismatch, CollectiveFailed,
         ConfigError."""
         place, say = self.place, self.speaker.say
@@ -202,7 +205,8 @@ class Attempt:
             return [place.node]
         self.status.set(state="joining", message=console.text("waiting_for_ranks"))
         run = self.run_dir.absolute().name
-        own, told = self.run_dir / f"rank-{place.rank}", versions(self.backend)
+        own = self.run_dir / f"rank-{place.rank}"
+        told = versions(self.backend) | {"settings": self.config.digest(), "corpus": corpus.fingerprint}
         self.members = members = join(place, run, timeout, self.backend, told, report=say, directory=own)
         ranks = tuple(member.rank for member in members.members)
         self.taking_part = TakingPart(place.world_size, ranks)
@@ -252,7 +256,7 @@ class Attempt:
             log_dir=log_dir,
             resume_from=resume_from,
             shares_from=self.shares_from,
-            saves=self.place.local_rank == 0,
+            saves=self._saves(nodes),
             device=self.device,
             ranks=ranks,
             taking_part=self.taking_part,
@@ -267,7 +271,14 @@ class Attempt:
         sick_gpu.watch(self.device, self.stop, self._end_sick)
         return trainer_of(this_run).train()
 
+    def _saves(self, nodes: list[str]) -> bool:
+        """The first rank of a node that is there: all of them share its disk."""
+        if not self.place.peers or not self.members:
+            return self.place.local_rank == 0
+        return nodes.index(self.place.node) == self.members.rank
+
     def _already_done(self, steps: int) -> int:
+        memory_copy.forget(self.memory)
         self.status.set(step=steps, max_steps=steps)
         if self.place.rank == 0 and not (self.run_dir / FINAL).exists():
             export_final(self.run_dir, self.speaker.say)
@@ -311,7 +322,10 @@ class Attempt:
             self._end_sick(fault)
         if is_out_of_memory(error):
             sentence = out_of_memory(self.config, self.place, self.device)
-            code = self._end("failed", sentence, ConfigError.exit_code)
+            # With all ranks each holds less of the optimizer's state: once they are back, it may fit again.
+            fits_with_all = self.members is not None and self.members.absent
+            code = EXIT_TEMPORARY if fits_with_all else ConfigError.exit_code
+            self._end("failed", sentence, code)
         else:
             traceback.print_exc()
             sentence = f"{type(error).__name__}: {error}"
@@ -344,39 +358,6 @@ def verify_first(resume_from: Path) -> None:
         manifest.verify(resume_from)
     except manifest.Damaged as reason:
         raise DataError("resume_unusable", path=resume_from, reason=reason) from None
-
-
-def gpu_of(device: torch.device) -> gpus.Gpu:
-    if device.type == "cpu":
-        return gpus.cpu()
-    properties = torch.cuda.get_device_properties(device)
-    return gpus.called(properties.name, properties.total_memory)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    # On the CPU torch raises a plain RuntimeError.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        words in str(error) for words in ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-    )
-
-
-def out_of_memory(config: TrainConfig, place: Place, device: torch.device) -> str:
-    """What to do about it: the least harmful changes with which the same step fits, by the plan's memory model."""
-    size, on_gpu = config.batch_sizes(place.world_size)[place.rank], device.type == "cuda"
-    room, ranks = gpu_of(device).memory, place.world_size
-    needed = memory_of(config, largest_micro_batch(config), on_gpu, ranks).total
-    batch = {"size": size, "seq_len": config.seq_len}
-    what = console.text("out_of_memory", rank=place.rank, node=place.node, **batch)
-    # The model has just been too hopeful, or somebody else uses the memory: leave more of it.
-    changes = settings_that_fit(config, min(0.95 * room, 0.9 * needed), on_gpu, ranks=ranks)
-    if not changes:
-        return console.text("nothing_fits", problem=what)
-    smaller = replace(config, **changes)
-    flags = " ".join(f"--{name.replace('_', '-')} {str(value).lower()}" for name, value in changes.items())
-    now = memory_of(smaller, largest_micro_batch(smaller), on_gpu, ranks).total
-    # What a run has begun with, it keeps.
-    key = "fits_in_another_run" if any(name in store.FIXED for name in changes) else "fits_with"
-    return console.text(key, problem=what, part=now / needed, flags=flags)
 
 
 def leave(members: Gang | None) -> None:

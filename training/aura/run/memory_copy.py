@@ -67,7 +67,8 @@ class MemoryCopy:
 
 def _free(directory: Path) -> int:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(exist_ok=True)
         return shutil.disk_usage(directory).free
     except OSError:
         return 0

@@ -172,7 +172,8 @@ class Saving(Observer):
         while True:
             time.sleep(LOOK)
             may_fit = self.saves and (self._has_room() or time.monotonic() - began > TRY)
-            asked = [float(self.stop.weight > 0), float(may_fit)]
+            # Not for a rank that is back: it can wait for room too, or it has some.
+            asked = [float(self.stop.requested or self.stop.sick is not None), float(may_fit)]
             stopping, somewhere = self.snapshot.ranks.total(asked)
             if stopping:
                 raise NoRoom("stopped_without_room", step=step)

@@ -292,7 +292,9 @@ def observers_of(
     if batches.division.by_speed:
         record = run.directory / RECORD
         shared = (ranks, strategy, batches.division, meter, speaker, status)
-        observers.append(Balance(record, run.shares_from, step, *shared))
+        # They were written down for all.
+        given = run.shares_from if ranks.world_size == run.taking_part.launched else None
+        observers.append(Balance(record, given, step, *shared))
     copies = copies_of(run, step)
     return [
         *observers,

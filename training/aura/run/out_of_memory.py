@@ -1,0 +1,47 @@
+"""A step did not fit: what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from aura.checkpoint import store
+from aura.cluster.place import Place
+from aura.config import TrainConfig
+from aura.plan import gpus
+from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit
+from aura.texts import console
+
+
+def gpu_of(device: torch.device) -> gpus.Gpu:
+    if device.type == "cpu":
+        return gpus.cpu()
+    properties = torch.cuda.get_device_properties(device)
+    return gpus.called(properties.name, properties.total_memory)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    # On the CPU torch raises a plain RuntimeError.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    )
+
+
+def out_of_memory(config: TrainConfig, place: Place, device: torch.device) -> str:
+    """What to do about it: the least harmful changes with which the same step fits, by the plan's memory model."""
+    size, on_gpu = config.batch_sizes(place.world_size)[place.rank], device.type == "cuda"
+    room, ranks = gpu_of(device).memory, place.world_size
+    needed = memory_of(config, largest_micro_batch(config), on_gpu, ranks).total
+    batch = {"size": size, "seq_len": config.seq_len}
+    what = console.text("out_of_memory", rank=place.rank, node=place.node, **batch)
+    # The model has just been too hopeful, or somebody else uses the memory: leave more of it.
+    changes = settings_that_fit(config, min(0.95 * room, 0.9 * needed), on_gpu, ranks=ranks)
+    if not changes:
+        return console.text("nothing_fits", problem=what)
+    smaller = replace(config, **changes)
+    flags = " ".join(f"--{name.replace('_', '-')} {str(value).lower()}" for name, value in changes.items())
+    now = memory_of(smaller, largest_micro_batch(smaller), on_gpu, ranks).total
+    # What a run has begun with, it keeps.
+    key = "fits_in_another_run" if any(name in store.FIXED for name in changes) else "fits_with"
+    return console.text(key, problem=what, part=now / needed, flags=flags)
