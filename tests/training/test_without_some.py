@@ -3,6 +3,7 @@ its own and started again as systemd would."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 from aura.cluster import gather, peers, register
 from aura.commands.launch_local import free_port
 from aura.corpus.corpus import Corpus
+from aura.run import attempt
 from services import wait_until
 from trainers import TINY, Fault, Trainer, at_step, send_self
 
@@ -33,8 +35,8 @@ def impatient(grace: float, steady: float) -> None:
 class Node:
     """One rank on a PC of its own: started again whenever its trainer ends with a code that asks for it."""
 
-    def __init__(self, launch: Launch, rank: int, fault: Fault | None) -> None:
-        self.launch, self.rank, self.fault = launch, rank, fault
+    def __init__(self, launch: Launch, rank: int, fault: Fault | None, settings: str) -> None:
+        self.launch, self.rank, self.fault, self.settings = launch, rank, fault, settings
         self.started: list[Trainer] = []
         self.is_on = True
         self.thread = threading.Thread(target=self._supervise, daemon=True)
@@ -42,7 +44,7 @@ class Node:
 
     def _supervise(self) -> None:
         while self.is_on:
-            self.started.append(self.launch.trainer(self.rank, self.fault))
+            self.started.append(self.launch.trainer(self.rank, self.fault, self.settings))
             self.fault = None
             process = self.started[-1].process
             process.join()
@@ -68,7 +70,9 @@ class Node:
     @property
     def status(self) -> dict[str, object]:
         try:
-            return self.started[-1].status
+            file = self.started[-1].run_dir / f"rank-{self.rank}/status.json"
+            status: dict[str, object] = json.loads(file.read_text())
+            return status
         except (ValueError, OSError, IndexError):
             return {}
 
@@ -89,32 +93,38 @@ class Launch:
     def __init__(self, folder: Path, corpus: Corpus, ranks: int, settings: str, id: str = "first") -> None:
         self.folder, self.corpus, self.ranks, self.settings, self.id = folder, corpus, ranks, settings, id
         self.port, self.grace, self.steady = free_port(), 4.0, 0.5
+        self.shared: dict[int, int] = {}  # ranks on the PC of another one
         self.nodes: dict[int, Node] = {}
         for rank in range(ranks):
-            book = folder / f"node{rank}/run/rank-{rank}/vote.json"
-            book.parent.mkdir(parents=True, exist_ok=True)
-            book.write_text(json.dumps({"launch": id}))
+            self.give_book(rank, rank)
 
-    def trainer(self, rank: int, fault: Fault | None) -> Trainer:
+    def give_book(self, rank: int, node: int) -> None:
+        book = self.folder / f"node{node}/run/rank-{rank}/vote.json"
+        book.parent.mkdir(parents=True, exist_ok=True)
+        book.write_text(json.dumps({"launch": self.id}))
+
+    def trainer(self, rank: int, fault: Fault | None, settings: str) -> Trainer:
+        node = self.shared.get(rank, rank)
+        pcs = [self.shared.get(one, one) for one in range(self.ranks)]
         environment = {
-            **{"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": "0"},
-            **{"MASTER_ADDR": "127.0.1.0", "MASTER_PORT": str(self.port), "AURA_NODE": f"node{rank}"},
-            "AURA_PEERS": ",".join(f"127.0.1.{one}" for one in range(self.ranks)),
+            **{"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": "0" if node == rank else "1"},
+            **{"MASTER_ADDR": "127.0.1.0", "MASTER_PORT": str(self.port), "AURA_NODE": f"node{node}"},
+            "AURA_PEERS": ",".join(f"127.0.1.{one}" for one in pcs),
             "AURA_LAUNCH": self.id,
         }
         words = ["--preset", "gpt2-nano", "--corpus", str(self.corpus.path), *TINY.split()]
-        words += [*self.settings.split(), "--join-timeout", "60"]
+        words += [*settings.split(), "--join-timeout", "60"]
 
         def put_in() -> None:
             impatient(self.grace, self.steady)
             if fault:
                 fault()
 
-        return Trainer(self.folder / f"node{rank}", environment, words, put_in)
+        return Trainer(self.folder / f"node{node}", environment, words, put_in)
 
-    def on(self, *ranks: int, fault: Fault | None = None) -> None:
+    def on(self, *ranks: int, fault: Fault | None = None, settings: str = "") -> None:
         for rank in ranks:
-            self.nodes[rank] = Node(self, rank, fault)
+            self.nodes[rank] = Node(self, rank, fault, settings or self.settings)
 
     def end(self) -> None:
         for node in self.nodes.values():
@@ -260,6 +270,64 @@ def test_who_comes_and_goes_disturbs_nobody(launch: Launch) -> None:
     assert launch.nodes[0].status["attempt"] == launch.nodes[1].status["attempt"] == attempt
 
 
+def another_torch() -> None:
+    attempt.versions = lambda backend: {"torch": "1.0", "nccl": ""}  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("fault", "settings", "sentence"),
+    [
+        (another_torch, SLOW, "rank 0 on node0 (127.0.1.0) torch 1.0"),
+        (None, f"{SLOW} --lr 0.1", "The settings of rank 0 on node0 (127.0.1.0) differ from the others'"),
+    ],
+    ids=["another torch", "other settings"],
+)
+def test_who_comes_back_as_another_ends_alone_though_it_holds_the_store(
+    launch: Launch, fault: Fault | None, settings: str, sentence: str
+) -> None:
+    launch.on(0, 1, 2)
+    launch.nodes[0].trains_without([])
+    launch.nodes[0].off()
+    launch.nodes[1].trains_without([0])
+    launch.on(0, fault=fault, settings=settings)
+    launch.nodes[0].thread.join(40)
+    assert launch.nodes[0].started[-1].process.exitcode == 64, launch.nodes[0].text
+    assert sentence in launch.nodes[0].text
+    for rank in (1, 2):
+        launch.nodes[rank].trains_without([0])
+
+
+def test_who_cannot_write_its_vote_takes_part_without_one(launch: Launch) -> None:
+    """Its disk is full, say."""
+
+    def full_disk() -> None:
+        def refuse(*arguments: object, **named: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        register.write_atomically = refuse  # type: ignore[assignment]
+
+    launch.on(0, fault=full_disk)
+    launch.on(1, 2)
+    for node in launch.nodes.values():
+        node.trains_without([])
+    assert "cannot write down its vote (No space left on device)" in launch.nodes[0].text
+    assert json.loads(launch_vote(launch, 0)) == {"launch": "first"}
+
+
+def test_of_two_ranks_on_a_pc_the_second_saves_when_the_first_is_gone(launch: Launch) -> None:
+    launch.shared = {1: 0}
+    launch.give_book(1, 0)
+    launch.on(0, 2)
+    launch.on(1)
+    launch.nodes[2].trains_without([])
+    launch.nodes[0].off()
+    launch.nodes[1].trains_without([0])
+    saved = set(launch.nodes[1].started[-1].checkpoints())
+    wait_until(
+        lambda: bool(set(launch.nodes[1].started[-1].checkpoints()) - saved), 60, lambda: launch.nodes[1].text
+    )
+
+
 def test_a_book_that_is_gone_is_no_vote_but_its_rank_takes_part(launch: Launch) -> None:
     launch.on(0, 1, 2)
     launch.nodes[2].trains_without([])
@@ -274,6 +342,6 @@ def test_a_book_that_is_gone_is_no_vote_but_its_rank_takes_part(launch: Launch) 
 def test_peers_that_are_not_as_many_as_ranks_are_refused(tmp_path: Path, corpus: Corpus) -> None:
     launch = Launch(tmp_path, corpus, 3, SLOW)
     launch.ranks = 2
-    trainer = launch.trainer(1, lambda: os.environ.update(WORLD_SIZE="3"))
+    trainer = launch.trainer(1, lambda: os.environ.update(WORLD_SIZE="3"), SLOW)
     assert trainer.end() == 64
     assert "AURA_PEERS names 2 addresses for 3 ranks" in trainer.text
