@@ -244,7 +244,8 @@ def next_step(found: Found, new: dict[Path, str], folder: Path) -> str:
         lines.append(f"SSH will be allowed from this machine ({here['address']}) only: admin_networks.")
     if "first_user" in new[Path("hosts.yml")].partition("cluster:")[2]:
         lines.append(
-            "-k and -K ask for one password. Where the PCs have several, one after the other: … --limit node1, then the next."
+            "-k and -K ask for one password. Where the PCs have several, one after the other: … --limit node1, then "
+            "the next."
         )
     other = "" if folder == EXAMPLE else f"-i {os.path.relpath(folder, os.environ.get('PWD') or '.')} "
     lines.append(f"Look at both files, then: ansible-playbook {other}playbooks/bootstrap.yml -k -K")

@@ -294,7 +294,7 @@ def test_an_address_that_may_change_locks_nobody_out(tmp_path: Path) -> None:
 
 
 def test_a_user_that_nobody_can_be(tmp_path: Path) -> None:
-    with pytest.raises(FOUND.Refused, match="^Ada, Lovelace is no user's name in Linux"):
+    with pytest.raises(FOUND.Refused, match=r"^Ada, Lovelace is no user's name in Linux"):
         texts(tmp_path, user="Ada Lovelace")
 
 

@@ -194,7 +194,9 @@ def public_problems(addresses: Mapping[str, object], ports: Mapping[str, object]
     return problems
 
 
-def user_problems(users: Mapping[str, str], first: Mapping[str, str], settings: Mapping[str, Any]) -> list[str]:
+def user_problems(
+    users: Mapping[str, str], first: Mapping[str, str], settings: Mapping[str, Any]
+) -> list[str]:
     """users, first: node name -> ansible_user, first_user ("" where nobody has said)."""
     admin = settings["admin"]
     problems = [
@@ -211,8 +213,8 @@ def user_problems(users: Mapping[str, str], first: Mapping[str, str], settings: 
     silent = [name for name, user in first.items() if not user]
     if silent and not settings["bootstrapped"]:
         problems.append(
-            f"Nobody has said as whom bootstrap shall log in on {together(silent)}: first_user, the user that you made when "
-            "you installed the PCs, in settings.yml or in the node's line of hosts.yml."
+            f"Nobody has said as whom bootstrap shall log in on {together(silent)}: first_user, the user that you made "
+            "when you installed the PCs, in settings.yml or in the node's line of hosts.yml."
         )
     return problems
 
