@@ -120,7 +120,7 @@ def test_the_first_hour(person: Person) -> None:
 
     bare = states()
     said = person.bootstrap(keys=True, fails=True)
-    assert "node1 does not let ada in: is that the user that you made there (first_user)" in said
+    assert "node1 does not let ada in: is that the user that you made there (first_user)" in said, said
     assert "ubuntu may not become root on node2 (ubuntu is not in the sudoers file" in said
     assert "Nothing has been changed on any node." in said
     assert states() == bare

@@ -21,7 +21,7 @@ def unknown_system(release: str, name: str) -> str:
 
 def not_let_in(said: str, name: str, user: str) -> str:
     if "ermission denied" not in said:
-        return f"{name} cannot be reached as {user}: {said}"
+        return f"{name} cannot be reached as {user}: {said.removeprefix('Task failed: ')}"
     return (
         f"{name} does not let {user} in: is that the user that you made there (first_user), and the password that you "
         f"typed for -k theirs? Where the PCs have several, one after the other: --limit {name}"
