@@ -36,6 +36,9 @@ SEEDS ?=
 # make bench-wire ARMS='formats links' and make bench-learning ARMS='main causes' measure these groups of arms (all of
 # them: ARMS=all).
 ARMS ?=
+# make bench-faults MINUTES=10 SEED=2: so long, other faults are drawn.
+MINUTES ?=
+SEED ?=
 # make lock-torch BUILD=cu126 locks this build of torch; make bundle BUILD='cpu cu130' takes these along.
 BUILD ?=
 
@@ -176,6 +179,10 @@ bench-learning: $(DEV) $(TRAINER) ## measure what few bits and a delay cost in l
 .PHONY: bench-wire
 bench-wire: $(DEV) $(TRAINER) lab-up ## measure five ranks on the lab's shaped links, their GPUs emulated, against one (10 minutes; others: ARMS=)
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/wire.py --lab $(if $(ARMS),--arms $(ARMS))
+
+.PHONY: bench-faults
+bench-faults: $(DEV) $(TRAINER) ## measure what faults cost a run on the lab that make demo has left (90 minutes; less: MINUTES=10)
+	@PYTHONPATH=$(CURDIR)/training:$(CURDIR)/tests/e2e python benchmarks/faults.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 .PHONY: format
 format: $(DEV) ## write the Python files again as ruff formats them

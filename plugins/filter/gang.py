@@ -96,7 +96,8 @@ def gang_words(members: Sequence[Member]) -> list[str]:
 def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> list[dict[str, str]]:
     """What each rank of this node is told, as write_files takes it, in torch.distributed's standard variables.
 
-    run: name, preset, corpus, backend and overrides; port, threads (0: torch's), link_mbit, and image or "".
+    run: name, preset, corpus, backend and overrides; port, threads (0: torch's), link_mbit, image or "", and launch,
+    which tells this launch from others.
     """
     index = [one["name"] for one in members].index(name)
     node, first = members[index], sum(one["ranks"] for one in members[:index])
@@ -107,6 +108,8 @@ def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> 
         "--preset", run["preset"], "--corpus", f"/var/lib/aura/corpora/{run['corpus']}",
         "--run-dir", f"/var/lib/aura/runs/{run['name']}", "--backend", run["backend"], *overrides,
     ]  # fmt: skip
+    # Several nodes can go on without one: each rank knows where all others are.
+    peers = ",".join(one["address"] for one in members for _ in range(one["ranks"]))
     files = []
     for local in range(node["ranks"]):
         told = {
@@ -116,6 +119,8 @@ def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> 
             "LOCAL_WORLD_SIZE": node["ranks"],
             "MASTER_ADDR": members[0]["address"],
             "MASTER_PORT": run["port"],
+            "AURA_PEERS": peers if len(members) > 1 else None,
+            "AURA_LAUNCH": run["launch"],
             # By their UUIDs: their numbers change with the slots, the driver and the day. -1: none.
             "CUDA_VISIBLE_DEVICES": ",".join(node["cards"]) or "-1",
             # start-rank finds the network card that has it. (For another one: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME.)

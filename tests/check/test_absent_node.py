@@ -16,7 +16,7 @@ SYSTEMCTL = '#!/bin/sh\necho "$@" >>{place}/asked\n'
 RANKS = {
     "ranks": [{
         "rank": 0, "world_size": 2, "node": "node0", "run": "probe", "unit": {"ActiveState": "active"}, "trouble": "",
-        "status": {"state": "training", "step": 7, "max_steps": 9},
+        "state": "training", "status": {"state": "training", "step": 7, "max_steps": 9, "away": [1]},
     }],
     "script": {},
 }  # fmt: skip
@@ -60,7 +60,13 @@ def played(place: Path, playbook: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("playbook", "words"),
     [
-        ("status.yml", ["0/2   node0", "7/9", "node1 does not answer: nobody knows what its ranks do."]),
+        (
+            "status.yml",
+            [
+                *("0/2   node0", "7/9", "Without rank 1: the others train on"),
+                "node1 does not answer: nobody knows what its ranks do.",
+            ],
+        ),
         ("logs.yml", ["the last line", "node1 does not answer."]),
     ],
 )

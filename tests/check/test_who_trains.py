@@ -14,7 +14,7 @@ gang = tree.plugin("filter/gang")
 ADDRESS = "192.168.50.20"
 RUN = {
     "name": "probe", "preset": "gpt2-nano", "corpus": "es", "backend": "auto", "overrides": {"save_every": 20},
-    "port": 12355, "threads": 0, "link_mbit": 1000, "image": "",
+    "port": 12355, "threads": 0, "link_mbit": 1000, "image": "", "launch": "20261125-1",
 }  # fmt: skip
 
 
@@ -67,6 +67,9 @@ def test_every_card_gets_a_rank_and_the_displays_is_left_out() -> None:
         "node0": ["0"], "node1": ["1"], "node2": ["2", "3"], "node3": ["4"],
     }  # fmt: skip
     assert {rank["WORLD_SIZE"] for of in ranks.values() for rank in of} == {"5"}
+    assert {(rank["AURA_PEERS"], rank["AURA_LAUNCH"]) for of in ranks.values() for rank in of} == {
+        (",".join([ADDRESS] * 5), "20261125-1"),
+    }  # fmt: skip
     assert [ranks[name][0]["CUDA_VISIBLE_DEVICES"] for name in ranks] == [
         "GPU-1a1b", "GPU-2a1b", "GPU-1a1b,GPU-2a1b", "-1",
     ]  # fmt: skip
@@ -85,7 +88,9 @@ def test_a_rank_is_told_what_to_do_and_no_network_card() -> None:
     )
     assert (rank["MASTER_ADDR"], rank["AURA_ADDRESS"]) == (ADDRESS, ADDRESS)
     assert rank["AURA_RELEASE"] == "/opt/aura/releases/3f2a-cpu-91bc"
-    assert not {"OMP_NUM_THREADS", "AURA_IMAGE"} & set(rank)
+    assert not {"OMP_NUM_THREADS", "AURA_IMAGE", "AURA_PEERS"} & set(
+        rank
+    )  # alone it can go on without nobody
     assert not [name for name in rank if name.endswith("_SOCKET_IFNAME")]
 
 

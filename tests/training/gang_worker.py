@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from aura.cluster import activity as activity_module
 from aura.cluster import gang as gang_module
-from aura.cluster import join as join_module
+from aura.cluster import gather as gather_module
 from aura.cluster.activity import Activity
 from aura.cluster.join import join
 from aura.cluster.place import Place
@@ -69,7 +69,7 @@ def work(
     activity_module.LEAST = least
     gang_module.LINGER = 60.0
     if fault == "impatient":
-        join_module.LATECOMERS = 2.0
+        gather_module.LATECOMERS = 2.0
     if fault == "deaf-while-waiting":
         threading.Timer(4, become_deaf, (port,)).start()
     try:

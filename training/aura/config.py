@@ -150,6 +150,16 @@ class TrainConfig:
             )
         return [int(word) for word in words]
 
+    def among(self, ranks: int, taking_part: Sequence[int]) -> TrainConfig:
+        """For those of the ranks of a launch that take part: together they compute the step of all. Raises
+        ConfigError."""
+        if len(taking_part) == ranks:
+            return self
+        sizes = self._asked_sizes(ranks)
+        own = ",".join(str(sizes[rank]) for rank in taking_part) if self.rank_batch_sizes else ""
+        tokens = sum(self.shares(ranks)) * self.seq_len
+        return replace(self, rank_batch_sizes=own, global_batch_tokens=tokens)
+
     def shares(self, ranks: int) -> list[int]:
         """Sequences of every rank in one optimizer step; with balance=speed, at first. Raises ConfigError."""
         sizes = self._asked_sizes(ranks)

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from torch.distributed import PrefixStore, Store
 
 from aura.cluster.activity import Activity, Report, stalled
+from aura.cluster.register import Book, enough
 from aura.cluster.rendezvous import (
     PATIENCE,
     GangBroken,
@@ -35,7 +36,7 @@ from aura.texts.console import text
 BEAT = 1.0  # seconds between two heartbeats of a member
 SILENCE = 8.0  # seconds without a heartbeat after which a member counts as gone
 SILENCE_HURT = 4.0  # the same, once a collective has failed or the rank has been started again
-LINGER = 5.0  # most seconds that rank 0 keeps the store up after a verdict, so that all can read it
+LINGER = 5.0  # most seconds that the host keeps the store up after a verdict, so that all can read it
 # Seconds in which a rank may find out by itself what another one has met: it has better words then.
 OWN_WORDS = 2.0
 
@@ -45,32 +46,72 @@ class Verdict(NamedTuple):
 
     sentence: str
     exit_code: int = EXIT_TEMPORARY
+    gone: int | None = None  # a rank that ends for good, while the others go on without it
 
     @property
     def is_final(self) -> bool:
         return self.exit_code in FOR_GOOD
 
+    @classmethod
+    def said(cls, values: Any) -> Verdict:
+        """Raises ValueError, LookupError, TypeError."""
+        return cls(str(values["sentence"]), int(values["exit_code"]), values["gone"])
 
-def check_versions(members: list[Member], with_nccl: bool) -> None:
-    """Ranks of unlike versions may wait for each other for ever. Raises ConfigError, alike on all of them."""
+
+Odd = list[tuple[Member, str]]
+
+
+def _odd_versions(members: list[Member], with_nccl: bool) -> Iterator[tuple[Odd, str]]:
+    """Of torch and of NCCL: who has another one than most, and what most have."""
     for what, field in (("torch", "torch"), *((("NCCL", "nccl"),) if with_nccl else ())):
         found = [str(getattr(member, field)) for member in members]
         usual = max(found, key=found.count)
-        if odd := [f"{one} {what} {its}" for one, its in zip(members, found, strict=True) if its != usual]:
-            raise ConfigError("versions_differ", odd=", ".join(odd), usual=f"{what} {usual}")
+        pairs = zip(members, found, strict=True)
+        yield [(one, f"{one} {what} {its}") for one, its in pairs if its != usual], f"{what} {usual}"
+
+
+def check_versions(members: list[Member], with_nccl: bool) -> None:
+    """Ranks of unlike versions may wait for each other for ever. Raises ConfigError, alike on all of them."""
+    for odd, usual in _odd_versions(members, with_nccl):
+        if odd:
+            raise ConfigError("versions_differ", odd=", ".join(said for _, said in odd), usual=usual)
+
+
+def unlike(member: Member, members: list[Member], with_nccl: bool) -> str:
+    """Why it cannot work with the others; empty where it can."""
+    for odd, usual in _odd_versions(members, with_nccl):
+        for one, said in odd:
+            if one == member:
+                return str(ConfigError("versions_differ", odd=said, usual=usual))
+    return ""
 
 
 class Gang:
     """The members of one sealed attempt. `store` holds keys of this attempt only."""
 
-    def __init__(self, me: Member, attempt: str, members: list[Member], base: Store, watch: Store) -> None:
+    def __init__(
+        self,
+        me: Member,
+        attempt: str,
+        members: list[Member],
+        base: Store,
+        watch: Store,
+        host: Member,
+        launched: int,
+        book: Book | None,
+    ) -> None:
+        """`host`: the member that holds the store. `launched`: how many ranks the launch has. `book`: where ranks may
+        be left out."""
         self.attempt = attempt
-        self.rank = me.rank
+        self.rank = members.index(me)  # among the members
         self.world_size = len(members)
         self.members = members
+        self.absent = sorted(set(range(launched)) - {member.rank for member in members})
+        self._host, self._hosts, self._book = host, host == me, book
+        self._on_back: Callable[[int], None] = lambda rank: None
         self.store = PrefixStore(f"{attempt}/group", base)
         self._me = me
-        self._base = base  # keeps rank 0's server alive
+        self._base = base  # keeps the host's server alive
         self._watch_store = watch
         self._activity = Activity()
         self._verdict: Verdict | None = None
@@ -87,15 +128,23 @@ class Gang:
     def agreed_backend(self) -> str:
         return agreed_backend([one.backend for one in self.members], [one.node for one in self.members])
 
-    def watch(self, on_broken: Callable[[str, int], NoReturn], activity: Activity | None = None) -> None:
+    def watch(
+        self,
+        on_broken: Callable[[str, int], NoReturn],
+        activity: Activity | None = None,
+        on_back: Callable[[int], None] | None = None,
+    ) -> None:
         """Start the heartbeat; `activity` is what it says of the main thread.
 
-        `on_broken` gets the verdict and the exit code, once, from whichever thread; it must end the process.
+        `on_broken` gets the verdict and the exit code, once, from whichever thread; it must end the process. `on_back`
+        gets the rank that has come back and wants to take part again, on the host.
         """
         self._on_broken = on_broken
+        if on_back:
+            self._on_back = on_back
         if activity:
             self._activity = activity
-            activity.alone = False
+            activity.alone = self.world_size == 1
         self._store_answered = now()
         threading.Thread(target=self._beat_loop, name="gang-beat", daemon=True).start()
         threading.Thread(target=self._guard_loop, name="gang-guard", daemon=True).start()
@@ -116,16 +165,55 @@ class Gang:
             time.sleep(1)  # the other thread still saves what is on its way to the disk
 
     def give_up(self, sentence: str, exit_code: int) -> None:
-        """Tell all that this rank ends, and why, before it leaves. With 64, 65 or 69 they end with the same code:
-        starting again would not help them either. With any other they are started again."""
+        """Tell all that this rank ends, and why, before it leaves. With 64, 65 or 69 they go on without it where they
+        may, and end with the same code where not: starting again would not help them either. With any other they are
+        started again."""
         self._leaving.set()
         final = Verdict(sentence, exit_code).is_final
         verdict = Verdict(f"{self._me}: {sentence}", exit_code if final else EXIT_TEMPORARY)
-        with suppress(RuntimeError):  # rank 0 has ended before us
+        if final and self.can_go_on_without(self._me.rank):
+            verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, gone=self._me.rank)
+        with suppress(RuntimeError):  # the host has ended before us
             patiently(lambda: _publish(PrefixStore(self.attempt, self._base), verdict))
 
+    def can_go_on_without(self, rank: int) -> bool:
+        """May the other members train when this one has left?"""
+        if self._book is None:
+            return False
+        ranks = {member.rank for member in self.members}
+        return enough(ranks - {rank}, ranks)
+
+    def say_that_it_leaves(self) -> None:
+        """This rank was asked to stop, and the others need not wait for it."""
+        with suppress(RuntimeError):
+            patiently(
+                lambda: PrefixStore(self.attempt, self._base).set(f"away/{self._me.rank}", self._me.token)
+            )
+
+    def why_all_stop(self) -> tuple[list[Member], list[int]]:
+        """The members that were asked to, and the ranks that want to take part again, as soon as one has said so."""
+        store, deadline = PrefixStore(self.attempt, self._base), now() + OWN_WORDS
+        leaving: list[Member] = []
+        back: list[int] = []
+        with suppress(RuntimeError):
+            while not leaving and not back and now() < deadline:
+                leaving = [
+                    one
+                    for one in self.members
+                    if patiently(lambda one=one: store.check([f"away/{one.rank}"]))  # type: ignore[misc]
+                ]
+                back = [
+                    rank
+                    for rank in self.absent
+                    if patiently(lambda rank=rank: store.check([f"back/{rank}"]))  # type: ignore[misc]
+                ]
+                time.sleep(0.05)
+        if self._book and leaving:
+            self._book.left([member.rank for member in leaving])
+        return leaving, back
+
     def leave(self, timeout: float = 15.0) -> None:
-        """End in good order: nobody is blamed any more, and rank 0 keeps the store up until all have left."""
+        """End in good order: nobody is blamed any more, and the host keeps the store up until all have left."""
         self._leaving.set()
         with suppress(RuntimeError):  # the store does not answer: nobody can be told
             patiently(
@@ -138,7 +226,7 @@ class Gang:
         try:
             verdict = self._watch_until_over(store)
         except RuntimeError as error:
-            verdict = Verdict(text("store_ended", member=self.members[0], error=first_line(error)))
+            verdict = Verdict(text("store_ended", member=self._host, error=first_line(error)))
         except GangBroken as error:
             verdict = self._proclaim(store, Verdict(str(error)))
         except Exception as error:
@@ -148,10 +236,10 @@ class Gang:
             self._broken(verdict)
 
     def _watch_until_over(self, store: Store) -> Verdict | None:
-        """Beat, read the verdict, watch the others' beats: rank 0 those of all, the others rank 0's.
+        """Beat, read the verdict, watch the others' beats: the host those of all, the others the host's.
 
         The verdict, or None when this rank leaves. Raises RuntimeError when the store is gone, GangBroken."""
-        watched = self.members[1:] if self.rank == 0 else self.members[:1]
+        watched = [one for one in self.members if one != self._me] if self._hosts else [self._host]
         last_beat = now()
         while not self._leaving.wait(BEAT):
             if frozen := self._was_frozen(last_beat):
@@ -167,10 +255,12 @@ class Gang:
             if store.check(["broken"]):
                 return self._heed(store)
             verdict = self._find_silent(store, watched)
-            if self.rank == 0 and not verdict:
+            if self._hosts and not verdict:
                 verdict = self._find_stalled(store)
             if verdict:
                 return self._proclaim(store, verdict)
+            if self._hosts:
+                self._find_who_is_back(store)
             self._store_answered = now()
         return None
 
@@ -183,39 +273,37 @@ class Gang:
 
     def _heed(self, store: Store) -> Verdict | None:
         """The verdict that stands; None when this rank has come to its own end meanwhile."""
-        said = read(store, "broken")
-        verdict = Verdict(str(said["sentence"]), int(said["exit_code"]))
+        verdict = Verdict.said(read(store, "broken"))
         # Ranks that find the same fault in the same step say it in their own words; who gives up has left already.
-        if verdict.is_final and self._leaving.wait(OWN_WORDS):
+        if (verdict.is_final or verdict.gone is not None) and self._leaving.wait(OWN_WORDS):
             return None
         self._linger(store)
         return verdict
 
     def _proclaim(self, store: Store, verdict: Verdict) -> Verdict:
         """Make it the verdict of all, unless another one stands; that one."""
-        try:
-            said = json.loads(_publish(store, verdict))
-            verdict = Verdict(str(said["sentence"]), int(said["exit_code"]))
-        except (RuntimeError, ValueError, LookupError):
-            pass  # a store that cannot keep it: this rank at least ends with it
+        # A store that cannot keep it: this rank at least ends with it.
+        with suppress(RuntimeError, ValueError, LookupError, TypeError):
+            verdict = Verdict.said(json.loads(_publish(store, verdict)))
         self._linger(store)
         return verdict
 
     def _linger(self, store: Store, seconds: float | None = None) -> None:
-        """This rank knows all that it has to; rank 0 keeps the store up until the others that live do."""
+        """This rank knows all that it has to; the host keeps the store up until the others that live do."""
         try:
             store.set(f"left/{self._me.token}", "yes")
             deadline = now() + (LINGER if seconds is None else seconds)
-            while self.rank == 0 and now() < deadline and self._somebody_reads(store):
+            while self._hosts and now() < deadline and self._somebody_reads(store):
                 self._store_answered = now()
                 time.sleep(0.05)
         except RuntimeError:
-            pass  # rank 0 has ended before us
+            pass  # the host has ended before us
 
     def _somebody_reads(self, store: Store) -> bool:
         return any(
             not store.check([f"left/{member.token}"]) and self._silence_of(member, store) <= SILENCE_HURT
-            for member in self.members[1:]
+            for member in self.members
+            if member != self._me
         )
 
     def _silence_of(self, member: Member, store: Store) -> float:
@@ -236,8 +324,13 @@ class Gang:
                 return Verdict(text(key, member=member, seconds=silence))
         return None
 
+    def _find_who_is_back(self, store: Store) -> None:
+        for rank in self.absent:
+            if store.check([f"back/{rank}"]):
+                self._on_back(rank)
+
     def _find_stalled(self, store: Store) -> Verdict | None:
-        """Rank 0: whose main thread hangs although its heartbeat goes on, its own included."""
+        """The host: whose main thread hangs although its heartbeat goes on, its own included."""
         reports = [self._report_of(store, member) for member in self.members]
         guilty = stalled(reports, hurt=store.check(["hurt"]))
         if not guilty:
@@ -253,8 +346,8 @@ class Gang:
         return Report(**read(store, key)) if store.check([key]) else None
 
     def _guard_loop(self) -> None:
-        """A store operation can hang: rank 0's node has lost power, or its address, and then it hangs there too. This
-        thread never touches the store."""
+        """A store operation can hang: the host's node has lost power, or its address, and then it hangs there too.
+        This thread never touches the store."""
         last_look = now()
         while not self._leaving.wait(BEAT):
             silent = now() - self._store_answered
@@ -263,7 +356,7 @@ class Gang:
                 return
             last_look = now()
             if silent > SILENCE:
-                self._broken(Verdict(text("silent", member=self.members[0], seconds=silent)))
+                self._broken(Verdict(text("silent", member=self._host, seconds=silent)))
                 return
 
     def _broken(self, verdict: Verdict) -> None:
@@ -271,6 +364,8 @@ class Gang:
             if self._verdict is not None or self._leaving.is_set():
                 return
             self._verdict = verdict
+        if self._book and verdict.gone is not None:
+            self._book.left([verdict.gone])
         self._verdict_known.set()
         if self._on_broken is not None:
             self._on_broken(verdict.sentence, verdict.exit_code)

@@ -1,42 +1,39 @@
-"""How the ranks of an attempt find each other (docs/attempts.md): all of them, or none."""
+"""How the ranks of an attempt find each other (docs/attempts.md)."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import PrefixStore, Store
 
-from aura.cluster.gang import SILENCE_HURT, Gang
+from aura.cluster import register
+from aura.cluster.gang import Gang
+from aura.cluster.gather import LATECOMERS, Coming, Report, gather, proposal_of, vote_of
+from aura.cluster.peers import Peers
 from aura.cluster.place import Place
+from aura.cluster.register import Ballot, Book, Record
 from aura.cluster.rendezvous import (
     CONNECT_TIMEOUT,
     GangBroken,
     GangMismatch,
     GangRefused,
     Member,
+    Patient,
     connect,
-    first_line,
     now,
-    open_store,
     own_address,
     patiently,
-    read,
     read_header,
-    read_members,
+    read_sealed,
     scoped,
 )
 from aura.errors import AuraError
 from aura.texts.console import text
-
-Report = Callable[[str], None]
-# Seconds in which a rank that has not come may still come and be told that nobody trains: the longest pause of
-# start-rank, and a start.
-LATECOMERS = 90.0
 
 
 def join(
@@ -47,197 +44,198 @@ def join(
     versions: dict[str, str] | None = None,
     refusal: AuraError | None = None,
     report: Report = print,
+    directory: Path | None = None,
 ) -> Gang:
-    """Wait until all ranks of one attempt of the run have come, and return the gang.
+    """Wait until the ranks of one attempt of the run have come, and return the gang.
 
-    `versions`: see place.py. `refusal`: this rank comes only to say that it cannot take part. Raises GangBroken when
-    not all have come within `timeout` seconds or the port is taken, GangMismatch when rank 0 has another run or another
-    world size, GangRefused when a rank cannot take part: the same on all ranks.
+    `versions`: see place.py. `refusal`: this rank comes only to say that it cannot take part. `directory`: this rank's,
+    with its vote: where the ranks know each other's addresses, those that do not come may be left out. Raises
+    GangBroken when not enough have come within `timeout` seconds or the port is taken, GangMismatch when the others
+    have another run, launch or world size, GangRefused when a rank cannot take part.
     """
-    deadline = now() + timeout
     me = Member(
         place.rank,
         place.node,
-        own_address(place.master_address, place.master_port),
+        place.address or own_address(place.master_address, place.master_port),
         secrets.token_hex(8),
         backend,
         **(versions or {}),
         refusal=str(refusal) if refusal else "",
         exit_code=refusal.exit_code if refusal else 0,
     )
-    way_in = _open_attempt if place.rank == 0 else _join_attempt
-    return way_in(me, place, run, deadline, report)
+    book = None
+    if place.peers and directory:
+        book = Book.open(directory / register.FILE, place.launch, place.world_size)
+    coming = Coming(me, place, run, book, now() + timeout, report)
+    if book:
+        return Meeting(coming).gang()
+    if place.rank == 0:
+        gang = gather(coming, place.master_address, None, lambda: False)
+        assert gang
+        return gang
+    way_in = WayIn(coming, place.master_address)
+    while now() < coming.deadline:
+        if gang := way_in.gang():
+            return gang
+    raise could_not_join(coming, place.master_address)
 
 
-def _open_attempt(me: Member, place: Place, run: str, deadline: float, report: Report) -> Gang:
-    """Rank 0: hold the store, issue the attempt's id, wait for everybody, seal."""
-    world_size, address, port = place.world_size, place.master_address, place.master_port
-    store = open_store(address, port, me.node, deadline, report)
-    attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    header = json.dumps({"attempt": attempt, "run": run, "world_size": world_size})
-    keys = PrefixStore(attempt, store)
-    try:
-        patiently(lambda: store.set("attempt", header))
-        patiently(lambda: keys.set("join/0", json.dumps(asdict(me))))
-        report(text("rank_0_waits", attempt=attempt, others=world_size - 1, port=port))
-        members = _wait_for_all(keys, me, world_size, attempt, deadline, report)
-        patiently(lambda: keys.set("sealed", json.dumps([asdict(member) for member in members])))
-        report(text("sealed", attempt=attempt, ranks=world_size))
-        return Gang(me, attempt, members, store, scoped(connect(address, port)))
-    except RuntimeError as error:  # its own store is silent: this node has lost its address, say
-        raise GangBroken(text("store_ended", member=me, error=first_line(error))) from error
+def could_not_join(coming: Coming, address: str) -> GangBroken:
+    me, port = coming.me, coming.place.master_port
+    return GangBroken(text("could_not_join", rank=me.rank, node=me.node, address=address, port=port))
 
 
-def _wait_for_all(
-    keys: Store, me: Member, world_size: int, attempt: str, deadline: float, report: Report
-) -> list[Member]:
-    """Raises GangBroken, GangRefused, and RuntimeError where the store does not answer."""
-    seen: dict[str, tuple[int, float]] = {}
-    next_report = now() + 10
-    while True:
-        joined, alive = patiently(lambda: _who_is_there(keys, me, world_size, seen))
-        for member in joined:
-            if member.refusal:
-                _tell_all(keys, member, world_size, deadline, report)
-        missing = sorted(set(range(world_size)) - {member.rank for member in alive})
-        if not missing:
-            return alive
-        if now() > deadline:
-            raise GangBroken(text("did_not_come", attempt=attempt, ranks=_ranks(missing)))
-        if now() > next_report:
-            report(text("still_waiting", attempt=attempt, ranks=_ranks(missing)))
-            next_report = now() + 10
-        time.sleep(0.2)
+class Meeting:
+    """Of ranks that know each other's addresses: the first of them that is there holds the store, and whoever comes
+    back goes where the others train."""
 
+    def __init__(self, coming: Coming) -> None:
+        self.coming, self.own = coming, coming.place.address
+        self.peers = Peers(coming.place.peers, coming.place.master_port)
+        before = self.peers.addresses.index(self.own)
+        self.before, self.behind = self.peers.addresses[:before], self.peers.addresses[before + 1 :]
+        self.ways_in = {address: WayIn(coming, address) for address in self.peers.addresses}
 
-def _who_is_there(
-    keys: Store, me: Member, world_size: int, seen: dict[str, tuple[int, float]]
-) -> tuple[list[Member], list[Member]]:
-    """Who has joined, and who of them beats."""
-    joined = [me, *(member for rank in range(1, world_size) if (member := _joined(keys, rank)))]
-    return joined, [member for member in joined if member is me or _is_alive(keys, member, seen)]
-
-
-def _joined(keys: Store, rank: int) -> Member | None:
-    key = f"join/{rank}"
-    return read_members(keys, key)[0] if keys.check([key]) else None
-
-
-def _is_alive(keys: Store, member: Member, seen: dict[str, tuple[int, float]]) -> bool:
-    """Has it beaten during the last seconds? `seen`: beats by token, and since when they are so many."""
-    beats, time_now = keys.add(f"beat/{member.token}", 0), now()
-    count, since = seen.get(member.token, (0, time_now))
-    if beats != count:
-        seen[member.token] = (beats, time_now)
-        return True
-    return count > 0 and time_now - since < SILENCE_HURT
-
-
-def _tell_all(keys: Store, member: Member, world_size: int, deadline: float, report: Report) -> None:
-    """Rank 0, when a rank cannot take part: the store stays up until every rank knows it, or none comes any more.
-
-    Raises GangRefused. Whoever is not told waits for rank 0, starts again, and waits again.
-    """
-    sentence = text("cannot_take_part", member=member, reason=member.refusal)
-    refused = json.dumps({"sentence": sentence, "exit_code": member.exit_code})
-    patiently(lambda: keys.set("refused", refused))
-    report(sentence)
-    next_report, deadline = now() + 10, min(deadline, now() + LATECOMERS)
-    while untold := patiently(lambda: _untold(keys, world_size)):
-        if now() > deadline:
-            report(text("never_told", ranks=_ranks(untold)))
-            break
-        if now() > next_report:
-            report(text("still_to_be_told", ranks=_ranks(untold)))
-            next_report = now() + 10
-        time.sleep(0.2)
-    raise GangRefused(sentence, member.exit_code)
-
-
-def _untold(keys: Store, world_size: int) -> list[int]:
-    return [rank for rank in range(1, world_size) if not keys.check([f"told/{rank}"])]
-
-
-class _Patient:
-    """A store whose operations raise RuntimeError when no answer comes, where torch's may wait for ever."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-    def check(self, key: str) -> bool:
-        return patiently(lambda: self.store.check([key]))
-
-    def ask(self, reader: Callable[[Store], Any]) -> Any:
-        return patiently(lambda: reader(self.store))
-
-    def set(self, key: str, value: str) -> None:
-        patiently(lambda: self.store.set(key, value))
-
-    def beat(self, token: str) -> None:
-        patiently(lambda: self.store.add(f"beat/{token}", 1))
-
-
-def _join_attempt(me: Member, place: Place, run: str, deadline: float, report: Report) -> Gang:
-    """Every other rank: find the store, join its attempt, wait for the seal; start over when rank 0 goes."""
-    world_size, address, port = place.world_size, place.master_address, place.master_port
-    said = ""
-
-    def say(sentence: str) -> None:
-        nonlocal said
-        if sentence != said:
-            report(sentence)
-        said = sentence
-
-    def reach() -> Store:
-        return scoped(patiently(lambda: connect(address, port), 2 * CONNECT_TIMEOUT))
-
-    turned_away_from = ""
-    while now() < deadline:
+    def gang(self) -> Gang:
+        coming = self.coming
+        if coming.me.refusal and coming.is_under_way:
+            coming.deadline = min(coming.deadline, now() + LATECOMERS)  # they go on without it also unasked
+        self.peers.wait_for_first_answers()
         try:
-            store = reach()
-            if not _Patient(store).check("attempt"):
+            while now() < coming.deadline:
+                if gang := self._try():
+                    return gang
                 time.sleep(0.2)
-                continue
-            header = _Patient(store).ask(read_header)
-            attempt = header["attempt"]
-            if header["run"] != run or header["world_size"] != world_size:
-                theirs = {"their_run": header["run"], "their_size": header["world_size"]}
-                mine = {"rank": me.rank, "node": me.node, "run": run, "size": world_size}
-                raise GangMismatch(text("another_run", address=address, port=port, **theirs, **mine))
-            keys = _Patient(PrefixStore(attempt, store))
-            if attempt != turned_away_from:
-                if not keys.check("sealed"):
-                    keys.set(f"join/{me.rank}", json.dumps(asdict(me)))
-                    say(text("joined", attempt=attempt, rank=me.rank))
-                members = _wait_for_seal(_Patient(store), keys, me, attempt, deadline)
-                if me in members:
-                    return Gang(me, attempt, members, store, reach())
-                keys.set(f"claim/{me.rank}", me.token)
-                turned_away_from = attempt
-            say(text("turned_away", attempt=attempt, rank=me.rank))
+        finally:
+            self.peers.close()
+        raise could_not_join(coming, self.own)
+
+    def _try(self) -> Gang | None:
+        if address := self._where_others_are(with_own=True):
+            return self.ways_in[address].gang()
+        if not self._may_hold():
+            self.ways_in[self.before[0] if self.before else self.own].say_waiting()
+            return None
+        return gather(self.coming, self.own, self.peers, lambda: bool(self._where_others_are()))
+
+    def _where_others_are(self, with_own: bool = False) -> str | None:
+        """The address of a store that goes before one of this rank's own; `with_own`: another rank of this PC may hold
+        one."""
+        there = self.peers.with_store()
+        for address in self.behind:
+            if address in there and self.ways_in[address].is_sealed():
+                return address
+        before = [*self.before, *([self.own] if with_own else [])]
+        return next((address for address in before if address in there), None)
+
+    def _may_hold(self) -> bool:
+        if self.coming.me.refusal and self.coming.is_under_way:
+            return False
+        return all(map(self.peers.has_had_its_time, self.before))
+
+
+class WayIn:
+    """Into the attempt whose store is at `address`."""
+
+    def __init__(self, coming: Coming, address: str) -> None:
+        self.coming, self.me, self.address = coming, coming.me, address
+        self.port = coming.place.master_port
+        self.turned_away_from = self.said = ""
+
+    def gang(self) -> Gang | None:
+        """One try: None when the store goes, gives its attempt up, or is sealed without this rank, before the gang is
+        there. Raises GangBroken, GangMismatch, GangRefused."""
+        try:
+            store = self._reach()
+            if not Patient(store).check("attempt"):
+                time.sleep(0.2)
+                return None
+            attempt = self._checked(Patient(store).ask(read_header))
+            keys = Patient(PrefixStore(attempt, store))
+            if attempt != self.turned_away_from:
+                if gang := self._join(store, keys, attempt):
+                    return gang
+                self.turned_away_from = attempt
+            self._say(text("turned_away", attempt=attempt, rank=self.me.rank))
             time.sleep(0.5)
         except RuntimeError:
-            say(text("waiting_for_rank_0", address=address, port=port))
+            self.say_waiting()
             time.sleep(0.5)
-    raise GangBroken(text("could_not_join", rank=me.rank, node=me.node, address=address, port=port))
+        return None
 
+    def say_waiting(self) -> None:
+        self._say(text("waiting_for_store", address=self.address, port=self.port))
 
-def _wait_for_seal(
-    store: _Patient, keys: _Patient, me: Member, attempt: str, deadline: float
-) -> list[Member]:
-    """Beat until the attempt is sealed; the members. Raises RuntimeError when it is given up meanwhile, GangRefused
-    when a rank cannot take part."""
-    while not keys.check("sealed"):
-        if keys.check("refused"):
-            refused = keys.ask(lambda store: read(store, "refused"))
-            keys.set(f"told/{me.rank}", "yes")
-            raise GangRefused(str(refused["sentence"]), int(refused["exit_code"]))
-        keys.beat(me.token)
-        if store.ask(read_header)["attempt"] != attempt or now() > deadline:
-            raise RuntimeError("the attempt was given up")
-        time.sleep(0.5)
-    return list(keys.ask(lambda store: read_members(store, "sealed")))
+    def is_sealed(self) -> bool:
+        """Is an attempt of this launch under way there?"""
+        try:
+            store = Patient(self._reach())
+            return store.check("attempt") and bool(store.ask(read_header)["is_sealed"])
+        except RuntimeError:
+            return False
 
+    def _say(self, sentence: str) -> None:
+        if sentence != self.said:
+            self.coming.report(sentence)
+        self.said = sentence
 
-def _ranks(ranks: list[int]) -> str:
-    return text("one_rank" if len(ranks) == 1 else "several_ranks", ranks=", ".join(map(str, ranks)))
+    def _reach(self) -> Store:
+        return scoped(patiently(lambda: connect(self.address, self.port), 2 * CONNECT_TIMEOUT))
+
+    def _checked(self, header: dict[str, Any]) -> str:
+        """The attempt's id. Raises GangMismatch."""
+        place, me = self.coming.place, self.me
+        if header["run"] != self.coming.run or header["world_size"] != place.world_size:
+            theirs = {"their_run": header["run"], "their_size": header["world_size"]}
+            mine = {"rank": me.rank, "node": me.node, "run": self.coming.run, "size": place.world_size}
+            raise GangMismatch(text("another_run", address=self.address, port=self.port, **theirs, **mine))
+        if header["launch"] != place.launch:
+            raise GangMismatch(
+                text("another_launch", run=self.coming.run, address=self.address, node=me.node)
+            )
+        return str(header["attempt"])
+
+    def _join(self, store: Store, keys: Patient, attempt: str) -> Gang | None:
+        """Wait for the seal; None where it names others."""
+        me, coming = self.me, self.coming
+        if not keys.check("sealed"):
+            keys.set(f"vote/{me.rank}", json.dumps(vote_of(coming.book)))
+            keys.set(f"join/{me.rank}", json.dumps(asdict(me)))
+            self._say(text("joined", attempt=attempt, rank=me.rank))
+        sealed = self._wait_for_seal(Patient(store), keys, attempt)
+        if me in sealed.members:
+            if sealed.record:
+                coming.learn(Record(*sealed.record))
+            watch, host = self._reach(), sealed.host
+            size = coming.place.world_size
+            return Gang(me, attempt, sealed.members, store, watch, host, size, coming.book)
+        if any(member.rank == me.rank for member in sealed.members):
+            keys.set(f"claim/{me.rank}", me.token)
+        elif me.refusal:  # they are going on without it
+            raise GangRefused(me.refusal, me.exit_code)
+        else:
+            keys.set(f"back/{me.rank}", me.token)
+        return None
+
+    def _wait_for_seal(self, store: Patient, keys: Patient, attempt: str) -> Any:
+        """Beat, and vote when asked, until the attempt is sealed. Raises RuntimeError when it is given up meanwhile,
+        GangRefused when a rank cannot take part."""
+        me, coming, proposals, promised = self.me, self.coming, 0, False
+        while not keys.check("sealed"):
+            for key in ("refused", f"excused/{me.token}"):
+                if keys.check(key):
+                    refused = keys.read(key)
+                    keys.set(f"told/{me.rank}", "yes")
+                    raise GangRefused(str(refused["sentence"]), int(refused["exit_code"]))
+            if coming.book and not promised and keys.check("ballot"):
+                keys.set(f"promise/{me.rank}", coming.promise(Ballot(*keys.read("ballot"))))
+                promised = True
+            if promised and keys.check(f"proposal/{proposals}"):
+                answer = coming.accept(proposal_of(keys.read(f"proposal/{proposals}")))
+                keys.set(f"accept/{proposals}/{me.rank}", answer)
+                proposals += 1
+            keys.beat(me.token)
+            if store.ask(read_header)["attempt"] != attempt or now() > coming.deadline:
+                raise RuntimeError("the attempt was given up")
+            time.sleep(0.1 if promised else 0.3)
+        return keys.ask(read_sealed)

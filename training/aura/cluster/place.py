@@ -31,10 +31,19 @@ class Place:
     master_address: str  # of rank 0; empty when alone
     master_port: int
     node: str
+    # Where ranks may be left out: of every rank its PC's address, in their order, and which launch has put them there.
+    peers: tuple[str, ...] = ()
+    launch: str = ""
+
+    @property
+    def address(self) -> str:
+        """Of this rank's PC, as its peers know it; empty where they do not."""
+        return self.peers[self.rank] if self.peers else ""
 
 
 def place_from_environment() -> Place:
-    """RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; one process when they are absent.
+    """RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; one process when they are absent. AURA_PEERS (addresses,
+    by rank, with commas) and AURA_LAUNCH let a run go on without some.
 
     AURA_NODE is the node's name where the host name is not. Raises ConfigError.
     """
@@ -58,7 +67,13 @@ def place_from_environment() -> Place:
         return Place(rank, local_rank, world_size, "", 0, node)
     if not environment.get("MASTER_ADDR"):
         raise ConfigError("no_master_address")
-    return Place(rank, local_rank, world_size, environment["MASTER_ADDR"], number("MASTER_PORT"), node)
+    peers = tuple(filter(None, environment.get("AURA_PEERS", "").split(",")))
+    if peers and len(peers) != world_size:
+        raise ConfigError("peers_count", count=len(peers), world_size=world_size)
+    launch = environment.get("AURA_LAUNCH", "")
+    return Place(
+        rank, local_rank, world_size, environment["MASTER_ADDR"], number("MASTER_PORT"), node, peers, launch
+    )
 
 
 def link_mbit() -> float:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 from torch.distributed import PrefixStore, Store, TCPStore
@@ -176,6 +176,28 @@ def patiently(operation: Callable[[], T], seconds: float = PATIENCE) -> T:
     return results[0]
 
 
+class Patient:
+    """A store whose operations raise RuntimeError when no answer comes, where torch's may wait for ever."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def check(self, key: str) -> bool:
+        return patiently(lambda: self.store.check([key]))
+
+    def ask(self, reader: Callable[[Store], Any]) -> Any:
+        return patiently(lambda: reader(self.store))
+
+    def read(self, key: str) -> Any:
+        return self.ask(lambda store: read(store, key))
+
+    def set(self, key: str, value: str) -> None:
+        patiently(lambda: self.store.set(key, value))
+
+    def beat(self, token: str) -> None:
+        patiently(lambda: self.store.add(f"beat/{token}", 1))
+
+
 def read(store: Store, key: str) -> Any:
     """What rank 0 or a member has written under `key`, as JSON. Raises GangBroken when it is something else."""
     data = store.get(key)
@@ -186,20 +208,41 @@ def read(store: Store, key: str) -> Any:
 
 
 def read_header(store: Store) -> dict[str, Any]:
-    """attempt, run, world_size of the attempt that is under way. Raises GangBroken."""
+    """attempt, run, launch, world_size and is_sealed of the attempt that is under way. Raises GangBroken."""
     header = read(store, "attempt")
-    if not isinstance(header, dict) or not {"attempt", "run", "world_size"} <= set(header):
+    if not isinstance(header, dict) or not {"attempt", "run", "launch", "world_size", "is_sealed"} <= set(
+        header
+    ):
         raise _foreign("attempt", header)
     return header
 
 
-def read_members(store: Store, key: str) -> list[Member]:
+def read_member(store: Store, key: str) -> Member:
     """Raises GangBroken."""
-    entries = read(store, key)
+    entry = read(store, key)
     try:
-        return [Member(**entry) for entry in (entries if isinstance(entries, list) else [entries])]
+        return Member(**entry)
     except TypeError:
-        raise _foreign(key, entries) from None
+        raise _foreign(key, entry) from None
+
+
+class Sealed(NamedTuple):
+    """Who is in an attempt."""
+
+    host: Member
+    members: list[Member]  # in the order of their ranks
+    record: list[Any] | None  # as register.Record; None where all ranks are needed
+
+
+def read_sealed(store: Store) -> Sealed:
+    """Raises GangBroken."""
+    said = read(store, "sealed")
+    try:
+        members = [Member(**entry) for entry in said["members"]]
+        host = next(member for member in members if member.rank == said["host"])
+        return Sealed(host, members, said["record"])
+    except (TypeError, KeyError, StopIteration):
+        raise _foreign("sealed", said) from None
 
 
 def _foreign(key: str, data: object) -> GangBroken:

@@ -42,6 +42,7 @@ from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit
 from aura.plan.shapes import with_vocabulary
 from aura.run import sick_gpu
 from aura.run.directory import DONE, FINAL, steps_done
+from aura.run.division import TakingPart
 from aura.run.progress import Progress
 from aura.run.start import Run, trainer_of, with_steps
 from aura.run.status import Status
@@ -89,7 +90,8 @@ def tell_the_others(error: AuraError, run_dir: Path, join_timeout: float) -> Non
     # What goes wrong from here on hides nothing: the sentence has been said.
     with suppress(AuraError, NoGang, StoppedWhileWaiting):
         if (place := place_from_environment()).world_size > 1:
-            join(place, run_dir.absolute().name, join_timeout, refusal=error)
+            own = run_dir / f"rank-{place.rank}"
+            join(place, run_dir.absolute().name, join_timeout, refusal=error, directory=own)
 
 
 class Attempt:
@@ -125,6 +127,8 @@ class Attempt:
         self.saver = store.Saver(run_dir / "checkpoints", config.keep_checkpoints, config.keep_every)
         self.stop = StopSignal()
         self.members: Gang | None = None
+        self.taking_part = TakingPart.all(world_size)
+        self.why_stopped = console.text("stopped_with_another")
 
     def run(self, corpus_dir: Path, log_dir: Path, join_timeout: float, resume_from: Path | None) -> int:
         """The exit code, whatever happens."""
@@ -158,8 +162,20 @@ class Attempt:
             return code
         except Exception as error:
             self._end_alone(error)
+        if not finished and self.members:
+            self._hear_why()
         leave(self.members)
         return self._ended(finished)
+
+    def _hear_why(self) -> None:
+        """Before they part: the others do not wait for who was asked to stop."""
+        assert self.members
+        if self.stop.requested:
+            self.members.say_that_it_leaves()
+            return
+        leaving, back = self.members.why_all_stop()
+        if back and not leaving:
+            self.why_stopped = console.text("stopped_for_one_back", ranks=", ".join(map(str, back)))
 
     def _read(self, corpus_dir: Path) -> Corpus:
         """The corpus, which says how many steps and words there are. Raises ConfigError and DataError."""
@@ -184,10 +200,18 @@ class Attempt:
             return [place.node]
         self.status.set(state="joining", message=console.text("waiting_for_ranks"))
         run = self.run_dir.absolute().name
-        self.members = members = join(place, run, timeout, self.backend, versions(self.backend), report=say)
-        self.status.set(attempt=members.attempt, message="")
-        members.watch(self._end_now, self.activity)
+        own, told = self.run_dir / f"rank-{place.rank}", versions(self.backend)
+        self.members = members = join(place, run, timeout, self.backend, told, report=say, directory=own)
+        ranks = tuple(member.rank for member in members.members)
+        self.taking_part = TakingPart(place.world_size, ranks)
+        self.speaker.leads = members.rank == 0
+        self.status.set(attempt=members.attempt, message="", away=members.absent)
+        members.watch(self._end_now, self.activity, self.stop.for_one_that_is_back)
         self.stop.waiting = False
+        for rank in members.absent:
+            self.speaker.say_once(console.text("trains_without", rank=rank, address=place.peers[rank]))
+        if place.peers and members.world_size > 1:
+            self.speaker.say_once(console.who_goes_on(ranks))
         # A node without a usable GPU talks gloo only, and so do all with it.
         wish, self.backend = self.backend, members.agreed_backend()
         if wish == "nccl" and (slower := members.without_nccl()):
@@ -198,24 +222,26 @@ class Attempt:
         return [member.node for member in members.members]
 
     def _begin_collectives(self, members: Gang) -> None:
+        if members.world_size == 1:
+            return
         if self.backend == "nccl":
             # Waiting for an operation raises an error here; otherwise torch's watchdog ends the process by SIGABRT.
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
         # Otherwise gloo takes the card that the host name stands for, which on Ubuntu is often the loopback.
-        if card := card_of(members.members[self.place.rank].address):
+        if card := card_of(members.members[members.rank].address):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
         with collective():
             dist.init_process_group(
                 self.backend,
                 store=members.store,
-                rank=self.place.rank,
-                world_size=self.place.world_size,
+                rank=members.rank,
+                world_size=members.world_size,
                 timeout=timedelta(seconds=self.config.collective_timeout),
             )
 
     def _train(self, corpus: Corpus, log_dir: Path, nodes: list[str], resume_from: Path | None) -> bool:
         """True when the run is complete; False when a rank was asked to stop."""
-        ranks = Ranks(self.place.rank, nodes, self.device, self.activity)
+        ranks = Ranks(self.members.rank if self.members else 0, nodes, self.device, self.activity)
         attempt = self.members.attempt if self.members else f"alone-{secrets.token_hex(4)}"
         this_run = Run(
             config=self.config,
@@ -227,6 +253,7 @@ class Attempt:
             saves=self.place.local_rank == 0,
             device=self.device,
             ranks=ranks,
+            taking_part=self.taking_part,
             devices=[gpus.Gpu(**gpu) for gpu in ranks.all_of(asdict(gpu_of(self.device)))],
             speaker=self.speaker,
             status=self.status,
@@ -245,14 +272,14 @@ class Attempt:
 
     def _ended(self, finished: bool) -> int:
         """In good order."""
-        if finished and self.place.rank == 0:
+        if finished and self.speaker.leads:
             export_final(self.run_dir, self.speaker.say)
         if finished:
-            compared = self.place.world_size > 1
+            compared = len(self.taking_part.ranks) > 1
             return self._end("done", console.completed(ranks_compared=compared), EXIT_OK)
         if self.stop.requested:
             return self._end("stopped", console.text("stopped"), EXIT_OK)
-        return self._end("stopped", console.text("stopped_with_another"), EXIT_TEMPORARY)
+        return self._end("stopped", self.why_stopped, EXIT_TEMPORARY)
 
     def _end(self, state: str, sentence: str, code: int) -> int:
         self.speaker.say(sentence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,22 @@ from aura.config import TrainConfig
 from aura.errors import ConfigError, reason_of
 
 State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TakingPart:
+    """Which ranks of a launch are in this attempt."""
+
+    launched: int
+    ranks: tuple[int, ...]  # as the launch counts them, in their order
+
+    @classmethod
+    def all(cls, launched: int) -> TakingPart:
+        return cls(launched, tuple(range(launched)))
+
+    def shared(self, config: TrainConfig) -> TrainConfig:
+        """What they compute together: the step that all ranks of the launch would. Raises ConfigError."""
+        return config.among(self.launched, self.ranks)
 
 
 class Division:

@@ -16,6 +16,7 @@ from aura.durable import write_atomically
 from aura.errors import reason_of
 from aura.plan.candidates import Cluster, Decision, decide, exchanging
 from aura.plan.replay import PLAN, Replay, parse
+from aura.run.division import TakingPart
 from aura.texts.console import Console, text
 
 
@@ -31,19 +32,23 @@ class Setting:
 def setting_of(
     config: TrainConfig,
     ranks: Ranks,
+    taking_part: TakingPart,
     directory: Path,
     saves: bool,
     speaker: Console,
     measured: Callable[[], Cluster],
 ) -> Setting:
-    """What `auto` stands for. Every rank has to ask at the same time. Raises CollectiveFailed."""
+    """What `auto` stands for. It is decided once for all ranks of a launch, by those that are there. Every rank has to
+    ask at the same time. Raises CollectiveFailed."""
     if config.strategy != "auto":
         return Setting(config)
     if len(set(ranks.nodes)) == 1:
         why = text("setting", name=text("candidate_exact"), why=text("setting_one_node"))
         return Setting(exchanging(config, "fp32", 0.0), lines=(why,) if ranks.world_size > 1 else ())
     file = directory / PLAN
-    found = _decided_before(config, ranks, file, speaker) or _decided_now(config, ranks, measured())
+    launched = taking_part.launched
+    found = _decided_before(config, ranks, launched, file, speaker)
+    found = found or _decided_now(config, ranks, taking_part, measured())
     if saves:
         try:
             write_atomically(file, found[0].as_json())
@@ -54,10 +59,10 @@ def setting_of(
 
 
 def _decided_before(
-    config: TrainConfig, ranks: Ranks, file: Path, speaker: Console
+    config: TrainConfig, ranks: Ranks, launched: int, file: Path, speaker: Console
 ) -> tuple[Replay, list[str]] | None:
     """By the lowest rank that knows it: a new disk does not."""
-    data, world_size = b"", ranks.world_size
+    data = b""
     try:
         data = file.read_bytes()
         before = parse(data)
@@ -67,9 +72,9 @@ def _decided_before(
         speaker.say(text("setting_damaged", file=file, error=reason_of(error)))
         data = b""
     else:
-        if not before.is_of(config, world_size):
+        if not before.is_of(config, launched):
             data = b""
-            now = {"ranks": world_size, "sequences": sum(config.shares(world_size))}
+            now = {"ranks": launched, "sequences": sum(config.shares(launched))}
             was = {"before": before.ranks, "sequences_before": before.sequences}
             tolerances = {"tolerance_before": before.loss_tolerance, "tolerance": config.loss_tolerance}
             speaker.say_once(text("setting_anew", file=file, **now, **was, **tolerances))
@@ -81,18 +86,19 @@ def _decided_before(
     return replay, [text("setting_again", name=f"wire={replay.wire} delay={replay.delay:g}", file=file)]
 
 
-def _decided_now(config: TrainConfig, ranks: Ranks, cluster: Cluster) -> tuple[Replay, list[str]]:
-    decision = decide(config, cluster)
+def _decided_now(
+    config: TrainConfig, ranks: Ranks, taking_part: TakingPart, cluster: Cluster
+) -> tuple[Replay, list[str]]:
+    decision = decide(taking_part.shared(config), cluster)
     # The same on all ranks by itself; but one that is wrong about it would wait for ever.
-    said = json.dumps(_as_replay(config, cluster, decision).as_json()).encode()
+    said = json.dumps(_as_replay(config, taking_part.launched, cluster, decision).as_json()).encode()
     slowest = max(work.seconds for work in cluster.works)
     mbit = cluster.speed * 8 / 1e6
     measured = text("measured_for_auto", speed=mbit, seconds=slowest)
     return parse(ranks.broadcast_bytes(said, 0)), [measured, *decision.table, decision.reason]
 
 
-def _as_replay(config: TrainConfig, cluster: Cluster, decision: Decision) -> Replay:
-    ranks = len(cluster.works)
+def _as_replay(config: TrainConfig, ranks: int, cluster: Cluster, decision: Decision) -> Replay:
     return Replay(
         wire=decision.chosen.wire,
         delay=decision.chosen.delay,

@@ -39,7 +39,7 @@ from aura.run import directory, measure
 from aura.run.balance import RECORD, Balance
 from aura.run.batches import Batches
 from aura.run.board import Board
-from aura.run.division import Division
+from aura.run.division import Division, TakingPart
 from aura.run.meter import Meter
 from aura.run.observers import Comparison, Curves, Epochs, Lines, Log, Validation
 from aura.run.pace import Pace
@@ -75,6 +75,7 @@ class Run:
     saves: bool  # the ranks of one node share a disk
     device: torch.device
     ranks: Ranks
+    taking_part: TakingPart
     devices: list[Gpu]  # of every rank
     speaker: Console
     status: Status
@@ -86,6 +87,11 @@ class Run:
     def checkpoints(self) -> Path:
         return self.saver.directory
 
+    @property
+    def shared(self) -> TrainConfig:
+        """What the ranks that are there compute together. `config` is what the run was asked for."""
+        return self.taking_part.shared(self.config)
+
 
 def trainer_of(run: Run) -> Trainer:
     """What trains. Every rank has to ask at the same time. Raises ConfigError and DataError, on all ranks alike."""
@@ -96,15 +102,16 @@ def trainer_of(run: Run) -> Trainer:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run.directory / COMPILED).absolute()))
     model = model_of(run.config, run.device)
     if compiles(run.config, run.device):
-        model.compile_blocks(lengths=run.config.batch_sizes(ranks.world_size)[ranks.rank])
+        model.compile_blocks(lengths=run.shared.batch_sizes(ranks.world_size)[ranks.rank])
     windows = Windows(run.corpus, "train", run.config.seq_len)
-    measured = partial(measure.cluster, run.config, ranks, run.device, run.devices, model, windows)
-    setting = setting_of(run.config, ranks, run.directory, run.saves, run.speaker, measured)
+    measured = partial(measure.cluster, run.shared, ranks, run.device, run.devices, model, windows)
+    where = (run.directory, run.saves, run.speaker)
+    setting = setting_of(run.config, ranks, run.taking_part, *where, measured)
     run = replace(run, config=setting.config)
     plan = plan_of(run, setting.lines)
     strategy = strategy_of(run.config, ranks, model)
     loss_scale = loss_scale_of(run.config, delayed=run.config.delay > 0 and ranks.world_size > 1)
-    batches = Batches(windows, run.config, Division(run.config, ranks.nodes), ranks.rank, run.device)
+    batches = Batches(windows, run.shared, Division(run.shared, ranks.nodes), ranks.rank, run.device)
     say_what_is_trained(run, model, batches)
     state = newest_state(run, model, strategy)
     progress = Progress(**state["progress"]) if state else Progress()
@@ -139,7 +146,7 @@ def check_ranks_mean_the_same(ranks: Ranks, config: TrainConfig, corpus: Corpus)
 def plan_of(run: Run, said: Sequence[str]) -> Plan:
     """The prediction, which rank 0 says. said: what there is to say of strategy=auto. Raises ConfigError."""
     plan = plan_for(
-        run.config,
+        run.shared,
         run.ranks.world_size,
         run.devices,
         nodes=len(set(run.ranks.nodes)),

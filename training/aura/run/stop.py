@@ -22,6 +22,7 @@ class StopSignal:
     def __init__(self) -> None:
         self.requested = False
         self.sick: GpuFault | None = None  # what the watcher has found meanwhile
+        self.back: int | None = None  # a rank that wants to take part again
         self.waiting = True
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
@@ -30,7 +31,10 @@ class StopSignal:
     @property
     def weight(self) -> int:
         """What all ranks are told at the end of a step; 0: go on."""
-        return SUSPECT if self.sick else STOP if self.requested else 0
+        return SUSPECT if self.sick else STOP if self.requested or self.back is not None else 0
+
+    def for_one_that_is_back(self, rank: int) -> None:
+        self.back = rank
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = True

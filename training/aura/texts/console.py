@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
 from importlib import resources
 
 from aura.config import TrainConfig
@@ -102,6 +103,15 @@ class Console:
             width = shutil.get_terminal_size().columns
             put(f"{CLEAR}{text[: width - 1]}", end="")
             self.shown = time.monotonic()
+
+
+def who_goes_on(ranks: Sequence[int]) -> str:
+    """When some of these are lost, or cut off from each other (register.enough)."""
+    half, odd = divmod(len(ranks), 2)
+    if len(ranks) == 2:
+        return text("goes_on_of_two", first=ranks[0])
+    or_half = "" if odd else text("or_half", half=half, first=ranks[0])
+    return text("goes_on_of_some", ranks=len(ranks), needed=half + 1, or_half=or_half)
 
 
 def model(config: TrainConfig) -> str:

@@ -1,0 +1,277 @@
+"""`make bench-faults`: what a fault costs a run on the lab's five nodes, which `make demo` has made.
+
+Real: systemd, the trainers, their sockets and disks; the power of a node, its cable, its processes. Not here: the clock
+(the nodes share the kernel's; tests/vm sets it), full disks (tests/training). gpt2-nano, a checkpoint every 20 steps;
+five trainers share the processors of this machine, so that starting again takes longer than on five PCs.
+
+`pause`: the longest time in which a rank that was not hit did no new step, seen every half second in its status, which
+is written once a second. `repeated`: steps that had been computed and were lost with the attempt.
+
+Then faults drawn from a seed, one every two minutes for --minutes: goodput is the steps that were done by those that
+would have been done at the rate before the first fault. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab_cluster import NODES, Cluster
+from measuring import options, show, write_results
+
+RUN = ("-e", "preset=gpt2-nano", "-e", "run=faults", "-e", "steps=1000000", "-e", "save_every=20")
+LONGEST = 240.0  # seconds for anything to be well again
+EVERY = 120.0  # seconds from one drawn fault to the next
+UNIT = "aura-train@0.service"
+Act = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Seen:
+    time: float
+    step: int
+    attempt: str
+
+
+class Watch:
+    """One node's rank, looked at every half second by a thread of its own."""
+
+    def __init__(self, cluster: Cluster, node: str) -> None:
+        self.cluster, self.node = cluster, node
+        self.seen: list[Seen] = []
+        self.ends = threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+        self.thread.start()
+
+    def _look(self) -> None:
+        while not self.ends.wait(0.5):
+            try:
+                (status,) = self.cluster.status([self.node])
+            except (AssertionError, ValueError, subprocess.TimeoutExpired):
+                continue  # it is off
+            if status.get("step") and status.get("attempt"):
+                self.seen.append(Seen(time.monotonic(), status["step"], status["attempt"]))
+
+    def stop(self) -> list[Seen]:
+        self.ends.set()
+        self.thread.join()
+        return self.seen
+
+
+def pause_and_repeated(seen: list[Seen]) -> tuple[float, int]:
+    """The longest time without a new step, and the steps that were lost."""
+    longest, last, repeated = 0.0, seen[0], 0
+    for one in seen:
+        repeated += max(0, last.step - one.step)
+        if one.step != last.step:
+            longest = max(longest, one.time - last.time)
+            last = one
+    return longest, repeated
+
+
+class Faults:
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        addresses = [cluster.sh(node, "sed -n 's/^AURA_ADDRESS=//p' /etc/aura/rank-0.env") for node in NODES]
+        self.addresses = [address.strip() for address in addresses]
+
+    # Acts
+
+    def kill(self, node: str) -> None:
+        self.cluster.sh(node, f"systemctl kill --kill-who=main --signal=KILL {UNIT}")
+
+    def freeze(self, node: str, seconds: float) -> None:
+        self.cluster.sh(node, f"systemctl kill --kill-who=main --signal=STOP {UNIT}")
+        time.sleep(seconds)
+        self.cluster.sh(node, f"systemctl kill --kill-who=main --signal=CONT {UNIT}")
+
+    def cut_off(self, nodes: list[str], others: list[str]) -> None:
+        """These hear nothing of the others any more, and the others nothing of them."""
+        theirs = f"{{ {', '.join(self.addresses[NODES.index(node)] for node in others)} }}"
+        for node in nodes:
+            self.cluster.sh(
+                node,
+                "nft add table inet cut; nft add chain inet cut in '{ type filter hook input priority -300; }';"
+                "nft add chain inet cut out '{ type filter hook output priority -300; }';"
+                f"nft add rule inet cut in ip saddr '{theirs}' drop;"
+                f"nft add rule inet cut out ip daddr '{theirs}' drop",
+            )
+
+    def deaf(self, node: str) -> None:
+        """It sends, and hears nothing."""
+        theirs = f"{{ {', '.join(address for address in self.addresses)} }}"
+        self.cluster.sh(
+            node,
+            "nft add table inet cut; nft add chain inet cut in '{ type filter hook input priority -300; }';"
+            f"nft add rule inet cut in ip saddr '{theirs}' drop",
+        )
+
+    def mend(self, nodes: list[str]) -> None:
+        for node in nodes:
+            self.cluster.sh(node, "nft delete table inet cut")
+
+    # What follows
+
+    def trains(self, nodes: list[str], away: list[int]) -> bool:
+        try:
+            said = self.cluster.status(nodes)
+        except (AssertionError, ValueError):
+            return False
+        return (
+            len({status.get("attempt") for status in said}) == 1
+            and all(status.get("away") == away for status in said)
+            and all(status.get("state") in ("training", "saving") for status in said)
+            and all(status.get("loss") is not None for status in said)
+        )
+
+    def well(self, nodes: list[str] = NODES, away: list[int] | None = None, steps: int = 3) -> float:
+        """Seconds until they train, and have done some steps."""
+        began = time.monotonic()
+        self.cluster.wait(f"{nodes} train", lambda: self.trains(nodes, away or []), LONGEST)
+        first = self.cluster.status(nodes[:1])[0]["step"]
+        self.cluster.wait(
+            "some steps", lambda: self.cluster.status(nodes[:1])[0]["step"] >= first + steps, LONGEST
+        )
+        return time.monotonic() - began
+
+    def both_train(self, one: list[str], other: list[str]) -> bool:
+        return any(
+            self.trains(one, away) and self.trains(other, rest)
+            for away, rest in [(indices(other), indices(one))]
+        )
+
+    @contextmanager
+    def watched(self, node: str, rows: list[dict[str, str]], fault: str, aim: str) -> Iterator[None]:
+        time.sleep(5)
+        watch, began = Watch(self.cluster, node), time.monotonic()
+        yield
+        time.sleep(2)
+        pause, repeated = pause_and_repeated(watch.stop())
+        row = {"fault": fault, "aim": aim, "pause": f"{pause:.0f} s", "repeated": str(repeated)}
+        rows.append(row)
+        print(
+            f"{fault}: a pause of {pause:.0f} s, {repeated} steps repeated, {time.monotonic() - began:.0f} s"
+        )
+
+
+def indices(nodes: list[str]) -> list[int]:
+    return [NODES.index(node) for node in nodes]
+
+
+def without(*nodes: str) -> list[str]:
+    return [node for node in NODES if node not in nodes]
+
+
+def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
+    """Every fault of the table; how often two sides trained."""
+    lab, split = faults.cluster.lab, 0
+    for node in ("node3", "node0"):
+        with faults.watched("node1", rows, f"kill -9 on {node}", "12 s"):
+            faults.kill(node)
+            time.sleep(4)
+            faults.well()
+    for node in ("node3", "node0"):
+        others = without(node)
+        with faults.watched("node1", rows, f"{node} off", "50 s"):
+            lab("power-off", node)
+            faults.well(others, indices([node]))
+        with faults.watched("node1", rows, f"{node} returns", "15 s"):
+            lab("power-on", node, "--no-wait")
+            faults.well()
+    for small in (["node3", "node4"], ["node0"], ["node0", "node1"]):
+        large = without(*small)
+        with faults.watched(
+            large[0], rows, f"{len(large)}|{len(small)}, {' and '.join(small)} cut off", "50 s"
+        ):
+            faults.cut_off(small, large)
+            faults.well(large, indices(small))
+            for _ in range(20):
+                split += faults.both_train(large, small)
+                time.sleep(1)
+        with faults.watched(large[0], rows, "… and healed", "25 s"):
+            faults.mend(small)
+            faults.well()
+    with faults.watched("node1", rows, "node2 sends and hears nothing", "50 s"):
+        faults.deaf("node2")
+        faults.well(without("node2"), [2])
+    with faults.watched("node1", rows, "… and healed", "25 s"):
+        faults.mend(["node2"])
+        faults.well()
+    for seconds in (5, 20):
+        with faults.watched(
+            "node1", rows, f"node3 frozen for {seconds} s", "5 s" if seconds == 5 else "50 s"
+        ):
+            faults.freeze("node3", seconds)
+            faults.well()
+    return split
+
+
+def drawn(faults: Faults, minutes: float, seed: int) -> float:
+    """Goodput of a run with a fault every two minutes."""
+    chance, lab = random.Random(seed), faults.cluster.lab  # noqa: S311 - not for secrets
+    faults.well()
+    first, began = faults.cluster.status(["node1"])[0]["step"], time.monotonic()
+    time.sleep(60)
+    rate = (faults.cluster.status(["node1"])[0]["step"] - first) / (time.monotonic() - began)
+    first, began = faults.cluster.status(["node1"])[0]["step"], time.monotonic()
+    while (now := time.monotonic()) - began < 60 * minutes:
+        node, kind = chance.choice(NODES), chance.choice(["kill", "off", "cut", "freeze"])
+        print(f"{now - began:5.0f} s: {kind} {node}")
+        if kind == "kill":
+            faults.kill(node)
+        elif kind == "off":
+            lab("power-off", node)
+            time.sleep(chance.choice([5, 60]))
+            lab("power-on", node, "--no-wait")
+        elif kind == "cut":
+            faults.cut_off([node], without(node))
+            time.sleep(chance.choice([5, 60]))
+            faults.mend([node])
+        else:
+            faults.freeze(node, chance.choice([5, 20]))
+        time.sleep(max(0.0, now + EVERY - time.monotonic()))
+    faults.well()
+    seconds = time.monotonic() - began
+    return (max(status["step"] for status in faults.cluster.status()) - first) / (rate * seconds)
+
+
+def main() -> None:
+    parser = options(__doc__, text=False)
+    parser.add_argument("--minutes", type=float, default=60, help="of drawn faults (default: 60)")
+    parser.add_argument("--seed", type=int, default=1, help="of those (default: 1)")
+    asked = parser.parse_args()
+    cluster = Cluster("", Path(tempfile.mkdtemp(prefix="aura-faults-")))
+    try:
+        cluster.lab("exec", "node0", "test", "-x", "/opt/aura/rank-status")
+    except AssertionError:
+        sys.exit("There is no provisioned lab here: make demo, then make bench-faults again.")
+    cluster.ansible("launch.yml", *RUN)
+    rows: list[dict[str, str]] = []
+    try:
+        faults = Faults(cluster)
+        faults.well()
+        split = one_by_one(faults, rows)
+        goodput = drawn(faults, asked.minutes, asked.seed)
+    finally:
+        cluster.ansible("playbooks/stop.yml", expect=None if sys.exc_info()[0] else 0)
+    columns = ["fault", "aim", "pause", "repeated"]
+    show("Faults", columns, [[row[name] for name in columns] for row in rows], left=["fault"])
+    result = {
+        **{"bench": "faults", "goodput": round(goodput, 3), "minutes": asked.minutes, "seed": asked.seed},
+        **{"waits_for_a_person": 0, "split": split},
+    }
+    write_results("faults", {**result, "rows": rows})
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

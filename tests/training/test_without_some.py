@@ -1,0 +1,263 @@
+"""A run goes on without whom it has lost, and with whom it gets back: real trainers on loopback, each on an address of
+its own and started again as systemd would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aura.cluster import gather, peers
+from aura.commands.launch_local import free_port
+from aura.corpus.corpus import Corpus
+from services import wait_until
+from trainers import TINY, Fault, Trainer, at_step, send_self
+
+FOR_GOOD = (0, 64, 65, 69)
+STEPS = 4000  # more than any of these tests waits for
+
+
+def impatient(grace: float) -> None:
+    peers.GRACE = peers.GRACE_SILENT = grace
+    peers.HOLDER = peers.HOLDER_SILENT = 2.0
+    peers.PAUSE = 0.2
+    gather.SAY_EVERY = 2.0
+
+
+class Node:
+    """One rank on a PC of its own: started again whenever its trainer ends with a code that asks for it."""
+
+    def __init__(self, launch: Launch, rank: int, fault: Fault | None) -> None:
+        self.launch, self.rank, self.fault = launch, rank, fault
+        self.started: list[Trainer] = []
+        self.is_on = True
+        self.thread = threading.Thread(target=self._supervise, daemon=True)
+        self.thread.start()
+
+    def _supervise(self) -> None:
+        while self.is_on:
+            self.started.append(self.launch.trainer(self.rank, self.fault))
+            self.fault = None
+            process = self.started[-1].process
+            process.join()
+            if process.exitcode in FOR_GOOD:
+                return
+
+    def off(self) -> None:
+        """Its power is gone."""
+        self.is_on = False
+        self.started[-1].process.kill()
+        self.thread.join()
+
+    def stop(self) -> None:
+        """As systemctl stop does."""
+        self.is_on = False
+        self.started[-1].process.terminate()
+        self.thread.join(30)
+
+    @property
+    def text(self) -> str:
+        return "".join(trainer.text for trainer in self.started)
+
+    @property
+    def status(self) -> dict[str, object]:
+        try:
+            return self.started[-1].status
+        except (ValueError, OSError, IndexError):
+            return {}
+
+    def says(self, words: str, seconds: float = 60) -> None:
+        wait_until(lambda: words in self.text, seconds, lambda: f"{words!r}:\n{self.text}")
+
+    def trains_without(self, away: list[int], seconds: float = 60) -> None:
+        def does() -> bool:
+            status = self.status
+            return (
+                status.get("away") == away and status.get("state") == "training" and bool(status.get("loss"))
+            )
+
+        wait_until(does, seconds, lambda: f"{self.rank} without {away}: {self.status}\n{self.text}")
+
+
+class Launch:
+    def __init__(self, folder: Path, corpus: Corpus, ranks: int, settings: str, id: str = "first") -> None:
+        self.folder, self.corpus, self.ranks, self.settings, self.id = folder, corpus, ranks, settings, id
+        self.port, self.grace = free_port(), 4.0
+        self.nodes: dict[int, Node] = {}
+        for rank in range(ranks):
+            book = folder / f"node{rank}/run/rank-{rank}/vote.json"
+            book.parent.mkdir(parents=True, exist_ok=True)
+            book.write_text(json.dumps({"launch": id}))
+
+    def trainer(self, rank: int, fault: Fault | None) -> Trainer:
+        environment = {
+            **{"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": "0"},
+            **{"MASTER_ADDR": "127.0.1.0", "MASTER_PORT": str(self.port), "AURA_NODE": f"node{rank}"},
+            "AURA_PEERS": ",".join(f"127.0.1.{one}" for one in range(self.ranks)),
+            "AURA_LAUNCH": self.id,
+        }
+        words = ["--preset", "gpt2-nano", "--corpus", str(self.corpus.path), *TINY.split()]
+        words += [*self.settings.split(), "--join-timeout", "60"]
+
+        def put_in() -> None:
+            impatient(self.grace)
+            if fault:
+                fault()
+
+        return Trainer(self.folder / f"node{rank}", environment, words, put_in)
+
+    def on(self, *ranks: int, fault: Fault | None = None) -> None:
+        for rank in ranks:
+            self.nodes[rank] = Node(self, rank, fault)
+
+    def end(self) -> None:
+        for node in self.nodes.values():
+            if node.thread.is_alive():
+                node.off()
+
+    def done(self, *ranks: int, seconds: float = 90) -> None:
+        for rank in ranks:
+            self.nodes[rank].thread.join(seconds)
+            assert self.nodes[rank].started[-1].process.exitcode == 0, self.nodes[rank].text
+
+
+SLOW = f"--steps {STEPS} --save-every 20"
+
+
+@pytest.fixture
+def launch(tmp_path: Path, corpus: Corpus) -> Iterator[Launch]:
+    of_three = Launch(tmp_path / "launch", corpus, 3, SLOW)
+    yield of_three
+    of_three.end()
+
+
+def test_the_first_rank_goes_for_good_and_comes_back(launch: Launch) -> None:
+    launch.on(0, 1, 2)
+    for node in launch.nodes.values():
+        node.trains_without([])
+    launch.nodes[0].off()
+    for rank in (1, 2):
+        launch.nodes[rank].trains_without([0])
+    assert "Training goes on without rank 0 (127.0.1.0)." in launch.nodes[1].text
+    assert "Of these two ranks, rank 1 goes on alone" in launch.nodes[1].text
+    launch.on(0)
+    for node in launch.nodes.values():
+        node.trains_without([])
+    assert "rank 0 is back, and training goes on with it" in launch.nodes[1].text
+
+
+def test_three_become_one_after_the_other_and_three_again(launch: Launch) -> None:
+    launch.on(0, 1, 2)
+    launch.nodes[2].trains_without([])
+    launch.nodes[2].off()
+    launch.nodes[1].trains_without([2])
+    launch.nodes[1].off()
+    launch.nodes[0].trains_without([1, 2])
+    launch.on(1, 2)
+    for node in launch.nodes.values():
+        node.trains_without([])
+
+
+def test_the_smaller_part_waits_and_a_stopped_run_stays_stopped(launch: Launch) -> None:
+    launch.on(0, 1, 2)
+    launch.nodes[2].trains_without([])
+    launch.nodes[1].off()
+    launch.nodes[0].trains_without([1])
+    for rank in (0, 2):
+        launch.nodes[rank].stop()
+    launch.on(1)
+    launch.nodes[1].says("are not more than half of the ranks that trained last", 30)
+    time.sleep(3)
+    assert launch.nodes[1].status["state"] == "joining"
+
+
+def test_who_is_stopped_alone_is_not_waited_for(launch: Launch) -> None:
+    """However long the grace is."""
+    launch.grace = 600.0
+    launch.on(0, 1, 2)
+    launch.nodes[2].trains_without([])
+    launch.nodes[1].stop()
+    assert launch.nodes[1].started[-1].process.exitcode == 0
+    for rank in (0, 2):
+        launch.nodes[rank].trains_without([1], 30)
+    assert [json.loads(launch_vote(launch, rank))["record"] for rank in (0, 2)] == [[2, [0, 2]]] * 2
+
+
+def launch_vote(launch: Launch, rank: int) -> str:
+    return (launch.folder / f"node{rank}/run/rank-{rank}/vote.json").read_text()
+
+
+def test_who_ends_for_good_leaves_and_the_others_go_on(launch: Launch) -> None:
+    """With 64, 65 or 69: here what a card without memory raises."""
+
+    def out_of_memory() -> None:
+        raise MemoryError
+
+    launch.on(0, 2)
+    launch.on(1, fault=at_step(30, out_of_memory))
+    launch.nodes[1].thread.join(60)
+    assert launch.nodes[1].started[-1].process.exitcode == 64, launch.nodes[1].text
+    for rank in (0, 2):
+        launch.nodes[rank].trains_without([1], 40)
+
+
+def test_a_later_launch_without_it_refuses_a_rank_of_the_one_before(
+    launch: Launch, tmp_path: Path, corpus: Corpus
+) -> None:
+    launch.on(0, 1, 2)
+    launch.nodes[2].trains_without([])
+    launch.nodes[2].off()
+    for rank in (0, 1):
+        launch.nodes[rank].stop()
+    again = Launch(tmp_path / "launch", corpus, 3, SLOW, id="second")
+    again.port = launch.port
+    again.on(0, 1)
+    again.nodes[0].says("waits for 2 other ranks")
+    launch.on(2)
+    launch.nodes[2].thread.join(30)
+    assert "was launched again without this rank" in launch.nodes[2].text
+    assert launch.nodes[2].started[-1].process.exitcode == 64
+    again.end()
+
+
+def test_what_is_learnt_does_not_depend_on_who_was_there(tmp_path: Path, corpus: Corpus) -> None:
+    """The same windows in every step, the same rates: the loss is that of an undisturbed run but for rounding."""
+    settings = "--steps 400 --save-every 10 --validate-every 400"
+    straight = Launch(tmp_path / "straight", corpus, 3, settings)
+    straight.on(0, 1, 2)
+    straight.done(0, 1, 2)
+    less = Launch(tmp_path / "less", corpus, 3, settings)
+    less.on(0, 1)
+    less.on(2, fault=at_step(100, send_self(signal.SIGKILL)))
+    less.nodes[2].is_on = False  # for good
+    less.done(0, 1)
+    one, other = straight.nodes[0].started[-1].done, less.nodes[0].started[-1].done
+    assert "without rank 2" in less.nodes[0].text
+    assert (
+        (one["step"], one["tokens_seen"]) == (other["step"], other["tokens_seen"]) == (400, 400 * 3 * 2 * 16)
+    )
+    assert abs(one["validation_loss"] - other["validation_loss"]) < 1e-3
+
+
+def test_a_book_that_is_gone_is_no_vote_but_its_rank_takes_part(launch: Launch) -> None:
+    launch.on(0, 1, 2)
+    launch.nodes[2].trains_without([])
+    launch.nodes[2].off()
+    launch.nodes[0].trains_without([2])
+    (launch.folder / "node2/run/rank-2/vote.json").unlink()
+    launch.on(2)
+    for node in launch.nodes.values():
+        node.trains_without([])
+
+
+def test_peers_that_are_not_as_many_as_ranks_are_refused(tmp_path: Path, corpus: Corpus) -> None:
+    launch = Launch(tmp_path, corpus, 3, SLOW)
+    launch.ranks = 2
+    trainer = launch.trainer(1, lambda: os.environ.update(WORLD_SIZE="3"))
+    assert trainer.end() == 64
+    assert "AURA_PEERS names 2 addresses for 3 ranks" in trainer.text

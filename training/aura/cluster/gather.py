@@ -1,0 +1,323 @@
+"""The rank that holds the store: it waits for the others, has them decide who belongs, and seals the attempt.
+
+docs/attempts.md has the protocol. Where the ranks know each other's addresses, a rank that does not come is left out
+after a while, if those that are there may decide so (register.py); otherwise all of them are needed.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch.distributed import PrefixStore, Store
+
+from aura.cluster.gang import SILENCE_HURT, Gang, unlike
+from aura.cluster.peers import Peers
+from aura.cluster.place import Place
+from aura.cluster.register import Ballot, Book, Proposal, Record, Vote, enough, lacking, next_proposal
+from aura.cluster.rendezvous import (
+    PATIENCE,
+    GangBroken,
+    GangRefused,
+    Member,
+    Patient,
+    connect,
+    first_line,
+    now,
+    open_store,
+    patiently,
+    read,
+    read_member,
+    scoped,
+)
+from aura.errors import EXIT_USAGE, reason_of
+from aura.texts.console import text
+
+Report = Callable[[str], None]
+# Seconds in which a rank that has not come may still come and be told that nobody trains: the longest pause of
+# start-rank, and a start.
+LATECOMERS = 90.0
+SAY_EVERY = 10.0  # seconds
+
+
+@dataclass
+class Coming:
+    """A rank on its way into an attempt."""
+
+    me: Member
+    place: Place
+    run: str
+    book: Book | None  # where its vote is; None where all ranks are needed
+    deadline: float
+    report: Report
+    # Rank: beats, and since when they are so many
+    seen: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Has this launch trained already, as far as this rank knows?"""
+        return self.book is not None and self.book.vote.record.number > 0
+
+    def promise(self, ballot: Ballot) -> str:
+        """Its answer, which is on its disk. Raises GangBroken."""
+        book = self.book
+        if book and book.may_vote and (vote := book.vote.promise(ballot)):
+            write(book.write, vote)
+        return json.dumps(vote_of(book))
+
+    def accept(self, proposal: Proposal) -> str:
+        """Its answer, which is on its disk. Raises GangBroken."""
+        if self.book and self.book.may_vote and (vote := self.book.vote.accept(proposal)):
+            write(self.book.write, vote)
+            return "true"
+        return "false"
+
+    def learn(self, record: Record) -> None:
+        """Raises GangBroken."""
+        if self.book:
+            write(self.book.decided, record)
+            self.book.may_vote = True
+
+
+def write(operation: Callable[[Any], None], value: Any) -> None:
+    try:
+        operation(value)
+    except OSError as error:
+        raise GangBroken(text("vote_not_written", error=reason_of(error))) from error
+
+
+def vote_of(book: Book | None) -> dict[str, Any] | None:
+    """As it is said in the store: None from a rank that has no vote."""
+    return book.vote.as_json() if book and book.may_vote else None
+
+
+def as_json(proposal: Proposal) -> str:
+    return json.dumps([proposal.ballot, proposal.base, proposal.members])
+
+
+def proposal_of(values: list[Any]) -> Proposal:
+    ballot, (number, before), members = values
+    return Proposal(Ballot(*ballot), Record(number, tuple(before)), tuple(members))
+
+
+def gather(coming: Coming, address: str, peers: Peers | None, elsewhere: Callable[[], bool]) -> Gang | None:
+    """Hold the store at `address` until the attempt is sealed; None when `elsewhere` says that another store goes
+    first. Raises GangBroken, GangRefused."""
+    me, port = coming.me, coming.place.master_port
+    base = open_store(address, port, me.node, coming.deadline, coming.report)
+    try:
+        gathering = Gathering(coming, base, peers)
+        if not gathering.wait(elsewhere):
+            return None
+        members = gathering.seal()
+        coming.report(text("sealed", attempt=gathering.attempt, ranks=len(members)))
+        watch = scoped(connect(address, port))
+        return Gang(me, gathering.attempt, members, base, watch, me, coming.place.world_size, coming.book)
+    except RuntimeError as error:  # its own store is silent: this node has lost its address, say
+        raise GangBroken(text("store_ended", member=me, error=first_line(error))) from error
+
+
+class Gathering:
+    def __init__(self, coming: Coming, base: Store, peers: Peers | None) -> None:
+        """Open the attempt. Raises RuntimeError where the store does not answer."""
+        self.coming, self.base, self.peers = coming, base, peers
+        self.me, self.ranks = coming.me, range(coming.place.world_size)
+        self.attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        self.header = {
+            "attempt": self.attempt,
+            "run": coming.run,
+            "launch": coming.place.launch,
+            "world_size": len(self.ranks),
+            "is_sealed": False,
+        }
+        self.store = PrefixStore(self.attempt, base)  # keys of this attempt
+        self.keys = Patient(self.store)
+        self.began = now()
+        self.present: list[Member] = []
+        self.refused: dict[str, int] = {}  # ranks that cannot take part, by their tokens
+        Patient(base).set("attempt", json.dumps(self.header))
+        self.keys.set(f"vote/{self.me.rank}", json.dumps(vote_of(coming.book)))
+        self.keys.set(f"join/{self.me.rank}", json.dumps(asdict(self.me)))
+        others, port = len(self.ranks) - 1, coming.place.master_port
+        coming.report(text("rank_0_waits", attempt=self.attempt, rank=self.me.rank, others=others, port=port))
+
+    # Who is there
+
+    def wait(self, elsewhere: Callable[[], bool]) -> bool:
+        """Until the attempt can be sealed; False when another store goes first. Raises GangBroken, GangRefused, and
+        RuntimeError where the store does not answer."""
+        next_report = now() + SAY_EVERY
+        while True:
+            joined, self.present = patiently(self._who_is_there)
+            under_way = patiently(self._trained_before)
+            for member in joined:
+                reason = member.refusal or (self._what_differs(member) if under_way else "")
+                if reason and member.token not in self.refused:
+                    self._refuse(member, reason, under_way)
+            self.present = [one for one in self.present if one.token not in self.refused]
+            missing = sorted(set(self.ranks) - {member.rank for member in self.present})
+            if not missing:
+                return True
+            # A launch begins with all of its ranks.
+            waited_for = [rank for rank in missing if not under_way or not self._is_left_out(rank)]
+            short = [] if waited_for else patiently(self._lacking)
+            if not waited_for and not short:
+                return True
+            if elsewhere():
+                return False
+            if now() > self.coming.deadline:
+                raise GangBroken(text("did_not_come", attempt=self.attempt, ranks=ranks_in_words(missing)))
+            if now() > next_report:
+                self.coming.report(self._why_waiting(waited_for, short))
+                next_report = now() + SAY_EVERY
+            time.sleep(0.2)
+
+    def _who_is_there(self) -> tuple[list[Member], list[Member]]:
+        """Who has joined, and who of them beats and can take part."""
+        others = (rank for rank in self.ranks if rank != self.me.rank)
+        joined = [self.me, *(member for rank in others if (member := self._joined(rank)))]
+        there = [one for one in joined if one is self.me or self._is_alive(one)]
+        able = [one for one in there if not one.refusal]
+        return joined, sorted(able, key=lambda member: member.rank)
+
+    def _joined(self, rank: int) -> Member | None:
+        key = f"join/{rank}"
+        return read_member(self.store, key) if self.store.check([key]) else None
+
+    def _is_alive(self, member: Member) -> bool:
+        """Has it beaten during the last seconds?"""
+        beats, time_now, seen = self.store.add(f"beat/{member.token}", 0), now(), self.coming.seen
+        count, since = seen.get(member.token, (0, time_now))
+        if beats != count:
+            seen[member.token] = (beats, time_now)
+            return True
+        return count > 0 and time_now - since < SILENCE_HURT
+
+    def _is_left_out(self, rank: int) -> bool:
+        """Is it waited for no longer?"""
+        assert self.coming.book and self.peers
+        if rank in self.coming.book.gone | set(self.refused.values()):
+            return True
+        return now() - self.began > self.peers.grace(self.coming.place.peers[rank])
+
+    def _trained_before(self) -> bool:
+        return any(vote.record.number for vote in self._votes().values())
+
+    def _votes(self) -> dict[int, Vote]:
+        """What those that are there know, as they came."""
+        return {one.rank: vote for one in self.present if (vote := self._said(f"vote/{one.rank}"))}
+
+    def _said(self, key: str) -> Vote | None:
+        values = read(self.store, key) if self.store.check([key]) else None
+        return _vote(values) if values else None
+
+    def _lacking(self) -> list[int]:
+        votes = self._votes()
+        return lacking(votes) if votes else list(self.ranks)
+
+    def _why_waiting(self, waited_for: list[int], short: list[int]) -> str:
+        if short:
+            return text("too_few", attempt=self.attempt, ranks=ranks_in_words(short))
+        return text("still_waiting", attempt=self.attempt, ranks=ranks_in_words(waited_for))
+
+    # Who cannot take part
+
+    def _what_differs(self, member: Member) -> str:
+        """Of its versions, from what most have: it would hang, or compute something else."""
+        return unlike(member, self.present, with_nccl=all(one.backend != "gloo" for one in self.present))
+
+    def _refuse(self, member: Member, reason: str, under_way: bool) -> None:
+        """In a run under way the others go on without it; at its beginning nobody trains. Raises GangRefused."""
+        sentence = text("cannot_take_part", member=member, reason=reason)
+        self.coming.report(sentence)
+        code = member.exit_code or EXIT_USAGE
+        refused = json.dumps({"sentence": sentence, "exit_code": code})
+        if under_way and member is not self.me:
+            self.refused[member.token] = member.rank
+            self.keys.set(f"excused/{member.token}", refused)
+            return
+        if not under_way:
+            self.keys.set("refused", refused)
+            self._tell_all()
+        raise GangRefused(sentence, code)
+
+    def _tell_all(self) -> None:
+        """The store stays up until every rank knows that nobody trains, or none comes any more. Whoever is not told
+        waits, starts again, and waits again."""
+        next_report, deadline = now() + SAY_EVERY, min(self.coming.deadline, now() + LATECOMERS)
+        while untold := patiently(self._untold):
+            if now() > deadline:
+                self.coming.report(text("never_told", ranks=ranks_in_words(untold)))
+                break
+            if now() > next_report:
+                self.coming.report(text("still_to_be_told", ranks=ranks_in_words(untold)))
+                next_report = now() + SAY_EVERY
+            time.sleep(0.2)
+
+    def _untold(self) -> list[int]:
+        return [r for r in self.ranks if r != self.me.rank and not self.store.check([f"told/{r}"])]
+
+    # Who belongs
+
+    def seal(self) -> list[Member]:
+        """The members, in the order of their ranks. Raises GangBroken, RuntimeError."""
+        record = self._decide() if self.coming.book else None
+        members = [one for one in self.present if not record or one.rank in record.members]
+        sealed = {"host": self.me.rank, "members": [asdict(one) for one in members], "record": record}
+        if record:
+            self.coming.learn(record)
+        self.keys.set("sealed", json.dumps(sealed))
+        Patient(self.base).set("attempt", json.dumps(self.header | {"is_sealed": True}))
+        return members
+
+    def _decide(self) -> Record:
+        """Of whom is there, and has given its word. Raises GangBroken, RuntimeError."""
+        there = [member.rank for member in self.present]
+        known = [vote.promised.number for vote in patiently(self._votes).values()]
+        ballot = Ballot(1 + max(known, default=0), self.me.rank)
+        self.keys.set("ballot", json.dumps(ballot))
+        said = self._answers("promise", there, self.coming.promise(ballot))
+        votes = {rank: _vote(values) for rank, values in said.items() if values}
+        votes = {rank: vote for rank, vote in votes.items() if vote.promised == ballot}
+        for number in range(len(self.ranks) + 2):
+            proposal = next_proposal(ballot, votes, said) if votes else None
+            if not proposal:
+                break
+            self.keys.set(f"proposal/{number}", as_json(proposal))
+            own = self.coming.accept(proposal)
+            accepted = self._answers(f"accept/{number}", sorted(said), own)
+            votes = {rank: votes[rank].learn(proposal.record) for rank in votes if accepted.get(rank)}
+            if not enough(votes, proposal.base.members):
+                break
+            if proposal.members == tuple(sorted(said)):
+                return proposal.record
+        raise GangBroken(text("not_decided", attempt=self.attempt))
+
+    def _answers(self, what: str, ranks: Iterable[int], own: str) -> dict[int, Any]:
+        """By rank, of those that answer in time."""
+        answers: dict[int, Any] = {self.me.rank: json.loads(own)}
+        wanted, deadline = set(ranks) - {self.me.rank}, now() + PATIENCE
+        while wanted and now() < deadline:
+            for rank in sorted(wanted):
+                key = f"{what}/{rank}"
+                if self.keys.check(key):
+                    answers[rank] = self.keys.read(key)
+            wanted -= set(answers)
+            time.sleep(0.05)
+        return answers
+
+
+def _vote(values: Any) -> Vote:
+    """Raises GangBroken."""
+    try:
+        return Vote.from_json(values)
+    except (ValueError, TypeError, KeyError):
+        raise GangBroken(text("foreign_key", key="vote", data=repr(values)[:60])) from None
+
+
+def ranks_in_words(ranks: list[int]) -> str:
+    return text("one_rank" if len(ranks) == 1 else "several_ranks", ranks=", ".join(map(str, ranks)))
