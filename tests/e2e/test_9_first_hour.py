@@ -48,7 +48,7 @@ FAULTS = {
         "lines that are not ours lead names of nodes elsewhere: node2",
     ),
     "pc2": (
-        "echo iface enp3s0 inet dhcp >/etc/network/interfaces",
+        "mkdir -p /etc/network; echo iface enp3s0 inet dhcp >/etc/network/interfaces",
         "rm /etc/network/interfaces",
         "has enp3s0 in /etc/network/interfaces too",
     ),
