@@ -38,8 +38,8 @@ find /etc /opt /usr/local -xdev -newer /root/began ! -path '*/apt/*' ! -name ld.
 FAULTS = {
     # what is done to a PC, what mends it, and what is said
     "pc0": (
-        "useradd --uid 1234 aura; ip address add 198.18.50.33/32 dev lo",
-        "userdel aura; ip address del 198.18.50.33/32 dev lo",
+        "useradd --uid 1234 aura",
+        "userdel aura",
         "there is already: .*1234",
     ),
     "pc1": (
@@ -48,17 +48,15 @@ FAULTS = {
         "lines that are not ours lead names of nodes elsewhere: node2",
     ),
     "pc2": (
-        "mkdir -p /etc/network; echo iface enp3s0 inet dhcp >/etc/network/interfaces",
-        "rm /etc/network/interfaces",
-        "has enp3s0 in /etc/network/interfaces too",
+        "systemd-run --quiet --unit=firewalld sleep 3600",
+        "systemctl stop firewalld",
+        "firewalld is active there, and two firewalls would contradict each other",
     ),
 }
-WRONG_SETTINGS = {"torch_backend": "cu126", "admin_networks": "[10.9.9.9]"}
+WRONG_SETTINGS = {"torch_backend": "cu126"}
 SAID = (
     *(told for _, _, told in FAULTS.values()),
     "torch_backend is cu126, but it has no NVIDIA card",
-    "which is not in the admin networks",
-    "shall have 198.18.50.33, but another machine in the LAN answers there",
 )
 
 
