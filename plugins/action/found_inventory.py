@@ -161,11 +161,12 @@ def unedited(text: str, committed: str) -> bool:
     return not text or marked(unmarked(text)) == text or text.rstrip() == committed.rstrip()
 
 
-def hosts_text(example: str, nodes: list[Machine], finals: list[str]) -> str:
-    """With the example's comments."""
+def hosts_text(example: str, nodes: list[Machine], finals: list[str], users: list[str]) -> str:
+    """With the example's comments. users: of each node; the first one's stands in settings.yml."""
     lines = []
-    for number, (node, final) in enumerate(zip(nodes, finals, strict=True)):
+    for number, (node, final, user) in enumerate(zip(nodes, finals, users, strict=True)):
         first = f", first_address: {node['address']}" if node["address"] != final else ""
+        first += f", first_user: {user}" if user != users[0] else ""
         said = ", ".join(word for word in (node["name"], "the controller" if node["own"] else "") if word)
         lines.append(f"    node{number}: {{lan_address: {final}{first}}}{f'  # {said}' if said else ''}\n")
     comments = [line for line in unmarked(example).splitlines(keepends=True) if line.startswith("#")]
@@ -175,7 +176,7 @@ def hosts_text(example: str, nodes: list[Machine], finals: list[str]) -> str:
 def settings_text(example: str, here: dict[str, Any], user: str, admins: str) -> str:
     """The example's settings with what was found in their place."""
     values = {
-        "ansible_user": user, "lan_prefix": here["prefix"], "lan_gateway": here["gateway"] or '""',
+        "first_user": user, "lan_prefix": here["prefix"], "lan_gateway": here["gateway"] or '""',
         "lan_nameservers": f"[{', '.join(here['nameservers'])}]", "admin_networks": f"[{admins}]",
     }  # fmt: skip
     text = unmarked(example)
@@ -188,20 +189,31 @@ def settings_text(example: str, here: dict[str, Any], user: str, admins: str) ->
     return marked(text)
 
 
+def users(nodes: list[Machine], answer: str) -> list[str]:
+    """The first user of each node: one name for all, or one for each."""
+    names = [word for word in re.split(r"[,\s]+", answer) if word]
+    if wrong := [name for name in names if not USER.fullmatch(name)]:
+        raise Refused(
+            f"{', '.join(wrong)} is no user's name in Linux: the one that you made when you installed the PCs."
+        )
+    if len(names) not in (1, len(nodes)):
+        raise Refused(
+            f"{len(names)} users for {len(nodes)} nodes: say one for all of them, or one for each, in their order."
+        )
+    return names * len(nodes) if len(names) == 1 else names
+
+
 def texts(found: Found, answer: str, user: str, start: str, folder: Path) -> dict[Path, str]:
     """The two files, as they shall be. Raises Refused."""
     nodes = chosen(found["machines"], answer)
-    if not USER.fullmatch(user):
-        raise Refused(
-            f"{user!r} is no user's name in Linux: the one that you made when you installed the PCs."
-        )
+    names = users(nodes, user)
     finals = addresses(found, nodes, start)
     own = [final for node, final in zip(nodes, finals, strict=True) if node["own"]]
     hosts, settings = (Path(name) for name in ("hosts.yml", "group_vars/all/settings.yml"))
     old = {name: read(folder / name) or read(EXAMPLE / name) for name in (hosts, settings)}
     return {
-        hosts: hosts_text(old[hosts], nodes, finals),
-        settings: settings_text(old[settings], found["here"], user, ", ".join(admins(found, own))),
+        hosts: hosts_text(old[hosts], nodes, finals, names),
+        settings: settings_text(old[settings], found["here"], names[0], ", ".join(admins(found, own))),
     }
 
 
@@ -230,6 +242,11 @@ def next_step(found: Found, new: dict[Path, str], folder: Path) -> str:
         )
     else:
         lines.append(f"SSH will be allowed from this machine ({here['address']}) only: admin_networks.")
+    if "first_user" in new[Path("hosts.yml")].partition("cluster:")[2]:
+        lines.append(
+            "-k and -K ask for one password. Where the PCs have several, one after the other: … --limit node1, then "
+            "the next."
+        )
     other = "" if folder == EXAMPLE else f"-i {os.path.relpath(folder, os.environ.get('PWD') or '.')} "
     lines.append(f"Look at both files, then: ansible-playbook {other}playbooks/bootstrap.yml -k -K")
     return "\n".join(lines)

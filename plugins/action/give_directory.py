@@ -12,7 +12,7 @@ class ActionModule(ActionBase):
     """What ansible.posix.synchronize does, over the connection that Ansible itself would take.
 
     from, to: paths, with `/` at the end as rsync means it; what is not in the one goes from the other. user: who reads
-    and writes there, without a password (roles/bootstrap lets the login user be aura for rsync); the login user where
+    and writes there, without a password (sudo asks the controller's account for nothing); the login user where
     it is not said. Root never: a link that lies below another user's directory would lead it to any file of the node.
     pull: from the node. options: more of rsync's.
     """

@@ -100,7 +100,8 @@ class CallbackModule(Default):
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         self._ended(result)
-        self.failed.setdefault(text(result.result.get("msg", "")), []).append(result.host.get_name())
+        if not result.task.ignore_unreachable:
+            self.failed.setdefault(text(result.result.get("msg", "")), []).append(result.host.get_name())
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         self._flush()

@@ -31,15 +31,15 @@ def find(folder: Path, typed: list[str], *words: str) -> tuple[int, str]:
 
 
 def test_who_sits_at_the_terminal_chooses(tmp_path: Path) -> None:
-    code, said = find(tmp_path, ["5 2", "192.168.50.20", "ada"])
+    code, said = find(tmp_path, ["5 2", "192.168.50.20", "ada bob"])
     assert code == 0, said
     assert "playbooks/bootstrap.yml -k -K" in said
     assert yaml.safe_load((tmp_path / "home/hosts.yml").read_text())["cluster"]["hosts"] == {
         "node0": {"lan_address": "192.168.50.20", "first_address": "192.168.50.33"},
-        "node1": {"lan_address": "192.168.50.21", "first_address": "192.168.50.7"},
+        "node1": {"lan_address": "192.168.50.21", "first_address": "192.168.50.7", "first_user": "bob"},
     }
     settings = (tmp_path / "home/group_vars/all/settings.yml").read_text()
-    assert yaml.safe_load(settings)["ansible_user"] == "ada"
+    assert yaml.safe_load(settings)["first_user"] == "ada"
     assert "tensorboard_address: 127.0.0.1" in settings
     assert '"{{ lan_address }}" opens it' in settings  # a comment with an expression is no expression
 

@@ -20,6 +20,11 @@ PLAY = """
     - name: Nothing happens
       ansible.builtin.command: "true"
       changed_when: false
+    - name: Of whom nobody answers, the playbook says what it makes of that
+      ansible.builtin.raw: "true"
+      vars: {ansible_connection: ssh, ansible_host: missing.invalid}
+      ignore_unreachable: true
+      changed_when: false
     - name: Two get a file
       ansible.builtin.command: "true"
       when: inventory_hostname != 'node1'

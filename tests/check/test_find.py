@@ -265,7 +265,7 @@ def test_the_two_files(tmp_path: Path) -> None:
     }
     example = yaml.safe_load((tree.ROOT / "inventory/lan/group_vars/all/settings.yml").read_text())
     told = {
-        "ansible_user": "ada", "lan_prefix": 24, "lan_gateway": "192.168.50.1",
+        "first_user": "ada", "lan_prefix": 24, "lan_gateway": "192.168.50.1",
         "lan_nameservers": ["192.168.50.1", "9.9.9.9"], "admin_networks": ["192.168.50.7", "192.168.50.20"],
     }  # fmt: skip
     assert yaml.safe_load((tmp_path / "group_vars/all/settings.yml").read_text()) == example | told
@@ -294,8 +294,19 @@ def test_an_address_that_may_change_locks_nobody_out(tmp_path: Path) -> None:
 
 
 def test_a_user_that_nobody_can_be(tmp_path: Path) -> None:
-    with pytest.raises(FOUND.Refused, match="is no user's name in Linux"):
+    with pytest.raises(FOUND.Refused, match=r"^Ada, Lovelace is no user's name in Linux"):
         texts(tmp_path, user="Ada Lovelace")
+
+
+def test_pcs_may_have_different_users(tmp_path: Path) -> None:
+    new = texts(tmp_path, user="ada, bob carl")
+    hosts = yaml.safe_load(new[Path("hosts.yml")])["cluster"]["hosts"]
+    assert [node.get("first_user") for node in hosts.values()] == [None, "bob", "carl"]
+    assert yaml.safe_load(new[Path("group_vars/all/settings.yml")])["first_user"] == "ada"
+    assert "-k and -K ask for one password" in FOUND.next_step(found(), new, tmp_path)
+    assert "-k and -K ask for one password" not in FOUND.next_step(found(), texts(tmp_path), tmp_path)
+    with pytest.raises(FOUND.Refused, match="2 users for 3 nodes: say one for all of them, or one for each"):
+        texts(tmp_path, user="ada bob")
 
 
 def test_what_somebody_has_edited_stays(tmp_path: Path) -> None:

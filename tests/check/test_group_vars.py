@@ -110,7 +110,7 @@ def test_the_firewall_guards_the_port_that_tensorboard_has(inventory: Path) -> N
     [
         (
             "",
-            r"ssh -N -L 6006:127\.0\.0\.1:6006 -p 22 -l \w+ -i \S+id_ed25519 .* 192\.0\.2\.1 \(then http://127\.0\.0\.1:6006\)",
+            r"ssh -N -L 6006:127\.0\.0\.1:6006 -p 22 -l aura-admin -i \S+id_ed25519 .* 192\.0\.2\.1 \(then http://127\.0\.0\.1:6006\)",
         ),
         ("{{ lan_address }}", r"http://192\.0\.2\.1:6006"),
     ],
@@ -120,7 +120,7 @@ def test_tensorboard_is_seen_through_ssh_unless_somebody_opens_it(
 ) -> None:
     (inventory / "group_vars").mkdir()
     own = {"tensorboard_address": address} if address else {}
-    (inventory / "group_vars/all.yml").write_text(yaml.safe_dump({**own, "ansible_user": "ubuntu"}))
+    (inventory / "group_vars/all.yml").write_text(yaml.safe_dump(own))
     said = ansible(
         "ansible", "-i", inventory, "a", "-m", "ansible.builtin.debug", "-a", "var=tensorboard_way"
     )

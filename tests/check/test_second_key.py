@@ -16,7 +16,8 @@ OWN, SECOND = "ssh-ed25519 AAAAC3own controller", "ssh-ed25519 AAAAC3second me@l
 SSHD = tree.plugin("filter/sshd")
 
 
-def problem(keys: str, second: str, user: str = "ubuntu") -> str:
+def problem(keys: str, second: str) -> str:
+    user = "aura-admin"
     path = says("sshd", "__sshd_authorized_keys", sshd_user=user)
     return problems("sshd", {"texts": {path: keys}}, user=user, second_key=second)
 
@@ -29,9 +30,8 @@ def test_what_is_said_of_a_second_key(tmp_path: Path) -> None:
     assert "is no public key" in problem(OWN, "ssh-ed25519 nonsense")
     assert "is no public key" in problem(OWN, "/nowhere.pub")
     # No key found says nothing about the second one.
-    assert problem("", SECOND).startswith("no key is in ~ubuntu/.ssh/authorized_keys")
+    assert problem("", SECOND).startswith("no key is in ~aura-admin/.ssh/authorized_keys")
     assert "is the one" not in problem("", SECOND)
-    assert "logs in as root" in problem(OWN, "", user="root")
 
 
 def test_what_other_files_of_sshd_say_is_seen() -> None:
@@ -57,8 +57,8 @@ def test_what_other_files_of_sshd_say_is_seen() -> None:
 def test_a_home_is_where_the_node_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/authorized_keys").write_text(OWN)
-    # ubuntu's home is not below /home.
+    # It is not below /home.
     monkeypatch.setattr(pwd, "getpwnam", lambda _: SimpleNamespace(pw_dir=str(tmp_path)))
-    path = says("sshd", "__sshd_authorized_keys", sshd_user="ubuntu")
+    path = says("sshd", "__sshd_authorized_keys", sshd_user="aura-admin")
     found = tree.plugin("modules/node_state").texts([path, "/nowhere"])
     assert found == {path: OWN, "/nowhere": ""}

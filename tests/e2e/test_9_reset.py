@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.more, pytest.mark.timeout(5400)]
 # What a node is, as far as the roles change it. Packages stay, and what they bring.
 STATE = r"""
 cd /
-for path in etc/netplan etc/hosts etc/hostname etc/ssh/sshd_config.d etc/aura etc/aura-firewall.nft \
+for path in etc/netplan etc/hosts etc/hostname etc/ssh/sshd_config.d etc/sudoers.d etc/aura etc/aura-firewall.nft \
     var/lib/aura usr/local/lib/aura var/lib/aura-safe-change etc/cloud etc/systemd/journald.conf.d; do
   [ -e $path ] && find $path \( -type f -o -type l -o -type d \) -printf '%p %y %M %u %g %l ' \
     \( -type f -exec sha256sum {} \; -o -printf '\n' \)
@@ -24,7 +24,8 @@ find opt/aura -maxdepth 2 -printf '%p %y %M %u %g %l\n' | sort  # a release has 
 ls -d var/lib/aura-notify var/lib/aura-watch 2>/dev/null  # what is in there changes by itself
 hostname
 find etc/systemd/system -name '*aura*' -o -lname /dev/null | sort
-getent passwd aura
+getent passwd aura aura-admin
+ls -d var/lib/aura-admin 2>/dev/null
 nft list ruleset 2>/dev/null
 sshd -T | sort
 ip -4 -o address show scope global | awk '{print $2, $4}'

@@ -17,6 +17,7 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)
 CARD = re.compile(r"[^\s/:]{1,15}|([0-9a-f]{2}:){5}[0-9a-f]{2}", re.IGNORECASE)
 # Where a machine is reached on the internet: an address, or a name (RFC 1123) with dots.
 PUBLIC = re.compile(r"[0-9a-f:]+:[0-9a-f:.]*|[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
+USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 PUBLIC_KEY = re.compile(r"(?:^|\s)((?:sk-)?(?:ssh|ecdsa)-[\w@.-]+)\s+([A-Za-z0-9+/=]+)")
 
 
@@ -184,12 +185,37 @@ def public_problems(addresses: Mapping[str, object], ports: Mapping[str, object]
         if address != "" and not PUBLIC.fullmatch(str(address)):
             problems.append(
                 f"The public_address of {name} is {address!r}, which is neither an address nor a machine's name: "
-                "correct it (the port of SSH is public_ssh_port, the user ansible_user)."
+                "correct it (the port of SSH is public_ssh_port, the user first_user)."
             )
         if port != "" and address == "":
             problems.append(f"{name} has a public_ssh_port, but no public_address: name both.")
         elif port != "" and not is_port(port):
             problems.append(f"The public_ssh_port of {name} is {port!r}, which is no port: correct it.")
+    return problems
+
+
+def user_problems(
+    users: Mapping[str, str], first: Mapping[str, str], settings: Mapping[str, Any]
+) -> list[str]:
+    """users, first: node name -> ansible_user, first_user ("" where nobody has said)."""
+    admin = settings["admin"]
+    problems = [
+        f"The ansible_user of {name} is {user!r}, but the controller has an account of its own on every node, {admin}, "
+        f"which bootstrap makes. The user that you made when you installed the PC is now: first_user: {user}"
+        for name, user in users.items()
+        if admin and user != admin
+    ]
+    problems += [
+        f"The first_user of {name} is {user!r}, which is no user's name in Linux: correct it."
+        for name, user in first.items()
+        if user and not USER.fullmatch(str(user))
+    ]
+    silent = [name for name, user in first.items() if not user]
+    if silent and not settings["bootstrapped"]:
+        problems.append(
+            f"Nobody has said as whom bootstrap shall log in on {together(silent)}: first_user, the user that you made "
+            "when you installed the PCs, in settings.yml or in the node's line of hosts.yml."
+        )
     return problems
 
 
@@ -279,6 +305,7 @@ def inventory_problems(
         + card_problems(settings["lan_interfaces"])
         + network_problems(settings["admin_networks"])
         + port_problems(settings["ports"])
+        + user_problems(settings["users"], settings["first_users"], settings)
         + second_key_problems(settings["second_key"], settings["state"])
         + wsl_problems(settings["wsl"], addresses)
         + public_problems(settings["public_addresses"], settings["public_ports"])

@@ -381,7 +381,7 @@ def _handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
 
 
 def ssh_command(name: str, words: list[str]) -> list[str]:
-    """ssh as the node's user: with the cluster's key where there is one, else with the lab's password."""
+    """ssh as the controller's account with the cluster's key where that opens, else as the node's user by password."""
     node = existing(name)
     node.inside()
     addresses = node.addresses()
@@ -393,9 +393,12 @@ def ssh_command(name: str, words: list[str]) -> list[str]:
     host.write(known, "".join(f"{name} {' '.join(key)}\n" for key in keys))
     ask = node.home / "ask-password"
     host.write(ask, f"#!/bin/sh\ncat {_PASSWORD}\n", 0o700)
-    return [
+    ssh = [
         "env", f"SSH_ASKPASS={ask}", "SSH_ASKPASS_REQUIRE=force",
         "ssh", "-o", f"HostKeyAlias={name}", "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes",
         "-o", f"IdentityFile={host.INVENTORY_STATE / 'id_ed25519'}", "-o", "IdentitiesOnly=yes",
-        "-o", "ControlMaster=no", "-o", "LogLevel=ERROR", f"{image.USER}@{addresses[0]}", *words,
+        "-o", "ControlMaster=no", "-o", "LogLevel=ERROR",
     ]  # fmt: skip
+    admin, user = (f"{who}@{addresses[0]}" for who in ("aura-admin", image.USER))
+    opens = host.succeeds(*ssh, "-n", "-o", "BatchMode=yes", admin, "true")
+    return [*ssh, admin if opens else user, *words]

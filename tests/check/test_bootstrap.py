@@ -1,0 +1,66 @@
+"""What bootstrap says of a PC that it cannot take, in one sentence each, before it changes anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tree
+
+BOOTSTRAP = tree.module("roles/bootstrap/filter_plugins/bootstrap_problem.py")
+JAMMY = 'NAME="Ubuntu"\r\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\r\n'
+OURS = "aura-admin:x:650:650:Aura's controller:/var/lib/aura-admin:/bin/bash\r\n"
+
+
+def problem(release: dict[str, Any], taken: str = "", root: dict[str, Any] | None = None) -> str:
+    answers = {"release": release, "taken": {"stdout": taken}, "root": root or {}}
+    said: str = BOOTSTRAP.bootstrap_problem(answers, "node1", "ada", "aura-admin", 650)
+    return said
+
+
+@pytest.mark.parametrize("taken", ["", OURS])
+def test_a_pc_as_it_should_be(taken: str) -> None:
+    assert problem({"stdout": JAMMY}, taken) == ""
+
+
+def test_all_that_is_wrong_with_a_pc_is_said_at_once() -> None:
+    stranger = (
+        "aura-admin:x:1001:1001::/home/aura-admin:/bin/bash\nsnap_daemon:x:650:650::/nonexistent:/bin/false\n"
+    )
+    refused = {"failed": True, "msg": "Incorrect sudo password"}
+    said = problem({"stdout": 'PRETTY_NAME="Fedora Linux 44"\n'}, stranger, refused).splitlines()
+    assert said[0].startswith("node1 runs Fedora Linux 44; these playbooks know Ubuntu 22.04")
+    assert "is aura-admin (650), but node1 has aura-admin (1001) and snap_daemon (650) already" in said[1]
+    assert said[2] == "sudo on node1 does not take the password that you typed for -K from ada."
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ({"msg": "Missing sudo password"}, "sudo on node1 asks ada for a password: say -K."),
+        (
+            {
+                "msg": "non-zero return code",
+                "stdout": "\r\nada is not in the sudoers file.  This is reported.\r\n",
+            },
+            "ada may not become root on node1 (ada is not in the sudoers file.  This is reported.). There, who may: "
+            "sudo usermod -aG sudo ada",
+        ),
+    ],
+)
+def test_why_sudo_refuses(answer: dict[str, Any], sentence: str) -> None:
+    assert problem({"stdout": JAMMY}, root={"failed": True, **answer}) == sentence
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "Invalid/incorrect password: Permission denied, please try again.",
+            "node1 does not let ada in: is that",
+        ),
+        ("Task failed: Connection reset by peer", "node1 cannot be reached as ada: Connection reset by peer"),
+    ],
+)
+def test_why_ssh_refuses(said: str, sentence: str) -> None:
+    assert problem({"unreachable": True, "msg": said}, root={"skipped": True}).startswith(sentence)
