@@ -14,7 +14,6 @@ from aura.plan.flops import flops_per_token, update_flops, utilisation
 from aura.plan.gpus import Gpu
 from aura.plan.memory import (
     CODE_BITS,
-    GIB,
     Memory,
     checkpoint_bytes,
     is_delayed,
@@ -26,6 +25,7 @@ from aura.plan.memory import (
 )
 from aura.plan.shapes import parameter_count
 from aura.plan.step_time import Work, step_seconds
+from aura.plan.units import duration, in_bytes, in_gib, in_seconds
 from aura.recipe import TOKENS_PER_PARAMETER
 from aura.texts.console import text
 
@@ -110,11 +110,11 @@ class Plan:
         whose = (
             text("plan_memory_of_a_rank") if alike else text("plan_memory_of_rank", rank=self.fullest_rank)
         )
-        needs, room = _gib(self.memory.total), _gib(self.device_memory)
+        needs, room = in_gib(self.memory.total), in_gib(self.device_memory)
         yield whose, text("plan_room", needs=needs, room=room, moment=self.memory.moment)
         for name, value in asdict(self.memory).items():
             if name != "moment" and value:
-                size = _gib(value)
+                size = in_gib(value)
                 yield (
                     f"  {text(f'memory_{name}')}",
                     text("plan_assumed_part", size=size) if name == "context" else size,
@@ -124,10 +124,13 @@ class Plan:
         yield text("plan_work"), text("plan_flops", flops=self.flops_per_token / 1e9)
         yield text("plan_step"), self._time_of_a_step()
         if self.communication_bytes:
-            sent = _size(self.communication_bytes)
+            sent = in_bytes(self.communication_bytes)
             yield text("plan_communication"), text("plan_traffic", sent=sent, link=self.link_mbit)
         one, count = self.checkpoint_bytes, self.checkpoints_on_disk
-        yield text("plan_checkpoints"), text("plan_disk", one=_size(one), count=count, all=_size(one * count))
+        yield (
+            text("plan_checkpoints"),
+            text("plan_disk", one=in_bytes(one), count=count, all=in_bytes(one * count)),
+        )
         if lost := self.lost_seconds:
             before, after = map(duration, lost)
             yield (
@@ -147,13 +150,13 @@ class Plan:
         return said + [text("plan_note", sentence=sentence) for sentence in self.notes]
 
     def _time_of_a_step(self) -> str:
-        step = _seconds(self.seconds_per_step)
+        step = in_seconds(self.seconds_per_step)
         if self.compute_seconds is None or not self.communication_bytes:
             return step
         parts = {
-            "compute": _seconds(self.compute_seconds),
-            "communication": _seconds(self.communication_seconds),
-            "exposed": _seconds(self.exposed_seconds),
+            "compute": in_seconds(self.compute_seconds),
+            "communication": in_seconds(self.communication_seconds),
+            "exposed": in_seconds(self.exposed_seconds),
         }
         hidden = self.exposed_seconds < self.communication_seconds
         return text("plan_parts_with_a_delay" if hidden else "plan_parts_of_a_step", step=step, **parts)
@@ -320,10 +323,10 @@ def compare(
     """One line after the run. `measured_peak_bytes`: torch.cuda.max_memory_allocated(); None on a CPU. `steps`: that
     the time is the mean of; `warmed_up`: without the slow first ones, which the plan does not know. `predicted`:
     seconds per step by what was measured at the start, in place of the plan's; `one_pc`: what one PC would take."""
-    measured = _seconds(measured_seconds_per_step)
+    measured = in_seconds(measured_seconds_per_step)
     if (predicted := predicted or plan.seconds_per_step) is not None:
         difference = measured_seconds_per_step / predicted - 1
-        time = {"predicted": _seconds(predicted), "measured": measured, "difference": difference}
+        time = {"predicted": in_seconds(predicted), "measured": measured, "difference": difference}
         said = [text("predicted_time", **time)]
     else:
         said = [text("predicted_no_time", measured=measured)]
@@ -332,7 +335,7 @@ def compare(
         said.append(text("measured_times", times=one_pc / measured_seconds_per_step))
     if measured_peak_bytes is not None:
         tensors = plan.memory.tensors
-        memory = {"predicted": _gib(tensors), "measured": _gib(measured_peak_bytes)}
+        memory = {"predicted": in_gib(tensors), "measured": in_gib(measured_peak_bytes)}
         said.append(text("predicted_memory", **memory, difference=measured_peak_bytes / tensors - 1))
     return text("predicted", what="; ".join(said))
 
@@ -348,7 +351,7 @@ def _note_on_memory(config: TrainConfig, of_ranks: list[RankPlan], fullest_rank:
     fullest = of_ranks[fullest_rank or 0]
     if fullest.memory.total <= fullest.room:
         return
-    room = _gib(fullest.room)
+    room = in_gib(fullest.room)
     if fullest_rank is None:
         what = text("note_does_not_fit", room=room)
     else:
@@ -375,26 +378,3 @@ def _note_on_traffic(compute: float | None, exposed: float, config: TrainConfig)
             strict = replace(config, strategy="sharded", delay=0.0)
             bits = {name: second * wire_bytes(replace(strict, wire=name)) for name in CODE_BITS}
             yield text("note_fewer_bits", **bits)
-
-
-def _gib(value: float) -> str:
-    return f"{value / GIB:.2f} GiB" if value >= 0.1 * GIB else f"{value / 2**20:.1f} MiB"
-
-
-def _size(value: float) -> str:
-    """As disks and networks are sold."""
-    return f"{value / 1e9:.3g} GB" if value >= 1e8 else f"{value / 1e6:.3g} MB"
-
-
-def _seconds(value: float | None) -> str:
-    return text("plan_unknown") if value is None else f"{value:.3g} s"
-
-
-def duration(seconds: float | None) -> str:
-    """'71.9 hours', or in the unit that suits."""
-    if seconds is None:
-        return text("plan_unknown_time")
-    for unit, size in (("plan_days", 86400), ("plan_hours", 3600), ("plan_minutes", 60)):
-        if seconds >= 2 * size and (unit != "plan_days" or seconds >= 5 * size):
-            return text(unit, count=seconds / size)
-    return text("plan_seconds", count=seconds)
