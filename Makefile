@@ -31,7 +31,7 @@ PACKAGES ?=
 ROLE ?=
 # make bench-learning LONG=1: all arms, five seeds, and each at more than one learning rate.
 LONG ?=
-# make bench-learning SEEDS=5
+# make bench-learning SEEDS=5, make bench-modern SEEDS=3
 SEEDS ?=
 # make bench-wire ARMS='formats links' and make bench-learning ARMS='main causes' measure these groups of arms (all of
 # them: ARMS=all).
@@ -175,6 +175,10 @@ bench-gpu: $(DEV) $(TRAINER) ## measure speed and memory of the presets on one G
 .PHONY: bench-learning
 bench-learning: $(DEV) $(TRAINER) ## measure what few bits and a delay cost in loss, on the CPU (10 minutes; others: ARMS=, SEEDS=, LONG=1)
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/learning.py $(if $(LONG),--long) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(ARMS),--arms $(ARMS))
+
+.PHONY: bench-modern
+bench-modern: $(DEV) $(TRAINER) ## measure what today's recipe and each of its ingredients are worth, on the CPU (40 minutes; goes on where it stopped; SEEDS=)
+	@PYTHONPATH=$(CURDIR)/training python benchmarks/modern.py $(if $(SEEDS),--seeds $(SEEDS))
 
 .PHONY: bench-wire
 bench-wire: $(DEV) $(TRAINER) lab-up ## measure five ranks on the lab's shaped links, their GPUs emulated, against one (10 minutes; others: ARMS=)

@@ -17,23 +17,17 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import read_corpus
-from aura.corpus.windows import Order, Windows, inputs_and_targets
 from aura.families.hrm_text import THETA
 from aura.model.family import model_of
-from aura.model.forward import validation_loss
 from aura.model.hrm_text import HrmText, norm
 from aura.model.language_model import LanguageModel
 from aura.model.layers import rotation
-from aura.optim.schedule import learning_rate
 from aura.plan.flops import flops_per_token
 from aura.plan.shapes import parameter_count, shape_of
-from aura.strategy.alone import Alone
-from aura.strategy.interface import Told
 from measuring import Kept, Row, corpus_of, options, show
+from one_process import trained
 from torch import Tensor
 
 VOCABULARY = 512
@@ -99,21 +93,8 @@ def flops(job: Job) -> int:
 
 def compute(job: Job, corpus: Path) -> Row:
     """The validation loss at the end [nats per token], and how long it took [s]."""
-    began, config, opened = time.perf_counter(), job.config(), read_corpus(corpus)
-    train, validation = (Windows(opened, split, config.seq_len) for split in ("train", "validation"))
-    model, order, tokens = model_for(job), Order(len(train), config.seed), config.batch_size * config.seq_len
-    strategy = Alone(model, config)
-    for step in range(config.steps):
-        batch = train.batch(order.at(step * config.batch_size, config.batch_size))
-        strategy.begin_step()
-        model.begin_step(step, config.steps)
-        with strategy.last_backward():
-            loss = model.loss_sum(*inputs_and_targets(batch))
-            loss.backward()  # type: ignore[no-untyped-call]
-        outcome = strategy.apply(Told(loss.detach(), tokens), learning_rate(config, step))()
-        assert not outcome.left_out
-    device = torch.device("cpu")
-    found = validation_loss(model, validation, config, Ranks(0, ["node"], device), device)
+    began = time.perf_counter()
+    found = trained(model_for(job), job.config(), read_corpus(corpus))
     return {"loss": found, "seconds": time.perf_counter() - began}
 
 

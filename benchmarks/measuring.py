@@ -133,28 +133,26 @@ class Kept:
     def __init__(
         self, file: Path, corpus: Path, compute: Callable[[Any, Path], Row], workers: int = 1
     ) -> None:
-        self.file, self.corpus, self.compute, self.workers = file, corpus, compute, workers
+        self.file, self.corpus, self.compute = file, corpus, compute
+        # One thread for each: the matrices are too small for more.
+        self.pool = ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,))
         self.fingerprint = read_corpus(corpus).fingerprint
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self.known: dict[str, Row] = {row["key"]: row for row in map(json.loads, lines) if "key" in row}
 
     def results(self, jobs: Sequence[Any]) -> list[Row]:
         missing = [job for job in dict.fromkeys(jobs) if job.key(self.fingerprint) not in self.known]
-        # One thread for each: the matrices are too small for more.
-        with ProcessPoolExecutor(self.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-            results = pool.map(self.compute, missing, [self.corpus] * len(missing))
-            for count, (job, result) in enumerate(zip(missing, results, strict=True), 1):
-                row = {**asdict(job), **result, "key": job.key(self.fingerprint)}
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                with self.file.open("a", encoding="utf-8") as out:
-                    out.write(json.dumps(row) + "\n")
-                self.known[row["key"]] = row
-                numbers = (
-                    f"{n} {v:.6g}" if isinstance(v, float) else f"{n} {v}"
-                    for n, v in row.items()
-                    if n != "key"
-                )
-                print(f"{count}/{len(missing)}", ", ".join(numbers), flush=True)
+        results = self.pool.map(self.compute, missing, [self.corpus] * len(missing))
+        for count, (job, result) in enumerate(zip(missing, results, strict=True), 1):
+            row = {**asdict(job), **result, "key": job.key(self.fingerprint)}
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(row) + "\n")
+            self.known[row["key"]] = row
+            numbers = (
+                f"{n} {v:.6g}" if isinstance(v, float) else f"{n} {v}" for n, v in row.items() if n != "key"
+            )
+            print(f"{count}/{len(missing)}", ", ".join(numbers), flush=True)
         return [self.known[job.key(self.fingerprint)] for job in jobs]
 
 

@@ -136,7 +136,6 @@ def test_hrm_text_has_the_batches_of_guide_002_and_fits_its_cards(
 def test_qwen3_has_a_form_that_llama_cpp_quantizes_and_fits_its_cards(preset: str, gigabytes: int) -> None:
     made = resolve(preset)
     assert (made.d_model // made.heads, made.d_model % 256, mlp_width(made) % 256) == (64, 0, 0)
-    assert sum(made.shares(5)) == sum(resolve("gpt2").shares(5))
     assert memory_of(made, made.batch_size, on_gpu=True, ranks=5).total < 0.92 * gigabytes * 1e9
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from aura.errors import ConfigError, did_you_mean, in_words
 from aura.families.known import FAMILIES
+from aura.recipe import rate
 
 
 def agreed_backend(wishes: Sequence[str], nodes: Sequence[str]) -> str:
@@ -54,6 +55,7 @@ class TrainConfig:
     vocab_size: int = _setting(minimum=1)
     tied: str = _setting(choices=("auto", "true", "false"))
     dropout: float = _setting(minimum=0, below=1)
+    zero_projections: bool = _setting()
     # How it is computed (none of these changes what is learnt, but for rounding)
     vocab_multiple: int = _setting(minimum=1)
     loss_chunk: int = _setting(minimum=0)
@@ -76,11 +78,15 @@ class TrainConfig:
     tokens: int = _setting(minimum=0)
     schedule: str = _setting(choices=("cosine", "wsd"))
     lr: float = _setting(above=0)
+    embedding_lr: float = _setting(minimum=0)
+    head_lr: float = _setting(minimum=0)
+    gain_lr: float = _setting(minimum=0)
     min_lr_ratio: float = _setting(minimum=0, maximum=1)
     warmup_steps: int = _setting(minimum=0)
     warmup_ratio: float = _setting(minimum=0, below=1)
     decay_ratio: float = _setting(minimum=0, maximum=1)
     weight_decay: float = _setting(minimum=0)
+    decay_embeddings: bool = _setting()
     beta1: float = _setting(minimum=0, below=1)
     beta2: float = _setting(minimum=0, below=1)
     clip: float = _setting(above=0)
@@ -121,6 +127,8 @@ class TrainConfig:
         if self.d_model % self.heads:
             raise ConfigError("heads_do_not_divide", d_model=self.d_model, heads=self.heads)
         FAMILIES[self.family].check(self)
+        if self.head_lr and FAMILIES[self.family].shape(self).tied:
+            raise ConfigError("head_lr_without_head", head_lr=self.head_lr, family=self.family)
         if over := self.global_batch_tokens % self.seq_len:
             raise ConfigError(
                 "global_batch_no_multiple",
@@ -184,15 +192,24 @@ class TrainConfig:
     def digest(self) -> str:
         """Equal exactly when all settings are equal. Where a run is long in tokens or epochs, its steps may follow from
         the number of ranks."""
-        settings = asdict(self)
+        unsaid = {name for name, value in LATER.items() if getattr(self, name) == value}
+        settings = {name: value for name, value in asdict(self).items() if name not in unsaid}
         if self.epochs or self.tokens:
             del settings["steps"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 SETTINGS = {setting.name: setting for setting in fields(TrainConfig) if setting.name != "preset"}
-# What a configuration on a disk means that is older than these settings.
-BEFORE = {
+# What a configuration on a disk means that is older than these settings; a digest is made without them where they say
+# just that, so that a run that is done stays so.
+LATER = {
+    "zero_projections": False,
+    "embedding_lr": 0.0,
+    "head_lr": 0.0,
+    "gain_lr": 0.0,
+    "decay_embeddings": True,
+}
+BEFORE = LATER | {
     "family": "gpt2",
     "kv_heads": 0,
     "tied": "auto",
@@ -208,9 +225,6 @@ BEFORE = {
     "balance": "equal",
     "tokens": 0,
 }
-# At d_model 768; a wider model takes a lower one. AdamW's is nanoGPT's, Muon's that of modded-nanogpt's fourth record:
-# 0.025, where an update is as large as ours times 0.2 sqrt(768).
-RATES = {"adamw": 6e-4, "muon": 4.5e-3}
 DDP = "ddp"  # a strategy that there was: every rank computed all updates. `sharded` gives the same gradients.
 # Who gives both means something else than what would happen.
 SAY_THE_SAME = {
@@ -257,8 +271,9 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
         )
     if preset == AUTO:
         raise ConfigError("auto_with_ranks")
-    text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
-    own = tomllib.loads(text)
+    own = own_settings(preset)
+    if "gradient_accumulation_steps" in given and "global_batch_tokens" not in given:
+        own["global_batch_tokens"] = 0  # of two ways to say a step, a person's own is the one that is meant
     values = own | given
     lacking = ["/".join(flags(name)) for name in MANUAL_NEEDS if name not in values]
     if preset == MANUAL and lacking:
@@ -268,12 +283,13 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     config = from_values({"preset": preset, **values})
     if config.optimizer == own["optimizer"] or "lr" in given:
         return config
-    return replace(config, lr=usual_rate(config))
+    return replace(config, lr=rate(config.optimizer, config.d_model))
 
 
-def usual_rate(config: TrainConfig) -> float:
-    """Of who takes another optimizer than the preset's, and names no rate; two digits are more than is known of it."""
-    return float(f"{RATES[config.optimizer] * math.sqrt(768 / config.d_model):.1e}")
+def own_settings(preset: str) -> dict[str, Any]:
+    """What its file says."""
+    text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def canonical(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,11 @@ from aura.checkpoint.manifest import (
 )
 from aura.checkpoint.newest import age, ballots_of, newest_valid, winner
 from aura.cluster.ranks import Ranks
-from aura.config import BEFORE, TrainConfig
+from aura.config import BEFORE, MANUAL, TrainConfig, own_settings, preset_names
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.durable import publish
 from aura.errors import ConfigError
+from aura.recipe import rate
 from aura.strategy.state import copies
 from aura.texts.console import text
 
@@ -294,6 +295,18 @@ def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_siz
     if state["world_size"] != world_size:
         changes.append(f"ranks {state['world_size']} -> {world_size}")
     return changes
+
+
+def at_its_rate(config: TrainConfig, before: Mapping[str, Any]) -> TrainConfig:
+    """`config` for a run that goes on, `before` being that of its checkpoint. A release that had no usual rates began
+    it with another optimizer than the preset's, but at the preset's lr; it keeps that where no rate is named now."""
+    named = config.lr != rate(config.optimizer, config.d_model)
+    named |= any((config.embedding_lr, config.head_lr, config.gain_lr))
+    if named or config.preset not in (*preset_names(), MANUAL):
+        return config
+    before, own = BEFORE | dict(before), own_settings(config.preset)
+    same = (before["optimizer"], before["lr"]) == (config.optimizer, own["lr"])
+    return replace(config, lr=own["lr"]) if same and config.optimizer != own["optimizer"] else config
 
 
 def go_back_to(checkpoint: Path) -> None:

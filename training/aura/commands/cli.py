@@ -14,7 +14,7 @@ from pathlib import Path
 from aura import __version__
 from aura.cluster.activity import Activity
 from aura.commands.fetched import checkpoint_in, corpus_here
-from aura.commands.flags import add_flags, given_settings
+from aura.commands.flags import add_flags, given_settings, number
 from aura.config import DDP
 from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
 from aura.plan.auto import resolve_here, take_best_gpu
@@ -106,7 +106,7 @@ def train(argv: list[str]) -> int:
         if given.get("strategy", "").lower() == DDP:
             put(text("ddp_is_sharded"))
         corpus = corpus_here(arguments.corpus)
-        config = resolve_here(arguments.preset, given, corpus, run_dir, put)
+        config = resolve_here(arguments.preset, given, corpus, run_dir, put, arguments.hours)
         if arguments.plan:
             config = replayed(config, arguments.plan, given)
         _check_corpus(corpus, config.vocab_size)
@@ -206,6 +206,12 @@ def _train_parser() -> Parser:
         type=Path,
         metavar="FILE",
         help="tell a person how the run goes, as aura notify does; for a run that is started by hand",
+    )
+    parser.add_argument(
+        "--hours",
+        type=number,
+        metavar="H",
+        help="with --preset auto: model, batch, steps and rates are sized for so many hours on this machine's GPU",
     )
     parser.add_argument(
         "--use-custom-model", action="store_true", help="accepted, as the guides have it; no effect"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
 from aura.config import AUTO, MANUAL, SETTINGS, flags, preset_names
-from aura.texts.console import SENTENCES
+from aura.texts.console import SENTENCES, text
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -28,3 +29,10 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, str]:
     """What `add_flags` has found on the command line."""
     given = {name: getattr(arguments, name) for name in SETTINGS}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def number(word: str) -> float:
+    value = float(word)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(text("has_to_be_more_than_0", value=word))
+    return value

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
+from typing import Any
 
-from aura.commands.flags import add_flags, given_settings
+from aura.commands.flags import add_flags, given_settings, number
 from aura.config import AUTO, TrainConfig, canonical, parse_assignments, resolve
 from aura.corpus.corpus import Corpus, check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.plan import gpus
-from aura.plan.auto import choose
+from aura.plan.auto import USABLE, Choice, choose, sized_for
 from aura.plan.candidates import Decision, cluster_of, decide, exchanging
 from aura.plan.gpus import Gpu
 from aura.plan.memory import GIB
 from aura.plan.plan import Plan, plan_for
 from aura.plan.shapes import with_vocabulary
+from aura.plan.sizing import Cards
 from aura.storage.address import Address, place
 from aura.texts.console import text
 
@@ -29,10 +30,13 @@ def main(argv: list[str]) -> int:
     gpu, found = _device(arguments.gpu, arguments.peak_tflops, arguments.memory_gb)
     corpus = _described(arguments.corpus) if arguments.corpus else None
     preset = str(overrides.pop("preset", arguments.preset))
+    sized = preset == AUTO and arguments.hours
     if preset == AUTO:
-        choice = choose(found, overrides, corpus)
+        choice = _sized(arguments, gpu, found, overrides, corpus) or choose(found, overrides, corpus)
         print(choice.reason, file=sys.stderr)
         preset, overrides = choice.preset, {**choice.settings, **overrides}
+        if arguments.hours and arguments.nodes > 1:  # as launch.yml has it
+            overrides = {"strategy": "auto", **overrides}
     config = resolve(preset, overrides)
     if config.tokens and arguments.hours:
         raise ConfigError("plan_length_twice")
@@ -52,7 +56,7 @@ def main(argv: list[str]) -> int:
         gpu,
         nodes=arguments.nodes,
         link_mbit=arguments.link,
-        hours=arguments.hours,
+        hours=None if sized else arguments.hours,
         mfu=arguments.mfu,
         corpus_tokens=corpus.tokens["train"] if corpus else None,
     )
@@ -63,6 +67,30 @@ def main(argv: list[str]) -> int:
     if decision and not arguments.json:
         print("\n".join([text("plan_candidates"), *decision.table, decision.reason]))
     return 0
+
+
+def _sized(
+    arguments: argparse.Namespace,
+    gpu: Gpu,
+    found: list[gpus.Found],
+    overrides: dict[str, Any],
+    corpus: Corpus | None,
+) -> Choice | None:
+    """The model for --hours, where they are given."""
+    if not arguments.hours:
+        return None
+    ranks = arguments.nodes * arguments.ranks_per_node
+    of_a_rank = gpu.memory if gpu.is_gpu else gpu.memory / arguments.ranks_per_node
+    cards = Cards(
+        [gpu] * ranks,
+        USABLE * of_a_rank,
+        arguments.hours,
+        arguments.nodes,
+        arguments.link,
+        arguments.mfu,
+        all(one.has_bf16 for one in found),
+    )
+    return sized_for(cards, overrides, corpus)
 
 
 def _decision(config: TrainConfig, devices: list[Gpu], arguments: argparse.Namespace) -> Decision | None:
@@ -136,7 +164,12 @@ def _parser() -> Parser:
     parser.add_argument(
         "--corpus", type=place, metavar="DIR", help="its vocabulary, and its length where epochs is above 0"
     )
-    parser.add_argument("--hours", type=number, metavar="H", help="length of the run")
+    parser.add_argument(
+        "--hours",
+        type=number,
+        metavar="H",
+        help="length of the run; with --preset auto the model is sized for it",
+    )
     parser.add_argument("--json", action="store_true", help="for machines")
     return parser
 
@@ -147,13 +180,6 @@ def _described(corpus: Path | Address) -> Corpus:
     from aura.corpus.remote import read
 
     return read(corpus)
-
-
-def number(word: str) -> float:
-    value = float(word)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(text("has_to_be_more_than_0", value=word))
-    return value
 
 
 def fraction(word: str) -> float:

@@ -142,6 +142,8 @@ class Family:
     blocks: tuple[
         str, ...
     ]  # how the names of their parameters begin: what Muon updates are the matrices among them
+    embeddings: tuple[str, ...]  # how the names of these begin
+    projections: tuple[str, ...]  # how the names end of what gives to the residual stream
     names: Names
     parts: Mapping[
         str, int

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from aura.config import TrainConfig
 from aura.families.family import rows
+from aura.families.gpt2 import GPT2
 from aura.model.language_model import DTYPES, Embedding, LanguageModel, Linear
 
 
@@ -87,9 +88,13 @@ class GPT(LanguageModel):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 # GPT-2 scales what is added to the residual stream by 1/sqrt(number of additions).
-                std = 0.02 / math.sqrt(2 * config.layers if name.endswith("c_proj.weight") else 1)
+                is_added = name.endswith(GPT2.projections)
+                std = 0.02 / math.sqrt(2 * config.layers if is_added else 1)
                 drawn = torch.empty(self._words(name, parameter).shape, device=parameter.device)
-                parameter.zero_()[: len(drawn)].copy_(drawn.normal_(std=std, generator=generator))
+                drawn.normal_(std=std, generator=generator)  # as many numbers, whatever begins at zero
+                if is_added and config.zero_projections:
+                    drawn.zero_()
+                parameter.zero_()[: len(drawn)].copy_(drawn)
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 

@@ -17,7 +17,15 @@ from torch.nn import functional
 
 from aura.config import TrainConfig
 from aura.families.family import head_width, rows
-from aura.families.hrm_text import DEEPEST, EPSILON, HIGH_CYCLES, LOW_CYCLES, THETA, backward_depth
+from aura.families.hrm_text import (
+    DEEPEST,
+    EPSILON,
+    HIGH_CYCLES,
+    HRM_TEXT,
+    LOW_CYCLES,
+    THETA,
+    backward_depth,
+)
 from aura.model.language_model import DTYPES, Embedding, LanguageModel, Linear, as_matrix_products_read
 from aura.model.layers import OutputMatrix, SwiGLU, rotated, rotation
 
@@ -96,9 +104,10 @@ class HrmText(LanguageModel):
         generator = torch.Generator(self.z_L_init.device).manual_seed(config.seed)
         for name, parameter in self.named_parameters():
             drawn = torch.empty(self._words(name, parameter).shape, device=parameter.device)
-            parameter.zero_()[: len(drawn)].copy_(
-                truncated_normal(drawn, 1 / math.sqrt(drawn.shape[1]), generator)
-            )
+            truncated_normal(drawn, 1 / math.sqrt(drawn.shape[1]), generator)
+            if config.zero_projections and name.endswith(HRM_TEXT.projections):
+                drawn.zero_()
+            parameter.zero_()[: len(drawn)].copy_(drawn)
         start = torch.empty(config.d_model, device=self.z_L_init.device)
         self.z_L_init.copy_(truncated_normal(start, 1.0, generator))
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from aura.config import TrainConfig
 from aura.families.family import head_width, rows
-from aura.families.qwen3 import EPSILON, THETA, kv_heads, tied
+from aura.families.qwen3 import EPSILON, QWEN3, THETA, kv_heads, tied
 from aura.model.language_model import DTYPES, Embedding, LanguageModel, Linear, as_matrix_products_read
 from aura.model.layers import OutputMatrix, SwiGLU, rotated, rotation
 
@@ -92,10 +92,13 @@ class Qwen3(LanguageModel):
                 parameter.fill_(1.0)
                 continue
             # As GPT-2, 1/sqrt(number of additions) for what is added to the residual stream.
-            is_added = name.endswith(("o_proj.weight", "down_proj.weight"))
+            is_added = name.endswith(QWEN3.projections)
             std = 0.02 / math.sqrt(2 * config.layers if is_added else 1)
             drawn = torch.empty(self._words(name, parameter).shape, device=parameter.device)
-            parameter.zero_()[: len(drawn)].copy_(drawn.normal_(std=std, generator=generator))
+            drawn.normal_(std=std, generator=generator)  # as many numbers, whatever begins at zero
+            if is_added and config.zero_projections:
+                drawn.zero_()
+            parameter.zero_()[: len(drawn)].copy_(drawn)
 
     def blocks(self) -> Iterable[nn.Module]:
         return self.layers

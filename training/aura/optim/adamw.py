@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from aura.optim.groups import Group
+
 EPSILON = 1e-8
 PIECE = (
     1 << 22
@@ -50,16 +52,17 @@ class AdamW:
         seed: int = 0,
         without: Container[str] = (),
         compiled: bool = False,
+        group_of: Callable[[str, Tensor], Group] | None = None,
     ) -> None:
         """`seed`: of the stochastic rounding; equal on all ranks, or their parameters part. `without`: parameters
-        that somebody else changes. `compiled`: let torch.compile make one pass of what is not torch's own kernel."""
+        that somebody else changes. `compiled`: let torch.compile make one pass of what is not torch's own kernel.
+        `group_of`: rate and decay by name; without it all have one rate, and biases and LayerNorms do not decay."""
         named = {name: p for name, p in model.named_parameters() if name not in without}
         self.beta1, self.beta2, self.seed = beta1, beta2, seed
-        # Biases and LayerNorms do not decay.
-        self.groups = [
-            ([name for name, p in named.items() if p.dim() >= 2], weight_decay),
-            ([name for name, p in named.items() if p.dim() < 2], 0.0),
-        ]
+        self.groups: dict[Group, list[str]] = {}
+        for name, p in named.items():
+            group = group_of(name, p) if group_of else Group(1.0, weight_decay if p.dim() >= 2 else 0.0)
+            self.groups.setdefault(group, []).append(name)
         self.parameters = named
         self.fused = moment_format == "fp32" and all(p.dtype == torch.float32 for p in named.values())
         kind = MOMENT_TYPES[moment_format]
@@ -83,8 +86,8 @@ class AdamW:
     @torch.no_grad()
     def step(self, lr: float) -> None:
         if self.fused:
-            for names, weight_decay in self.groups:
-                self._step_fused(names, lr, weight_decay)
+            for group, names in self.groups.items():
+                self._step_fused(names, lr * group.rate, group.weight_decay)
             return
         if self.count is None:
             # The host waits for the GPU there, so once is enough. All parameters have taken the same number of steps.
@@ -93,9 +96,9 @@ class AdamW:
         if self.compiled:
             self._step_compiled(self.compiled, self.count, lr)
             return
-        for names, weight_decay in self.groups:
+        for group, names in self.groups.items():
             for name in names:
-                self._step_in_pieces(name, self.count, lr, weight_decay)
+                self._step_in_pieces(name, self.count, lr * group.rate, group.weight_decay)
 
     def _step_fused(self, names: list[str], lr: float, weight_decay: float) -> None:
         parameters: list[Tensor] = [self.parameters[name] for name in names]
@@ -133,21 +136,22 @@ class AdamW:
 
     def _step_compiled(self, update: Callable[..., None], count: int, lr: float) -> None:
         """What changes from step to step are tensors there: anything else would be compiled again."""
-        names = [(name, decay) for names, decay in self.groups for name in names]
+        groups = list(self.groups)
+        names = [(name, group) for group, names in self.groups.items() for name in names]
         device = next(iter(self.parameters.values())).device
         seeds = _soon(torch.tensor([self._seeds(name, count) for name, _ in names]), device)
-        decays = sorted({decay for _, decay in names})
-        numbers = _soon(torch.tensor([self._numbers(count, lr, decay) for decay in decays]), device)
-        for (name, decay), seeds_of in zip(names, seeds, strict=True):
+        of_groups = [self._numbers(count, lr * group.rate, group.weight_decay) for group in groups]
+        numbers = _soon(torch.tensor(of_groups), device)
+        for (name, group), seeds_of in zip(names, seeds, strict=True):
             parameter = self.parameters[name]
             if parameter.numel() % BLOCK:  # small ones; the rows of blocks let everything be one pass
-                self._step_in_pieces(name, count, lr, decay)
+                self._step_in_pieces(name, count, lr * group.rate, group.weight_decay)
                 continue
             assert parameter.grad is not None
             self.steps[name].fill_(count)
             tensors = (parameter.data, parameter.grad, self.exp_avg[name], self.exp_avg_sq[name])
             blocks, scales = [tensor.view(-1, BLOCK) for tensor in tensors], self.scales.get(name)
-            update(*blocks, scales, numbers[decays.index(decay)], seeds_of, self.beta1, self.beta2)
+            update(*blocks, scales, numbers[groups.index(group)], seeds_of, self.beta1, self.beta2)
 
     def _seeds(self, name: str, count: int) -> list[int]:
         """Of the rounding of both moments, and of the parameter."""

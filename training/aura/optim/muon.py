@@ -6,6 +6,9 @@ al., 2025) to the size of AdamW's updates, so that learning rate and weight deca
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +16,7 @@ from aura.cluster.place import compiles
 from aura.config import TrainConfig
 from aura.families.known import FAMILIES
 from aura.optim.adamw import AdamW, Optimizer
+from aura.optim.groups import Group, group_of
 
 BLOCKS = tuple(begin for family in FAMILIES.values() for begin in family.blocks)
 PARTS = {end: parts for family in FAMILIES.values() for end, parts in family.parts.items()}
@@ -24,11 +28,12 @@ SIZE = 0.2  # root mean square of AdamW's updates, as Moonlight found it
 
 def optimizer_of(model: nn.Module, config: TrainConfig) -> Optimizer:
     """The one that `config` asks for."""
-    adamw = (config.beta1, config.beta2, config.weight_decay)
+    adamw, groups = (config.beta1, config.beta2, config.weight_decay), partial(group_of, config=config)
     if config.optimizer == "muon":
-        return Muon(model, *adamw)
+        return Muon(model, *adamw, group_of=groups)
     device = next((p.device for _, p in model.named_parameters()), torch.device("cpu"))
-    return AdamW(model, *adamw, config.moment_format, config.seed, compiled=compiles(config, device))
+    formats, compiled = (config.moment_format, config.seed), compiles(config, device)
+    return AdamW(model, *adamw, *formats, compiled=compiled, group_of=groups)
 
 
 def matrices_in(name: str, parameter: Tensor) -> int:
@@ -40,12 +45,19 @@ def matrices_in(name: str, parameter: Tensor) -> int:
 
 
 class Muon:
-    def __init__(self, model: nn.Module, beta1: float, beta2: float, weight_decay: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        beta1: float,
+        beta2: float,
+        weight_decay: float,
+        group_of: Callable[[str, Tensor], Group] | None = None,
+    ) -> None:
         """`beta1`, `beta2`: of AdamW, for embeddings, biases and LayerNorms."""
         self.matrices = {name: p for name, p in model.named_parameters() if matrices_in(name, p)}
         self.momentum = {name: torch.zeros_like(p.data) for name, p in self.matrices.items()}
         self.weight_decay = weight_decay
-        self.others = AdamW(model, beta1, beta2, weight_decay, without=self.matrices)
+        self.others = AdamW(model, beta1, beta2, weight_decay, without=self.matrices, group_of=group_of)
 
     @torch.no_grad()
     def step(self, lr: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from aura.config import AUTO, TrainConfig, as_words, resolve
 from aura.corpus.corpus import META, Corpus, read_corpus
 from aura.errors import ConfigError
-from aura.plan import gpus
+from aura.plan import gpus, sizing
 from aura.plan.memory import GIB, largest_micro_batch, memory_of, settings_that_fit
 from aura.texts.console import text
 
@@ -52,13 +52,21 @@ class Choice:
 
 
 def resolve_here(
-    preset: str, overrides: Mapping[str, Any], corpus: Path, run_dir: Path, say: Callable[[str], None]
+    preset: str,
+    overrides: Mapping[str, Any],
+    corpus: Path,
+    run_dir: Path,
+    say: Callable[[str], None],
+    hours: float | None = None,
 ) -> TrainConfig:
     """`resolve`, and for `auto` the choice for this machine; `say` hears its reason. Raises ConfigError, DataError.
 
     A run that has begun in `run_dir` goes on with what was chosen then, whatever is free now. `corpus`: its directory.
-    One of several ranks must not choose: another one may have another GPU. `resolve` refuses it.
+    One of several ranks must not choose: another one may have another GPU. `resolve` refuses it. `hours`: what the
+    model is sized for.
     """
+    if hours and preset != AUTO:
+        raise ConfigError("hours_need_auto", preset=preset)
     if preset != AUTO or not _alone():
         return resolve(preset, overrides)
     before = run_dir / "config.json"
@@ -67,7 +75,8 @@ def resolve_here(
     else:
         # Whether there is a corpus at all is asked later.
         known = read_corpus(corpus) if (corpus / META).is_file() else None
-        choice = choose(gpus.of_this_machine(say), overrides, known)
+        found = gpus.of_this_machine(say)
+        choice = sized(hours, found, overrides, known) if hours else choose(found, overrides, known)
     say(choice.reason)
     settings = {**choice.settings, **overrides}
     if "global_batch_tokens" in overrides and "gradient_accumulation_steps" not in overrides:
@@ -78,10 +87,30 @@ def resolve_here(
 def _chosen_before(file: Path) -> Choice:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        settings = {name: config[name] for name in CHANGED}
+        names = sizing.CHANGED if config["preset"] == sizing.SIZED else CHANGED
+        settings = {name: config[name] for name in names}
         return Choice(config["preset"], text("auto_before", preset=config["preset"], file=file), settings)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError("auto_damaged", file=file, error=error) from None
+
+
+def sized(
+    hours: float, found: list[gpus.Found], overrides: Mapping[str, Any], corpus: Corpus | None
+) -> Choice:
+    """A model for so many hours on the GPU with most free memory, or on the processor. Raises ConfigError."""
+    if found:
+        best = max(found, key=lambda gpu: gpu.free)
+        gpu = gpus.called(best.name, best.total)
+        cards = sizing.Cards([gpu], USABLE * best.free, hours, has_bf16=best.has_bf16)
+    else:
+        cpu = gpus.cpu()
+        cards = sizing.Cards([cpu], USABLE * cpu.memory, hours)
+    return sized_for(cards, overrides, corpus)
+
+
+def sized_for(cards: sizing.Cards, overrides: Mapping[str, Any], corpus: Corpus | None) -> Choice:
+    settings, why = sizing.size_for(cards, overrides, corpus)
+    return _choice(sizing.SIZED, settings, why)
 
 
 def take_best_gpu(say: Callable[[str], None]) -> None:

@@ -26,6 +26,7 @@ from aura.plan.memory import (
 from aura.plan.shapes import parameter_count
 from aura.plan.step_time import Work, step_seconds
 from aura.plan.units import duration, in_bytes, in_gib, in_seconds
+from aura.recipe import TOKENS_PER_PARAMETER
 from aura.texts.console import text
 
 SCHEMA = "aura-plan-1"
@@ -33,7 +34,6 @@ SCHEMA = "aura-plan-1"
 # which one is being collected and written at most.
 COPY_EVERY, COPY_BUSY = 60.0, 0.25
 GIGABIT = 117.5e6  # bytes per second of data: TCP over Ethernet with frames of 1,500 bytes
-ENOUGH_TOKENS = 20  # per parameter, for the best model of a given cost: Hoffmann et al. 2022 (Chinchilla)
 
 
 @dataclass(frozen=True)
@@ -365,9 +365,8 @@ def _note_on_memory(config: TrainConfig, of_ranks: list[RankPlan], fullest_rank:
 
 
 def _note_on_tokens(parameters: int, tokens: int) -> Iterator[str]:
-    ratio = tokens / parameters
-    if ratio < ENOUGH_TOKENS / 2:
-        yield text("note_few_tokens", ratio=ratio, enough=ENOUGH_TOKENS)
+    if (ratio := tokens / parameters) < TOKENS_PER_PARAMETER / 2:
+        yield text("note_few_tokens", ratio=ratio, enough=TOKENS_PER_PARAMETER)
 
 
 def _note_on_traffic(compute: float | None, exposed: float, config: TrainConfig) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.checkpoint import manifest, store
-from aura.config import TrainConfig
+from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import TOKENIZER, Corpus
 from aura.durable import write_atomically
 from aura.errors import reason_of
@@ -74,10 +74,11 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
     except manifest.Damaged:
         return 0
     state = store.read_state(last)
-    asked = asdict(config)
+    before = BEFORE | state["config"]
+    asked = asdict(store.at_its_rate(config, before))
     if config.strategy == "auto":
-        asked |= {name: state["config"].get(name) for name in CHOSEN}
-    if state["config"] != asked or state["corpus"] != corpus.fingerprint:
+        asked |= {name: before.get(name) for name in CHOSEN}
+    if before != asked or state["corpus"] != corpus.fingerprint:
         return 0
     write_done(run_dir, config, corpus, state)
     return config.steps

@@ -1,0 +1,186 @@
+"""`make bench-modern`: what today's recipe is worth, and each of its ingredients, on very small models.
+
+Qwen3 as its presets train it, GPT-2 with AdamW as its preset does, GPT-2 with the recipe, and Qwen3 with one ingredient
+left out at a time. All have about half a million parameters and take as many floating-point operations for their tokens
+(those of Muon's updates are not in it: here three fifths more, in the presets' steps less than a hundredth). Each arm
+takes the best of four learning rates or more, by its first seed; then five seeds (initial weights and order of the
+text) are compared in pairs, in bits per byte of the validation text: mean and 95 % interval (Student's t).
+
+How many tokens today's recipe needs for the last loss of GPT-2 with AdamW is between runs of its own that end earlier.
+
+Every run is a line in bench-results/modern.jsonl, and what is there already is not computed again: the command goes on
+where it was stopped. Forty minutes on two idle cores. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from aura.config import TrainConfig, resolve
+from aura.corpus.corpus import read_corpus
+from aura.corpus.text_bytes import bits_per_byte
+from aura.corpus.windows import Windows
+from aura.model.forward import validation_windows
+from aura.plan.flops import flops_per_token, update_flops
+from measuring import Kept, Row, corpus_of, interval, options, show
+from modern_arms import ARMS, FINER, HERE, MODERN, SIZE, TODAY, model_for
+from one_process import trained
+
+STEPS = 300  # of GPT-2; an arm whose token is less work takes more of them
+PARTS = (0.15, 0.25, 0.4)  # of the tokens, until the loss of GPT-2
+
+Bits = Callable[..., list[list[float]]]  # of an arm, by rate and seed, after a part of the tokens
+
+
+@dataclass(frozen=True)
+class Job:
+    arm: str
+    lr: float
+    seed: int
+    part: float = 1.0  # of the tokens
+
+    def settings(self) -> Row:
+        arm = ARMS[self.arm]
+        own = {name: ratio * self.lr for name, ratio in arm.own_rates.items()}
+        groups = {"kv_heads": 2} if arm.preset.startswith("qwen3") else {}
+        return {**SIZE, **HERE, **groups, **own, **arm.settings, "lr": self.lr, "seed": self.seed}
+
+    def config(self) -> TrainConfig:
+        arm = ARMS[self.arm]
+        budget = STEPS * flops_per_token(resolve("gpt2", {**SIZE, **HERE}))
+        steps = round(self.part * budget / flops_per_token(resolve(arm.preset, self.settings())))
+        return resolve(arm.preset, {**self.settings(), "steps": steps})
+
+    def key(self, corpus: str) -> str:
+        return json.dumps([self.config().digest(), ARMS[self.arm].variant, corpus])
+
+
+def compute(job: Job, corpus: Path) -> Row:
+    """The validation loss at the end [bits per byte], the model's size, and how long it took [s]."""
+    began, config, opened = time.perf_counter(), job.config(), read_corpus(corpus)
+    model, windows = model_for(ARMS[job.arm], config), Windows(opened, "validation", config.seq_len)
+    bits = bits_per_byte(opened, windows, validation_windows(windows, config))
+    found = bits * trained(model, config, opened)
+    size = {"parameters": model.parameter_count(), "steps": config.steps}
+    return {"bits_per_byte": found, **size, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def work(job: Job) -> float:
+    """FLOP of a step with its update."""
+    config = job.config()
+    return config.batch_size * config.seq_len * flops_per_token(config) + update_flops(config)
+
+
+def tune(arm: str, bits: Bits) -> dict[float, float]:
+    """By rate, the first seed's loss; beyond the rates of the arm, where the best would be the first or the last."""
+    tried: dict[float, float] = {}
+    missing = list(ARMS[arm].rates)
+    while missing:
+        tried |= {lr: loss for lr, (loss,) in zip(missing, bits(arm, missing, range(1)), strict=True)}
+        best = min(tried, key=tried.__getitem__)
+        beyond = {min(tried): best / FINER, max(tried): best * FINER}
+        missing = [beyond[best]] if best in beyond else []
+    return tried
+
+
+def part_until(target: float, of_parts: dict[float, float]) -> float:
+    """Of the tokens, to come to this loss; between two runs on a straight line over the logarithm of the tokens. NaN
+    where none of the runs is above it, or none below."""
+    for (less, before), (more, after) in pairwise(sorted(of_parts.items())):
+        if before >= target >= after:
+            return less * (more / less) ** ((before - target) / (before - after))
+    return math.nan
+
+
+def measure(arm: str, bits: Bits, seeds: int) -> Row:
+    """At the best of its rates."""
+    tried = tune(arm, bits)
+    best = min(tried, key=tried.__getitem__)
+    (found,) = bits(arm, [best], range(seeds))
+    return {
+        "arm": arm,
+        "lr": best,
+        "bits_per_byte": statistics.mean(found),
+        "of_seeds": found,
+        "tried": tried,
+    }
+
+
+def with_differences(rows: list[Row]) -> list[Row]:
+    reference = next(row for row in rows if row["arm"] == MODERN)
+    for row in rows:
+        pairs = zip(row["of_seeds"], reference["of_seeds"], strict=True)
+        differences = [one - other for one, other in pairs]
+        low, high = interval(differences)
+        row |= {"difference": statistics.mean(differences), "lower_95": low, "upper_95": high}
+    return rows
+
+
+def cells(row: Row) -> list[str]:
+    tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in sorted(row["tried"].items()))
+    half = (row["upper_95"] - row["lower_95"]) / 2
+    difference = "–" if row["arm"] == MODERN else f"{row['difference']:+.3f} ± {half:.3f}"
+    return [row["arm"], f"{row['lr']:g}", f"{row['bits_per_byte']:.3f}", difference, tried]
+
+
+def until_today(rows: list[Row], bits: Bits, seeds: int) -> Row:
+    """The part of GPT-2's tokens, and of its work, after which MODERN has its last loss."""
+    today, modern = (next(row for row in rows if row["arm"] == arm) for arm in (TODAY, MODERN))
+    of_parts = {part: statistics.mean(bits(MODERN, [modern["lr"]], range(seeds), part)[0]) for part in PARTS}
+    part = part_until(today["bits_per_byte"], of_parts)
+    one, other = Job(MODERN, modern["lr"], 0), Job(TODAY, today["lr"], 0)
+    tokens = part * one.config().steps / other.config().steps
+    return {"parts": of_parts, "tokens": tokens, "flop": tokens * work(one) / work(other)}
+
+
+def main() -> int:
+    parser, default = options(__doc__), Path("bench-results/modern.jsonl")
+    add = parser.add_argument
+    add("--seeds", type=int, default=5, metavar="N", help="paired seeds (5)")
+    add(
+        "--arms",
+        nargs="+",
+        choices=list(ARMS),
+        default=list(ARMS),
+        metavar="ARM",
+        help="besides the first two",
+    )
+    add("--workers", type=int, default=os.cpu_count(), metavar="N", help="runs at a time (one per core)")
+    add("--results", type=Path, default=default, metavar="FILE", help=f"of every run ({default})")
+    given, began = parser.parse_args(), time.perf_counter()
+    arms = list(dict.fromkeys([MODERN, TODAY, *given.arms]))
+    with corpus_of(given.text, SIZE["vocab_size"]) as corpus:
+        kept = Kept(given.results, corpus, compute, given.workers)
+
+        def bits(arm: str, rates: Sequence[float], seeds: range, part: float = 1.0) -> list[list[float]]:
+            found = kept.results([Job(arm, lr, seed, part) for lr in rates for seed in seeds])
+            losses = [row["bits_per_byte"] for row in found]
+            return [losses[first : first + len(seeds)] for first in range(0, len(losses), len(seeds))]
+
+        # Arm by arm, those first that are asked about most: who stops it has whole ones, and --arms shows them.
+        rows = [measure(arm, bits, given.seeds) for arm in arms[:2]]
+        until = until_today(rows, bits, given.seeds)
+        rows += [measure(arm, bits, given.seeds) for arm in arms[2:]]
+    rows = with_differences(rows)
+    title = f"Validation loss, bits per byte; differences to {MODERN}, {given.seeds} seeds"
+    show(title, ("arm", "lr", "bits per byte", "difference", "rates tried"), map(cells, rows), left=("arm",))
+    print(
+        f"the last loss of {TODAY} after {until['tokens']:.3f} of its tokens, {until['flop']:.3f} of its FLOP"
+    )
+    about = {"bench": "modern", "seeds": given.seeds, "evidence": "cpu", "steps": STEPS}
+    seconds = round(time.perf_counter() - began)
+    print(json.dumps({**about, "seconds": seconds, "arms": rows, "until": until}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,294 @@
+"""The recipe: rates by name, what begins at zero, batch and rates by size and length, a model for so many hours."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aura.checkpoint import store
+from aura.commands import plan as plan_command
+from aura.config import LATER, TrainConfig, resolve
+from aura.corpus.corpus import Corpus
+from aura.errors import ConfigError
+from aura.families.known import FAMILIES
+from aura.model.family import model_of
+from aura.optim.groups import group_of
+from aura.optim.muon import Muon, matrices_in, optimizer_of
+from aura.plan import auto, gpus, sizing
+from aura.plan.shapes import parameter_count
+from aura.recipe import recipe
+from aura.run.directory import steps_done
+from trainers import complete, start, stop_at
+
+SMALL = {"layers": 2, "heads": 2, "d_model": 32, "seq_len": 16, "vocab_size": 50}
+NAMED = {"lr": 1e-2, "embedding_lr": 3e-2, "gain_lr": 5e-3, "weight_decay": 0.1}
+
+
+def small(family: str, **settings: Any) -> TrainConfig:
+    return resolve("gpt2-nano", {**SMALL, "family": family, **settings})
+
+
+def moved(config: TrainConfig, steps: int = 1, lr: float = 1e-2) -> dict[str, torch.Tensor]:
+    """By how much each parameter has changed after steps with the same random gradients."""
+    model = model_of(config)
+    optimizer = optimizer_of(model, config)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    torch.manual_seed(1)
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step(lr)
+    return {name: (p.detach() - before[name]).double() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_each_kind_of_parameter_has_its_own_rate(family: str, optimizer: str) -> None:
+    """AdamW's first step is the rate, but for decay, and what the schedule makes of one it makes of all."""
+    untied = FAMILIES[family].shape(small(family)).tied is False
+    rates = {**NAMED, "decay_embeddings": False, "optimizer": optimizer}
+    config = small(family, **rates, **({"head_lr": 2e-2} if untied else {}))
+    for name, change in moved(config, lr=config.lr / 2).items():
+        if name.startswith(FAMILIES[family].embeddings):
+            expected = config.embedding_lr / 2
+        elif name.startswith("lm_head"):
+            expected = config.head_lr / 2
+        elif change.dim() == 1:
+            expected = config.gain_lr / 2
+        else:
+            continue  # decays, or is Muon's
+        assert change.abs().median().item() == pytest.approx(expected, rel=2e-2), name
+
+
+@pytest.mark.parametrize("formats", [{}, {"moment_format": "int8"}, {"moment_format": "bf16"}])
+def test_a_rate_is_that_of_the_group_in_every_number_format(formats: dict[str, str]) -> None:
+    """Where only the embedding has another one, it moves as in a run of that rate, and the rest as before."""
+    whole, faster = moved(small("gpt2", **formats), 3), moved(small("gpt2", **formats), 3, lr=4e-2)
+    mixed = moved(small("gpt2", lr=1e-2, embedding_lr=4e-2, **formats), 3)
+    for name, change in mixed.items():
+        expected = faster if name.startswith(("wte.", "wpe.")) else whole
+        assert torch.allclose(change, expected[name], rtol=1e-5, atol=1e-7), name
+
+
+def test_what_decays() -> None:
+    matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
+    config = small("qwen3", tied="false", weight_decay=0.1, decay_embeddings=False)
+    decays = {
+        name: group_of(name, parameter, config).weight_decay
+        for name, parameter in (
+            ("embed_tokens.weight[0:4]", matrix),
+            ("lm_head.weight", matrix),
+            ("layers.0.mlp.up_proj.weight", matrix),
+            ("norm.weight", vector),
+        )
+    }
+    assert list(decays.values()) == [0.0, 0.1, 0.1, 0.0]
+    assert group_of("embed_tokens.weight", matrix, small("qwen3", weight_decay=0.1)).weight_decay == 0.1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_projections_begin_at_zero_and_nothing_else_changes(family: str) -> None:
+    usual, zero = (model_of(small(family, zero_projections=value)) for value in (False, True))
+    ends = FAMILIES[family].projections
+    of_zero = dict(zero.named_parameters())
+    for name, parameter in usual.named_parameters():
+        if name.endswith(ends):
+            assert parameter.count_nonzero() and not of_zero[name].count_nonzero(), name
+        else:
+            assert torch.equal(parameter, of_zero[name]), name
+    # Two for each block, and they learn.
+    assert sum(name.endswith(ends) for name in of_zero) == 2 * SMALL["layers"]
+    tokens = torch.arange(32).view(2, 16)
+    zero.loss_sum(tokens, tokens).backward()
+    assert all(
+        p.grad.count_nonzero() for name, p in of_zero.items() if name.endswith(ends) and p.grad is not None
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"family": "qwen3", "head_lr": "1e-3"},
+            r"head_lr=0\.001, but this family=qwen3 has no output matrix",
+        ),
+        ({"head_lr": "1e-3"}, r"head_lr=0\.001, but this family=gpt2"),
+        ({"embedding_lr": "-1"}, r"embedding_lr=-1\.0 must be at least 0"),
+        ({"gain_lr": "fast"}, r"gain_lr='fast' is not a number \(highest learning rate of gains"),
+        ({"decay_embeddings": "2"}, "decay_embeddings='2' is not true or false"),
+        ({"zero_projections": "1"}, "zero_projections='1' is not true or false"),
+    ],
+)
+def test_what_a_person_may_give_wrong(settings: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolve("gpt2-nano", settings)
+
+
+def test_settings_that_say_nothing_new_leave_a_digest_as_it_was(corpus: Corpus, tmp_path: Path) -> None:
+    config = resolve("gpt2-nano")
+    assert config.digest() == "5551a065720ac9529a53034c711886e6ea3807908930dd2a8f2dd9614e8d4cb2"
+    for name, value in LATER.items():
+        other = not value if isinstance(value, bool) else 1e-3
+        if name != "head_lr":
+            assert replace(config, **{name: other}).digest() != config.digest(), name
+    done = {"config_digest": config.digest(), "corpus": corpus.fingerprint, "step": 7}
+    (tmp_path / "done.json").write_text(json.dumps(done))
+    assert steps_done(tmp_path, config, corpus) == 7
+
+
+@pytest.mark.parametrize("preset", ["qwen3-125m", "qwen3-350m"])
+def test_the_presets_are_what_the_recipe_gives(preset: str) -> None:
+    made = resolve(preset)
+    tokens = 20 * parameter_count(made)
+    wanted = asdict(recipe(made.d_model, tokens))
+    assert {name: getattr(made, name) for name in wanted} == wanted
+    assert made.global_batch_tokens in (2**19, 2**20)
+    assert 0 <= made.steps * made.global_batch_tokens - tokens < made.global_batch_tokens
+    assert (made.optimizer, made.schedule, made.decay_ratio, made.min_lr_ratio) == ("muon", "wsd", 0.65, 0)
+    assert made.zero_projections and not made.decay_embeddings
+    # Who says the step in another way means that.
+    other = resolve(preset, {"gradient_accumulation_steps": 3})
+    assert other.shares(2) == [3 * made.batch_size] * 2
+
+
+def test_muons_step_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.optim.Muon computes in bf16 anywhere, we only on a GPU: here both in fp32."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    config = small("qwen3", optimizer="muon", weight_decay=0.1)
+    model, other = model_of(config), model_of(config)
+    mine = Muon(model, config.beta1, config.beta2, config.weight_decay)
+    matrices = {name: p for name, p in other.named_parameters() if matrices_in(name, p)}
+    settings = {"lr": 1e-2, "weight_decay": 0.1, "momentum": 0.95, "adjust_lr_fn": "match_rms_adamw"}
+    theirs = torch.optim.Muon(matrices.values(), **settings)
+    assert {tuple(p.shape) for p in matrices.values()} == {(32, 32), (256, 32), (32, 256)}
+    torch.manual_seed(0)
+    for _ in range(3):
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            other.get_parameter(name).grad = parameter.grad.clone()
+        mine.step(1e-2)
+        theirs.step()
+        for name, parameter in matrices.items():
+            assert torch.allclose(model.get_parameter(name), parameter, rtol=0, atol=1e-5), name
+
+
+MUON = "--optimizer muon"
+
+
+def test_a_run_of_a_release_without_usual_rates_keeps_its_own(corpus: Corpus, tmp_path: Path) -> None:
+    """It was begun with Muon at the preset's rate of AdamW."""
+    stop_at(8, tmp_path, corpus, 1, f"{MUON} --lr 2e-3")
+    straight = complete(start(tmp_path / "straight", corpus, 1, f"{MUON} --lr 2e-3"))[0]
+    (resumed,) = complete(start(tmp_path, corpus, 1, MUON))
+    assert "at the preset's rate: it keeps lr=0.002, where a new one would take 0.022." in resumed.text
+    assert "lr 0.002 ->" not in resumed.text
+    assert resumed.state("checkpoint-step-20")["config"]["lr"] == 2e-3
+    last = "checkpoint-step-20"
+    assert resumed.files(last) == straight.files(last)
+    # It is done, with and without the mark of it.
+    for _ in range(2):
+        (again,) = complete(start(tmp_path, corpus, 1, MUON))
+        assert "Continuing" not in again.text
+        (again.run_dir / "done.json").unlink()
+
+
+def test_a_run_that_has_taken_the_usual_rate_and_one_that_names_another_have_it(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    stop_at(8, tmp_path / "usual", corpus, 1, MUON)
+    (usual,) = complete(start(tmp_path / "usual", corpus, 1, MUON))
+    assert "keeps" not in usual.text and usual.state("checkpoint-step-20")["config"]["lr"] == 2.2e-2
+    stop_at(8, tmp_path / "named", corpus, 1, f"{MUON} --lr 2e-3")
+    (named,) = complete(start(tmp_path / "named", corpus, 1, f"{MUON} --lr 1e-3"))
+    assert "lr 0.002 -> 0.001" in named.text and named.state("checkpoint-step-20")["config"]["lr"] == 1e-3
+
+
+def test_whose_rate_is_kept() -> None:
+    muon = resolve("gpt2", {"optimizer": "muon"})
+    old = {"optimizer": "muon", "lr": 6e-4}
+    assert store.at_its_rate(muon, old) == replace(muon, lr=6e-4)
+    own_rates = replace(muon, embedding_lr=1e-3)
+    assert store.at_its_rate(own_rates, old) == own_rates
+    for config, before in (
+        (muon, old | {"lr": 1e-3}),
+        (replace(muon, lr=1e-3), old),
+        (resolve("gpt2"), {"lr": 6e-4}),  # from before there was another optimizer
+        (resolve("qwen3-125m"), {"optimizer": "muon", "lr": 4.5e-3}),
+    ):
+        assert store.at_its_rate(config, before) == config
+
+
+def cards(hours: float, name: str = "3060", count: int = 5) -> sizing.Cards:
+    gpu = gpus.find(name)
+    return sizing.Cards([gpu] * count, 0.95 * gpu.memory, hours, nodes=count)
+
+
+def test_more_hours_and_more_cards_are_a_larger_model() -> None:
+    widths = [sizing.size_for(cards(hours), {})[0]["d_model"] for hours in (0.1, 6, 24, 24 * 14)]
+    assert widths == sorted(widths) and len(set(widths)) >= 3
+    few, many = (sizing.size_for(cards(24, count=count), {})[0] for count in (1, 5))
+    assert parameter_count(resolve(sizing.SIZED, few)) < parameter_count(resolve(sizing.SIZED, many))
+
+
+def test_model_batch_steps_and_rates_belong_together() -> None:
+    settings, why = sizing.size_for(cards(24), {})
+    made = resolve(sizing.SIZED, settings)
+    tokens = made.steps * made.global_batch_tokens
+    wanted = recipe(made.d_model, tokens)
+    assert made.global_batch_tokens == wanted.global_batch_tokens
+    assert (made.lr, made.embedding_lr, made.gain_lr) == (wanted.lr, wanted.embedding_lr, wanted.gain_lr)
+    assert tokens >= 19 * parameter_count(made)
+    assert "24" in why and "5 x RTX 3060" in why
+    assert made.steps == sizing.steps_in_time(made, cards(24))
+
+
+def test_little_text_is_a_small_model(corpus: Corpus) -> None:
+    """Four passes over it, and no more."""
+    text = replace(corpus, tokens={"train": 30_000_000, "validation": 1000}, vocab_size=2000)
+    settings, why = sizing.size_for(cards(24 * 14), {}, text)
+    made = resolve(sizing.SIZED, settings)
+    assert made.vocab_size == 2000 and made.d_model == 256
+    assert 0.9 * 4 * 30e6 < made.steps * made.global_batch_tokens <= 4 * 30e6
+    assert "4 passes" in why
+
+
+def test_what_fits_no_card_is_not_taken() -> None:
+    settings, _ = sizing.size_for(replace(cards(24 * 365), available=2.5e9), {})
+    assert resolve(sizing.SIZED, settings).d_model < 1024
+    with pytest.raises(ConfigError, match="no room for the smallest model"):
+        sizing.size_for(replace(cards(24), available=1e8), {})
+
+
+def test_what_is_said_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="layers, steps are given too"):
+        sizing.size_for(cards(24), {"steps": "7", "layers": "2"})
+    with pytest.raises(ConfigError, match="this is preset=gpt2"):
+        auto.resolve_here("gpt2", {}, tmp_path, tmp_path, print, hours=3)
+
+
+def test_aura_plan_sizes_for_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--preset auto --hours 24 --gpu 3060 --nodes 5 --json".split()
+    assert plan_command.main(words) == 0
+    said = capsys.readouterr()
+    made, wanted = json.loads(said.out), resolve(sizing.SIZED, sizing.size_for(cards(24), {})[0])
+    assert (made["parameters"], made["steps"]) == (parameter_count(wanted), wanted.steps)
+    assert made["seconds"] == pytest.approx(24 * 3600, rel=0.02)
+    assert f"global_batch_tokens={wanted.global_batch_tokens}" in said.err
+
+
+def test_aura_train_goes_on_with_the_size_it_has_begun_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, corpus: Corpus
+) -> None:
+    """Whatever is free at the second start."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    free = 11 * 2**30
+    monkeypatch.setattr(gpus, "of_this_machine", lambda say: [gpus.Found("RTX 3060", 12 * 2**30, free)])
+    first = auto.resolve_here("auto", {}, corpus.path, tmp_path, print, hours=24)
+    assert first.vocab_size == corpus.vocab_size and first.family == "qwen3"
+    (tmp_path / "config.json").write_text(json.dumps(asdict(first)))
+    free = 2**30
+    assert auto.resolve_here("auto", {}, corpus.path, tmp_path, print, hours=2) == first
