@@ -365,9 +365,8 @@ def test_a_book_keeps_what_was_said(tmp_path: Path) -> None:
 def test_who_often_came_back_has_to_stay_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = Book(tmp_path / "vote.json", "a", Vote(Record(1, (0, 1, 2))))
     assert book.patience(2) == register.STEADY
-    for number in (2, 4):
-        book.decided(Record(number, (0, 1)))
-        book.decided(Record(number + 1, (0, 1, 2)))
+    for _ in range(2):
+        book.taken_back(2)
     again = Book.open(book.path, "a", 3)
     assert [again.patience(rank) for rank in (1, 2)] == [register.STEADY, 4 * register.STEADY]
     monkeypatch.setattr(register.time, "time", lambda: 1e10)
