@@ -246,7 +246,7 @@ def drawn(faults: Faults, minutes: float, seed: int) -> float:
 
 def main() -> None:
     parser = options(__doc__, text=False)
-    parser.add_argument("--minutes", type=float, default=60, help="of drawn faults (default: 60)")
+    parser.add_argument("--minutes", type=float, default=60, help="of drawn faults (default: 60; 0: none)")
     parser.add_argument("--seed", type=int, default=1, help="of those (default: 1)")
     asked = parser.parse_args()
     cluster = Cluster("", Path(tempfile.mkdtemp(prefix="aura-faults-")))
@@ -260,13 +260,18 @@ def main() -> None:
         faults = Faults(cluster)
         faults.well()
         split = one_by_one(faults, rows)
-        goodput = drawn(faults, asked.minutes, asked.seed)
+        goodput = drawn(faults, asked.minutes, asked.seed) if asked.minutes else None
     finally:
         cluster.ansible("playbooks/stop.yml", expect=None if sys.exc_info()[0] else 0)
     columns = ["fault", "aim", "pause", "repeated"]
     show("Faults", columns, [[row[name] for name in columns] for row in rows], left=["fault"])
     result = {
-        **{"bench": "faults", "goodput": round(goodput, 3), "minutes": asked.minutes, "seed": asked.seed},
+        **{
+            "bench": "faults",
+            "goodput": goodput and round(goodput, 3),
+            "minutes": asked.minutes,
+            "seed": asked.seed,
+        },
         **{"waits_for_a_person": 0, "split": split},
     }
     write_results("faults", {**result, "rows": rows})
