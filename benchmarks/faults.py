@@ -81,8 +81,6 @@ def pause_and_repeated(seen: list[Seen]) -> tuple[float, int]:
 class Faults:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        addresses = [cluster.sh(node, "sed -n 's/^AURA_ADDRESS=//p' /etc/aura/rank-0.env") for node in NODES]
-        self.addresses = [address.strip() for address in addresses]
 
     # Acts
 
@@ -94,44 +92,13 @@ class Faults:
         time.sleep(seconds)
         self.cluster.sh(node, f"systemctl kill --kill-who=main --signal=CONT {UNIT}")
 
-    def cut_off(self, nodes: list[str], others: list[str]) -> None:
-        """These hear nothing of the others any more, and the others nothing of them."""
-        theirs = f"{{ {', '.join(self.addresses[NODES.index(node)] for node in others)} }}"
-        for node in nodes:
-            self.cluster.sh(
-                node,
-                "nft add table inet cut; nft add chain inet cut in '{ type filter hook input priority -300; }';"
-                "nft add chain inet cut out '{ type filter hook output priority -300; }';"
-                f"nft add rule inet cut in ip saddr '{theirs}' drop;"
-                f"nft add rule inet cut out ip daddr '{theirs}' drop",
-            )
-
-    def deaf(self, node: str) -> None:
-        """It sends, and hears nothing."""
-        theirs = f"{{ {', '.join(address for address in self.addresses)} }}"
-        self.cluster.sh(
-            node,
-            "nft add table inet cut; nft add chain inet cut in '{ type filter hook input priority -300; }';"
-            f"nft add rule inet cut in ip saddr '{theirs}' drop",
-        )
-
-    def mend(self, nodes: list[str]) -> None:
-        for node in nodes:
-            self.cluster.sh(node, "nft delete table inet cut")
-
     # What follows
 
     def trains(self, nodes: list[str], away: list[int]) -> bool:
         try:
-            said = self.cluster.status(nodes)
+            return self.cluster.training(nodes, away=away)
         except (AssertionError, ValueError):
-            return False
-        return (
-            len({status.get("attempt") for status in said}) == 1
-            and all(status.get("away") == away for status in said)
-            and all(status.get("state") in ("training", "saving") for status in said)
-            and all(status.get("loss") is not None for status in said)
-        )
+            return False  # a node is off
 
     def well(self, nodes: list[str] = NODES, away: list[int] | None = None, steps: int = 3) -> float:
         """Seconds until they train, and have done some steps."""
@@ -144,10 +111,8 @@ class Faults:
         return time.monotonic() - began
 
     def both_train(self, one: list[str], other: list[str]) -> bool:
-        return any(
-            self.trains(one, away) and self.trains(other, rest)
-            for away, rest in [(indices(other), indices(one))]
-        )
+        """All of both sides."""
+        return self.trains(one, indices(other)) and self.trains(other, indices(one))
 
     @contextmanager
     def watched(self, node: str, rows: list[dict[str, str]], fault: str, aim: str) -> Iterator[None]:
@@ -192,24 +157,22 @@ def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
         with faults.watched(
             large[0], rows, f"{len(large)}|{len(small)}, {' and '.join(small)} cut off", "50 s"
         ):
-            faults.cut_off(small, large)
+            faults.cluster.cut_off(small, large)
             faults.well(large, indices(small))
             for _ in range(20):
                 split += faults.both_train(large, small)
                 time.sleep(1)
         with faults.watched(large[0], rows, "… and healed", "25 s"):
-            faults.mend(small)
+            faults.cluster.mend(small)
             faults.well()
     with faults.watched("node1", rows, "node2 sends and hears nothing", "50 s"):
-        faults.deaf("node2")
+        faults.cluster.cut_off(["node2"], NODES, deaf=True)
         faults.well(without("node2"), [2])
     with faults.watched("node1", rows, "… and healed", "25 s"):
-        faults.mend(["node2"])
+        faults.cluster.mend(["node2"])
         faults.well()
     for seconds in (5, 20):
-        with faults.watched(
-            "node1", rows, f"node3 frozen for {seconds} s", "5 s" if seconds == 5 else "50 s"
-        ):
+        with faults.watched("node1", rows, f"node3 frozen for {seconds} s", "–"):
             faults.freeze("node3", seconds)
             faults.well()
     return split
@@ -233,9 +196,9 @@ def drawn(faults: Faults, minutes: float, seed: int) -> float:
             time.sleep(chance.choice([5, 60]))
             lab("power-on", node, "--no-wait")
         elif kind == "cut":
-            faults.cut_off([node], without(node))
+            faults.cluster.cut_off([node], without(node))
             time.sleep(chance.choice([5, 60]))
-            faults.mend([node])
+            faults.cluster.mend([node])
         else:
             faults.freeze(node, chance.choice([5, 20]))
         time.sleep(max(0.0, now + EVERY - time.monotonic()))

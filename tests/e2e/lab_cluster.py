@@ -102,8 +102,32 @@ class Cluster:
             time.sleep(0.5)
         return time.monotonic() - began
 
-    def training(self, nodes: list[str] | None = None, other_than: str = "") -> bool:
-        """Every rank has done a step in one attempt, the same on all, and not the attempt `other_than`.
+    def cut_off(self, nodes: list[str], others: list[str], deaf: bool = False) -> None:
+        """`nodes` hear nothing of the others any more, and the others nothing of them, unless they are `deaf` only."""
+        read = "sed -n 's/^AURA_ADDRESS=//p' /etc/aura/rank-0.env"
+        theirs = f"{{ {', '.join(self.sh(node, read).strip() for node in others)} }}"
+        rules = [
+            "add table inet cut",
+            "add chain inet cut in '{ type filter hook input priority -300; }'",
+            f"add rule inet cut in ip saddr '{theirs}' drop",
+        ]
+        if not deaf:
+            rules += [
+                "add chain inet cut out '{ type filter hook output priority -300; }'",
+                f"add rule inet cut out ip daddr '{theirs}' drop",
+            ]
+        for node in nodes:
+            self.sh(node, " && ".join(f"nft {rule}" for rule in rules))
+
+    def mend(self, nodes: list[str]) -> None:
+        for node in nodes:
+            self.sh(node, "nft delete table inet cut")
+
+    def training(
+        self, nodes: list[str] | None = None, other_than: str = "", away: list[int] | None = None
+    ) -> bool:
+        """Every rank has done a step in one attempt, the same on all, and not the attempt `other_than`; without the
+        ranks that are `away`, where that is said.
 
         A rank that is just saving trains too: with a checkpoint every 20 steps there is often one.
         """
@@ -114,4 +138,5 @@ class Cluster:
             and attempts != {other_than}
             and all(status.get("state") in ("training", "saving") for status in said)
             and all(status.get("loss") is not None for status in said)
+            and (away is None or all(status.get("away") == away for status in said))
         )

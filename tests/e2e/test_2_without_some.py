@@ -80,24 +80,12 @@ def test_a_run_that_was_stopped_without_a_pc_stays_stopped_when_it_returns(
 
 @pytest.mark.more
 def test_of_a_cluster_cut_in_two_the_larger_part_trains(cluster: Cluster, run: str) -> None:
-    addresses = [
-        cluster.sh(node, "sed -n 's/^AURA_ADDRESS=//p' /etc/aura/rank-0.env").strip() for node in NODES
-    ]
     large, small = NODES[:3], NODES[3:]
-    if_cut = f"{{ {', '.join(addresses[:3])} }}"
-    for node in small:
-        cluster.sh(
-            node,
-            "nft add table inet cut; nft add chain inet cut in '{ type filter hook input priority -300; }';"
-            "nft add chain inet cut out '{ type filter hook output priority -300; }';"
-            f"nft add rule inet cut in ip saddr '{if_cut}' drop;"
-            f"nft add rule inet cut out ip daddr '{if_cut}' drop",
-        )
+    cluster.cut_off(small, large)
     try:
         cluster.wait("the larger part", lambda: cluster.training(large, other_than=run), GRACE + START)
         assert away(cluster, large) == [[3, 4]] * 3
         assert {status["state"] for status in cluster.status(small)} == {"joining"}
     finally:
-        for node in small:
-            cluster.sh(node, "nft delete table inet cut")
+        cluster.mend(small)
     cluster.wait("all again", cluster.training, 2 * START)

@@ -23,6 +23,7 @@ from aura.cluster.rendezvous import (
     PATIENCE,
     GangBroken,
     Member,
+    Patient,
     first_line,
     now,
     patiently,
@@ -193,27 +194,17 @@ class Gang:
     def say_that_it_leaves(self) -> None:
         """This rank was asked to stop, and the others need not wait for it."""
         with suppress(RuntimeError):
-            patiently(
-                lambda: PrefixStore(self.attempt, self._base).set(f"away/{self._me.rank}", self._me.token)
-            )
+            Patient(PrefixStore(self.attempt, self._base)).set(f"away/{self._me.rank}", self._me.token)
 
     def why_all_stop(self) -> tuple[list[Member], list[int]]:
         """The members that were asked to, and the ranks that want to take part again, as soon as one has said so."""
-        store, deadline = PrefixStore(self.attempt, self._base), now() + OWN_WORDS
+        keys, deadline = Patient(PrefixStore(self.attempt, self._base)), now() + OWN_WORDS
         leaving: list[Member] = []
         back: list[int] = []
         with suppress(RuntimeError):
             while not leaving and not back and now() < deadline:
-                leaving = [
-                    one
-                    for one in self.members
-                    if patiently(lambda one=one: store.check([f"away/{one.rank}"]))  # type: ignore[misc]
-                ]
-                back = [
-                    rank
-                    for rank in self.absent
-                    if patiently(lambda rank=rank: store.check([f"taken-back/{rank}"]))  # type: ignore[misc]
-                ]
+                leaving = [one for one in self.members if keys.check(f"away/{one.rank}")]
+                back = [rank for rank in self.absent if keys.check(f"taken-back/{rank}")]
                 time.sleep(0.05)
         if self._book and leaving:
             self._book.left([member.rank for member in leaving])

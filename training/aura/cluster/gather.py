@@ -147,7 +147,7 @@ class Gathering:
         self.keys.set(f"vote/{self.me.rank}", json.dumps(vote_of(coming.book)))
         self.keys.set(f"join/{self.me.rank}", json.dumps(asdict(self.me)))
         others, port = len(self.ranks) - 1, coming.place.master_port
-        coming.report(text("rank_0_waits", attempt=self.attempt, rank=self.me.rank, others=others, port=port))
+        coming.report(text("host_waits", attempt=self.attempt, rank=self.me.rank, others=others, port=port))
 
     # Who is there
 

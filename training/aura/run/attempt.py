@@ -127,7 +127,6 @@ class Attempt:
         self.memory = memory_copy.directory_of(os.environ.get("AURA_MEMORY", ""), run_dir.absolute().name)
         if not (run_dir / "config.json").exists():  # the run was removed: what is in memory goes with it
             memory_copy.forget(self.memory)
-        self.holds = [self.saver.directory, *([self.memory] if self.memory else [])]
         self.stop = StopSignal()
         self.members: Gang | None = None
         self.taking_part = TakingPart.all(world_size)
@@ -266,7 +265,7 @@ class Attempt:
             stop=self.stop,
             saver=self.saver,
             memory=self.memory,
-            writer=next_writer(self.holds, attempt, ranks),
+            writer=next_writer(memory_copy.places(self.saver.directory, self.memory), attempt, ranks),
         )
         sick_gpu.watch(self.device, self.stop, self._end_sick)
         return trainer_of(this_run).train()

@@ -79,6 +79,11 @@ def directory_of(memory: str, run: str) -> Path | None:
     return Path(memory, run) if memory else None
 
 
+def places(disk: Path, memory: Path | None) -> list[Path]:
+    """Where this rank may hold checkpoints of the run."""
+    return [disk, memory] if memory else [disk]
+
+
 def forget(directory: Path | None) -> None:
     """The run has ended in good order: its checkpoints are on the disks."""
     if directory:

@@ -226,8 +226,8 @@ def newest_state(run: Run, model: LanguageModel, strategy: Strategy) -> store.St
             store.go_back_to(run.checkpoints / run.resume_from.name)
             memory_copy.forget(run.memory)
         run.ranks.total([0.0])  # nobody looks at a disk before its newer checkpoints are out of the way
-    holds = [run.checkpoints, *([run.memory] if run.memory else [])]
-    return store.agree_and_load(holds, model, strategy.load, run.ranks, check, run.speaker.say)
+    places = memory_copy.places(run.checkpoints, run.memory)
+    return store.agree_and_load(places, model, strategy.load, run.ranks, check, run.speaker.say)
 
 
 def with_steps(config: TrainConfig, progress: Progress, windows: int, per_step: int) -> TrainConfig:
