@@ -70,8 +70,14 @@ def test_no_number_of_failures_ends_it_and_each_waits_longer_up_to_a_minute(
     now, pauses = time.monotonic(), []
     for _ in range(1000):
         pauses.append(start_rank.pause(tmp_path / "starts", now))
-        now += 5 + pauses[-1]
+        now += 8 + pauses[-1]
     assert pauses[:8] == [0, 0, 0, 0, 0, 5, 10, 15]
     assert max(pauses) <= 60
     assert min(pauses[20:]) >= 30
     assert start_rank.pause(tmp_path / "starts", now + 601) == 0  # it has run for a while since
+
+
+def test_who_has_trained_for_a_while_starts_again_at_once(start_rank: ModuleType, tmp_path: Path) -> None:
+    """A peer goes or comes every minute, and all others begin anew each time."""
+    now = time.monotonic()
+    assert [start_rank.pause(tmp_path / "starts", now + 60 * start) for start in range(20)] == [0] * 20
