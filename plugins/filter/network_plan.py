@@ -58,6 +58,8 @@ def network_plan(seen: Seen, settings: dict[str, Any], found_at: str = "") -> Pl
     problems = [said for said in (card["problem"], takeover["problem"], way_out) if said]
     if problems:
         return {"problems": problems, "differs": False}
+    if problem := address_problem(address, card, seen):
+        return {"problems": [problem], "differs": False}
     wanted = f"{address}/{prefix}"
     has = [one for one in card["addresses"] if ":" not in one and not one.startswith("169.254.")]
     lacks = wanted not in has or wanted in card["dynamic"]
@@ -197,22 +199,28 @@ def shut_out(address: str, table: str) -> bool:
     return where is not None and not any(where in known for known in networks)
 
 
-def address_problem(lan: Seen, plan: Plan, needs_link: bool) -> str:
-    """Why the card cannot have the address; ''. lan: of the module lan_address."""
-    card, address = plan["card"]["name"], plan["to"]
-    if lan["owner"]:
+def address_problem(address: str, card: Seen, seen: Seen) -> str:
+    """Why the card cannot have the address; ''. seen: of node_state."""
+    name = card["name"]
+    if name in seen["ifupdown"]:
         return (
-            f"shall have {address}, but another machine in the LAN answers there (hardware address {lan['owner']}). "
-            f"Give that one another address (reserve {address} in the router), or choose another lan_address."
-        )
-    if needs_link and not lan["carrier"]:
-        return f"has no link at its LAN card {card}. Plug its cable in at both ends."
-    if lan["ifupdown"]:
-        return (
-            f"has {card} in /etc/network/interfaces too, and two masters would fight over it. Take the card out of "
+            f"has {name} in /etc/network/interfaces too, and two masters would fight over it. Take the card out of "
             "that file (and of interfaces.d), without restarting the network."
         )
-    return ""
+    # A card that is switched off says nothing about its cable; it is asked again when it gets the address.
+    return lend_problem(
+        address, name, seen["owners"].get(address, {}).get(name, ""), card["carrier"] or not card["up"]
+    )
+
+
+def lend_problem(address: str, card: str, owner: str, linked: bool) -> str:
+    """Why the card cannot have the address now; ''. owner: who else has it (module lan_address)."""
+    if owner:
+        return (
+            f"shall have {address}, but another machine in the LAN answers there (hardware address {owner}). "
+            f"Give that one another address (reserve {address} in the router), or choose another lan_address."
+        )
+    return "" if linked else f"has no link at its LAN card {card}. Plug its cable in at both ends."
 
 
 def login_problem(plan: Plan, direct: Seen, through: Seen, peer: str) -> str:
@@ -236,8 +244,8 @@ def login_problem(plan: Plan, direct: Seen, through: Seen, peer: str) -> str:
 class FilterModule:
     def filters(self) -> dict[str, object]:
         return {
-            "address_problem": address_problem,
             "comes_from": comes_from,
+            "lend_problem": lend_problem,
             "loaded_admin_networks": loaded_admin_networks,
             "login_problem": login_problem,
             "network_before": network_before,

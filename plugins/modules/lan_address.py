@@ -7,9 +7,7 @@ module: lan_address
 author: Aura
 short_description: Asks a LAN who has an address, or lends it to a card for a while
 description:
-  - With O(state=asked) nothing is changed. The question is an ARP request that names no sender, as before a machine
-    takes an address (RFC 5227), so that no table in the LAN is spoilt. Whoever has the address answers that, also a
-    machine that does not answer a ping.
+  - With O(state=asked) nothing is changed.
   - With O(state=lent) the card gets the address beside its others, unless somebody else has it. The kernel takes it
     away again when the time is over, whatever has become of the machine that asked. An address that the card has for
     longer, by the router's lease say, is left alone.
@@ -23,59 +21,23 @@ attributes:
   check_mode: {support: full, details: Nothing is lent.}
 """
 EXAMPLES = r"""
-- name: Who has the new address?
-  lan_address: {card: enp3s0, address: 192.168.50.23}
+- name: Who is the router?
+  lan_address: {card: enp3s0, address: 192.168.50.1}
 """
 RETURN = r"""
 owner: {description: "MAC address of the other machine that has the address, or empty.", type: str, returned: always}
 carrier: {description: Whether the card's cable leads somewhere., type: bool, returned: always}
-ifupdown: {description: Whether C(/etc/network/interfaces) configures the card., type: bool, returned: always}
 """
 
-import contextlib
-import glob
 import json
-import re
-import select
-import socket
-import struct
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_network import read
-
-ARP = 0x0806
-IPV4 = 0x0800
+from ansible.module_utils.node_network import owner, read
 
 
 def carrier(card: str) -> bool:
     return read(f"/sys/class/net/{card}/carrier") == "1"
-
-
-def owner(card: str, address: str) -> str:
-    """MAC address of the other machine that has the address. Three questions, as one may get lost; about a second."""
-    own = {read(path) for path in glob.glob("/sys/class/net/*/address")}
-    wanted = socket.inet_aton(address)
-    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ARP)) as lan:
-        lan.bind((card, ARP))
-        mac = lan.getsockname()[4]
-        frame = struct.pack("!6s6sH", b"\xff" * 6, mac, ARP)
-        frame += struct.pack("!HHBBH6s4s6s4s", 1, IPV4, 6, 4, 1, mac, bytes(4), bytes(6), wanted)
-        for _ in range(3):
-            with contextlib.suppress(OSError):
-                lan.send(frame)
-            until = time.monotonic() + 0.4
-            while select.select([lan], [], [], max(0.0, until - time.monotonic()))[0]:
-                heard = lan.recv(2048)
-                sender = heard[22:28].hex(":")
-                if heard[28:32] == wanted and sender not in own:
-                    return sender
-    return ""
-
-
-def of_ifupdown(card: str) -> bool:
-    paths = ["/etc/network/interfaces", *glob.glob("/etc/network/interfaces.d/*")]
-    return any(re.search(rf"^\s*iface\s+{re.escape(card)}\s", read(path), re.MULTILINE) for path in paths)
 
 
 def lend(module: AnsibleModule, card: str, address: str, prefix: int, seconds: int) -> bool:
@@ -115,7 +77,7 @@ def main() -> None:
     changed = lending and linked and not has
     if changed:
         changed = lend(module, card, address, module.params["prefix"], module.params["seconds"])
-    module.exit_json(changed=changed, owner=has, carrier=linked, ifupdown=of_ifupdown(card))
+    module.exit_json(changed=changed, owner=has, carrier=linked)
 
 
 if __name__ == "__main__":

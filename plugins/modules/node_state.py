@@ -18,6 +18,7 @@ options:
   groups: {description: Names of groups., type: list, elements: str, default: []}
   uids: {description: Numbers of which it is wanted who has them., type: list, elements: int, default: []}
   mounts: {description: Directories of which it is wanted what is mounted., type: list, elements: str, default: []}
+  addresses: {description: Addresses of which it is wanted who else has them., type: list, elements: str, default: []}
   network: {description: "Network cards, and the files of netplan.", type: bool, default: false}
   firewall: {description: "Active firewalls, and the loaded table C(inet aura).", type: bool, default: false}
   sshd: {description: What sshd makes of its settings., type: bool, default: false}
@@ -58,10 +59,11 @@ taken:
   returned: always
 mounts:
   description: >-
-    By path: mounted (whether something is mounted right there), where (its mount point), source, type and options (a
-    list) of the file system in which it lies, owner (empty where there is nothing), empty (whether there is nothing in
-    it), used (whether a file or a link is anywhere below it). What is mounted is not looked into, and then both are
-    false; of what is mounted over the network the owner is not asked for either.
+    By path: mounted (whether something is mounted right there), where (its mount point), source, type and options
+    (a list) of the file system in which it lies, owner (empty where there is nothing), empty (whether there is
+    nothing in it), used (whether a file or a link is anywhere below it), free (bytes left in that file system).
+    What is mounted is not looked into, and then both are false; of what is mounted over the network the owner is
+    not asked for either.
   type: dict
   returned: always
 session:
@@ -70,6 +72,17 @@ session:
   type: dict
   returned: always
 cards: {description: The network cards; see module_utils/node_network.py., type: list, elements: dict, returned: always}
+owners:
+  description: >-
+    By those of O(addresses) that the node does not have itself, and by card: the MAC address of who has it in that
+    card's LAN, or empty.
+  type: dict
+  returned: always
+ifupdown:
+  description: The cards that C(/etc/network/interfaces) configures.
+  type: list
+  elements: str
+  returned: always
 netplan: {description: "The texts of netplan's files, by path.", type: dict, returned: always}
 netplan_before:
   description: Originals of such files that the role static_network has kept in C(/var/backups/aura), by path.
@@ -130,7 +143,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_gpu import gpu
-from ansible.module_utils.node_network import cards, netplan_files, netplan_originals
+from ansible.module_utils.node_network import cards, netplan_files, netplan_originals, of_ifupdown, owners
 from ansible.module_utils.node_packages import missing, said, waiting
 from ansible.module_utils.node_start import in_wsl, start
 from ansible.module_utils.node_units import units
@@ -235,7 +248,7 @@ def mounts(paths: list[str], table: str) -> dict[str, dict[str, object]]:
             "mounted": where == path, "where": where, "source": source, "type": kind,
             "options": sorted(set(options)), "owner": "" if where == path and kind in NETWORK else owner(path),
             "empty": where != path and not (os.path.isdir(path) and os.listdir(path)),
-            "used": where != path and used(path),
+            "used": where != path and used(path), "free": 0 if kind in NETWORK else free(where),
         }  # fmt: skip
     return found
 
@@ -246,6 +259,15 @@ def owner(path: str) -> str:
         return user_name(os.stat(path).st_uid)
     except OSError:
         return ""
+
+
+def free(where: str) -> int:
+    """Bytes that are left in the file system that is mounted there."""
+    try:
+        left = os.statvfs(where)
+    except OSError:
+        return 0
+    return left.f_bavail * left.f_frsize
 
 
 def used(path: str) -> bool:
@@ -284,9 +306,9 @@ def distribution() -> dict[str, str]:
     }
 
 
-def network(wanted: bool) -> dict[str, object]:
+def network(wanted: bool, addresses: list[str]) -> dict[str, object]:
     if not wanted:
-        return {"cards": [], "netplan": {}, "netplan_before": {}}
+        return {"cards": [], "netplan": {}, "netplan_before": {}, "owners": {}, "ifupdown": []}
     nm_devices = (
         said("nmcli", "--terse", "--fields", "DEVICE,STATE", "device") if shutil.which("nmcli") else ""
     )
@@ -299,6 +321,8 @@ def network(wanted: bool) -> dict[str, object]:
         "cards": found,
         "netplan": netplan_files(),
         "netplan_before": netplan_originals(),
+        "owners": owners(addresses, found),
+        "ifupdown": of_ifupdown(found),
     }
 
 
@@ -336,7 +360,7 @@ def clock(wanted: bool) -> dict[str, object]:
 def main() -> None:
     lists = {
         name: {"type": "list", "elements": "str", "default": []}
-        for name in "packages files texts units users groups mounts".split()
+        for name in "packages files texts units users groups mounts addresses".split()
     }
     numbers = {"uids": {"type": "list", "elements": "int", "default": []}}
     names = ("network", "firewall", "sshd", "gpu", "upgrades", "clock")
@@ -365,7 +389,7 @@ def main() -> None:
         python=platform.python_version(),
         machine=platform.machine(),
         now=now,
-        **network(asked["network"]),
+        **network(asked["network"], asked["addresses"]),
         **firewall(asked["firewall"]),
         **sshd(asked["sshd"]),
         gpu=gpu(asked["gpu"]),

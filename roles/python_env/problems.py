@@ -7,10 +7,27 @@ from typing import Any
 from ansible.plugins.loader import filter_loader
 
 Seen = dict[str, Any]
+# Gigabytes below /opt for the wheels and what is unpacked from them, with room for one more release.
+NEEDED = {"cpu": 2, "cuda": 14}
 
 
 def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
     torch_build = filter_loader.get("torch_build").j2_function
     coming = settings["driver"] or (node["gpu"].get("machine") or {}).get("installed", "")
-    problem = torch_build(node["gpu"], settings["torch_backend"], settings["cards"], coming)["problem"]
-    return [f"{problem}. Its Python and its torch were left as they are."] if problem else []
+    chosen = torch_build(node["gpu"], settings["torch_backend"], settings["cards"], coming)
+    said = (
+        [f"{chosen['problem']}. Its Python and its torch were left as they are."] if chosen["problem"] else []
+    )
+    return [*said, *room(chosen["build"], node)]
+
+
+def room(build: str, node: Seen) -> list[str]:
+    """A node that has been made ready once is not asked again: it may well train on a disk that is nearly full."""
+    needed = NEEDED["cpu" if build in ("", "cpu") else "cuda"]
+    left = node["mounts"]["/opt"]["free"] / 1e9
+    if left >= needed or node["texts"]["/opt/aura/wheelhouse.complete"]:
+        return []
+    return [
+        f"has {left:.1f} GB free for /opt, and Python, torch and its releases need about {needed} GB there. Make room "
+        "(sudo apt-get clean; du -xh / | sort -h | tail)."
+    ]

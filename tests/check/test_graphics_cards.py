@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tree
+from expressions import problems
 
 CARDS = tree.plugin("filter/graphics_cards")
 GPU = tree.plugin("module_utils/node_gpu")
@@ -331,3 +332,21 @@ def test_without_the_old_card_the_processor_trains() -> None:
     old = node("GT 710", driver="", seen=0)
     assert CARDS.training_cards(old, "none") == {"cards": [], "left_out": [], "problem": ""}
     assert CARDS.torch_build(old, wanted="none") == {"build": "cpu", "problem": ""}
+
+
+@pytest.mark.parametrize(
+    ("cards", "free", "there", "said"),
+    [
+        ((), 1.5e9, "", "has 1.5 GB free for /opt, and Python, torch and its releases need about 2 GB"),
+        ((), 2.5e9, "", ""),
+        (("RTX 3060",), 2.5e9, "", "need about 14 GB"),
+        (("RTX 3060",), 2.5e9, "wheelhouse-abc", ""),  # it is there already
+    ],
+)
+def test_a_disk_on_which_torch_does_not_fit_is_named(
+    cards: tuple[str, ...], free: float, there: str, said: str
+) -> None:
+    texts = {"/opt/aura/wheelhouse.complete": there}
+    seen = {"gpu": node(*cards), "mounts": {"/opt": {"free": free}}, "texts": texts}
+    answer = problems("python_env", seen, torch_backend="auto", cards="all", driver="")
+    assert said in answer if said else answer == ""

@@ -351,6 +351,7 @@ def plan(*cards: dict[str, Any], found_at: str = "", **more: Any) -> dict[str, A
     seen = {
         "cards": list(cards), "netplan": {}, "missing": ["netplan.io"], "distribution": "Ubuntu", "now": 0.0,
         "session": {"client": "192.168.50.9", "here": "192.168.50.20"}, "netplan_before": {},
+        "owners": {}, "ifupdown": [],
         "files": {path: NONE for path in (PLAN.OURS, PLAN.CLOUD, PLAN.CLOUD_FILE)}, **more,
     }  # fmt: skip
     found: dict[str, Any] = PLAN.network_plan(seen, SETTINGS, found_at)
@@ -389,6 +390,28 @@ def test_others_files_are_kept_and_come_back() -> None:
     assert set(back) == {PLAN.OURS, "/etc/netplan/50-x.yaml", *later}
     assert back["/etc/netplan/50-x.yaml"]["content"] == SUBIQUITY
     assert all(back[path].get("absent") for path in (PLAN.OURS, *later))
+
+
+@pytest.mark.parametrize(
+    ("state", "seen", "said"),
+    [
+        (
+            {},
+            {"owners": {"192.168.50.20": {"enp3s0": "02:a1:00:00:00:01"}}},
+            "answers there (hardware address 02:a1:00:00:00:01)",
+        ),
+        ({"carrier": False}, {}, "no link at its LAN card enp3s0"),
+        ({"carrier": False, "up": False}, {}, ""),  # its cable is not known yet
+        ({}, {"owners": {"192.168.50.20": {"enp3s0": "", "enp9s0": "02:a1:00:00:00:01"}}}, ""),  # another LAN
+        ({}, {"ifupdown": ["enp3s0"]}, "two masters"),
+    ],
+)
+def test_what_stands_in_the_way_of_an_address(state: dict[str, Any], seen: dict[str, Any], said: str) -> None:
+    nothing: dict[str, Any] = {"owners": {}, "ifupdown": []}
+    answer = PLAN.address_problem("192.168.50.20", home() | state, nothing | seen)
+    assert said in answer if said else answer == ""
+    if "carrier" not in state:  # without a cable it would not even be the LAN's, unless somebody has named it
+        assert plan(home(), **seen)["problems"] == [answer] * bool(said)
 
 
 def test_an_address_that_was_lent_is_given_back_first() -> None:

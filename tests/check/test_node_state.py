@@ -63,6 +63,7 @@ def test_what_is_mounted_is_known_without_touching_it(
     assert (share["mounted"], share["source"], share["type"]) == (True, "192.168.50.20:/srv/aura", "nfs4")
     assert {"nosuid", "nodev", "softerr", "vers=4.2"} <= set(share["options"])
     assert (share["empty"], share["used"], share["owner"]) == (False, False, "")
+    assert share["free"] == 0
     covered = mounts(["/mnt/with space"], MOUNTS)["/mnt/with space"]
     assert (covered["mounted"], covered["type"], covered["where"]) == (True, "exfat", "/mnt/with space")
     monkeypatch.undo()
@@ -84,6 +85,7 @@ def test_what_is_mounted_is_known_without_touching_it(
     assert [found[path]["empty"] for path in paths.values()] == [False, False, False, True]
     assert not found[paths["file"]]["mounted"]
     assert found[paths["file"]]["type"] == "ext4"
+    assert found[paths["file"]]["free"] > 0
     assert found[paths["file"]]["where"] == "/"
     assert found[paths["file"]]["owner"] == tmp_path.owner()
     assert found[paths["absent"]]["owner"] == ""

@@ -116,20 +116,3 @@ def test_who_does_not_get_there_is_told_what_to_do(
 ) -> None:
     answer = PLAN.login_problem(PLANNED, direct, through, peer)
     assert said in answer if said else answer == ""
-
-
-@pytest.mark.parametrize(
-    ("lan", "needs_link", "said"),
-    [
-        ({}, True, ""),
-        ({"owner": "02:a1:00:00:00:01"}, True, "answers there (hardware address 02:a1:00:00:00:01)"),
-        ({"carrier": False}, True, "no link at its LAN card enp3s0"),
-        ({"carrier": False}, False, ""),
-        ({"ifupdown": True}, True, "two masters"),
-    ],
-)
-def test_what_stands_in_the_way_of_an_address(lan: dict[str, object], needs_link: bool, said: str) -> None:
-    answer = PLAN.address_problem(
-        {"owner": "", "carrier": True, "ifupdown": False} | lan, PLANNED, needs_link
-    )
-    assert said in answer if said else answer == ""

@@ -29,34 +29,74 @@ SETTINGS = {
     "shared_directory": '""',
     "trainer_threads": "1",
 }
+# Bash: where a card of this node's own is.
+CARD = "$(ip -o -4 route show default | awk '{print $5; exit}')"
 # What would show that something was done to a PC.
 STATE = r"""
 getent passwd; hostname; nft list ruleset 2>/dev/null
 ip -4 -o address show scope global | awk '{print $2, $4}'; dpkg-query --show
 find /etc /opt /usr/local -xdev -newer /root/began ! -path '*/apt/*' ! -name ld.so.cache -printf '%p %T@\n' | sort
 """
-FAULTS = {
+FAULTS = (
     # what is done to a PC, what mends it, and what is said
-    "pc0": (
+    (
+        "pc0",
         "useradd --uid 1234 aura",
         "userdel aura",
         "there is already: .*1234",
     ),
-    "pc1": (
+    (
+        "pc0",
+        "mkdir -p /etc/ufw; echo ENABLED=yes > /etc/ufw/ufw.conf",
+        "rm -r /etc/ufw",
+        "ufw is active there, and two firewalls would contradict each other",
+    ),
+    (
+        "pc2",  # has the address that pc0 shall have
+        f"ip address add 198.18.50.31/24 dev {CARD}",
+        f"ip address delete 198.18.50.31/24 dev {CARD}",
+        "shall have 198.18.50.31, but another machine in the LAN answers there",
+    ),
+    (
+        "pc1",
         "sed -i '1i 10.1.2.3 node2' /etc/hosts",
         "sed -i 1d /etc/hosts",
         "lines that are not ours lead names of nodes elsewhere: .* node2",
     ),
-    "pc2": (
+    (
+        "pc1",
+        f"mkdir -p /etc/network; echo iface {CARD} inet dhcp > /etc/network/interfaces",
+        "rm -r /etc/network",
+        "in /etc/network/interfaces too, and two masters would fight over it",
+    ),
+    (
+        "pc1",
+        "mount -t tmpfs -o size=100m tmpfs /opt",
+        "umount /opt",
+        "has 0.1 GB free for /opt, and Python, torch and its releases need about 2 GB",
+    ),
+    (
+        "pc2",
         "systemd-run --quiet --unit=firewalld sleep 3600",
         "systemctl stop firewalld",
         "firewalld is active there, and two firewalls would contradict each other",
     ),
+    (
+        "pc2",
+        "ip link add lan1 type veth peer name lan2; ip address add 198.18.50.77/24 dev lan1; "
+        "ip link set lan1 up; ip link set lan2 up",
+        "ip link delete lan1",
+        "several network cards have an address in 198.18.50.0/24",
+    ),
+)
+WRONG_SETTINGS = {
+    "torch_backend": "cu126",
+    "lan_services": "[game]",
 }
-WRONG_SETTINGS = {"torch_backend": "cu126"}
 SAID = (
-    *(told for _, _, told in FAULTS.values()),
+    *(told for *_, told in FAULTS),
     "torch_backend is cu126, but it has no NVIDIA card",
+    r"firewall_lan_services \(lan_services\) names game",
 )
 
 
@@ -129,7 +169,7 @@ def test_the_first_hour(person: Person) -> None:
     assert "NOPASSWD" not in inside("pc1", "sudo -l -U ada")
 
     settings.write_text(with_settings(good, WRONG_SETTINGS))
-    for name, (fault, _, _) in FAULTS.items():
+    for name, fault, _, _ in FAULTS:
         inside(name, fault)
     faulty = states()
     said = person.types("site.yml", fails=True)
@@ -139,7 +179,7 @@ def test_the_first_hour(person: Person) -> None:
     assert states() == faulty
 
     settings.write_text(good)
-    for name, (_, mended, _) in FAULTS.items():
+    for name, _, mended, _ in FAULTS:
         inside(name, mended)
     assert "Ready. Can it train?" in person.types("site.yml")
     assert "nothing changed" in person.types("site.yml")
