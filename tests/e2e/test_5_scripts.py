@@ -229,7 +229,7 @@ def test_packages_come_from_a_folder_where_there_is_no_internet(cluster: Cluster
 def test_deepspeed_with_zero_1_on_processors(cluster: Cluster) -> None:
     """DeepSpeed compiles an operator for processors on every node, the first time. Who stops it then leaves torch's
     lock behind, for which all after it would wait."""
-    built = "/var/lib/aura/.cache/torch_extensions/py311_cpu/deepspeed_shm_comm"
+    built = "/var/lib/aura/scripts/.cache/torch_extensions/py311_cpu/deepspeed_shm_comm"
     cluster.sh("node1", f"runuser -u aura -- sh -c 'mkdir -p {built} && touch {built}/lock'")
     zero = ("-e", f"script={SCRIPTS}/deepspeed_zero/train.py", "-e", "launcher=deepspeed", "-e", "run=zero")
     flags = ("-e", "arguments=--deepspeed --deepspeed_config ds.json")
