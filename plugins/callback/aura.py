@@ -6,6 +6,8 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ansible import constants
@@ -18,8 +20,9 @@ author: Aura
 type: stdout
 short_description: A moving line, what changed, and sentences
 description:
-  - On a terminal one line moves (how long, how many nodes, the task). Above it stays what matters, a line each, what
-    changed and on which nodes; messages as they are; and a failure as its sentence, once.
+  - On a terminal one line moves (how long, how many nodes, the task, and what this machine has received and sent
+    meanwhile, where that is much). Above it stays what matters, a line each, what changed and on which nodes; messages
+    as they are; and a failure as its sentence, once.
   - Without a terminal the same without the moving line and without control characters.
   - With C(-v), and with the callback C(default), everything that Ansible says.
   - What a playbook sets as C(next) (M(ansible.builtin.set_stats)) comes last, the command to type next, say.
@@ -31,6 +34,8 @@ extends_documentation_fragment:
 ASKS = ("ask", "pause", "ansible.builtin.pause")
 # What M(assert) says where nothing else was wanted.
 EMPTY = ("", "All assertions passed")
+MUCH = 20_000_000  # bytes
+NET = Path("/sys/class/net")
 Hosts = dict[str, list[str]]  # the nodes that say the same, by what they say
 
 
@@ -62,7 +67,7 @@ class CallbackModule(Default):
             self._say(self.heading, constants.COLOR_HIGHLIGHT)
             self.heading = ""
         self.task, self.done = task.get_name().rpartition(" : ")[2].strip(), 0
-        self.line.pause(task.action in ASKS)
+        self.line.begin(task.action in ASKS)
         self._move()
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
@@ -158,6 +163,7 @@ class MovingLine:
         self.there = sys.stdout.isatty()
         self.began = time.monotonic()
         self.text = ""
+        self.moved = moved()
         self.paused = True
         if self.there:
             threading.Thread(target=self._go_on, daemon=True).start()
@@ -167,14 +173,14 @@ class MovingLine:
         with self.lock:
             self._write()
 
-    def pause(self, paused: bool) -> None:
-        """While somebody is asked something nothing moves."""
+    def begin(self, paused: bool) -> None:
+        """A task begins. While somebody is asked something nothing moves."""
         with self.lock:
             self._erase()
-            self.paused = paused
+            self.paused, self.moved = paused, moved()
 
     def end(self) -> None:
-        self.pause(True)
+        self.begin(True)
 
     def aside(self) -> Aside:
         return Aside(self)
@@ -193,7 +199,9 @@ class MovingLine:
         if not self.there or self.paused or not self.text:
             return
         width = os.get_terminal_size(1).columns or 80
-        line = f"{time.monotonic() - self.began:5.0f} s  {self.text}"[: width - 1]
+        line = f"{time.monotonic() - self.began:5.0f} s  {self.text}{so_far(self.moved, moved())}"[
+            : width - 1
+        ]
         os.write(1, f"\r\033[K{line}".encode())
 
 
@@ -211,6 +219,22 @@ class Aside:
         sys.stdout.flush()
         self.line._write()
         self.line.lock.release()
+
+
+def moved() -> tuple[int, int]:
+    """Bytes that this machine's network cards have received and sent; bridges and the lab's cables do not count."""
+    received = sent = 0
+    for device in NET.glob("*/device"):
+        with suppress(OSError):  # it has just been pulled out
+            received += int((device.parent / "statistics/rx_bytes").read_text())
+            sent += int((device.parent / "statistics/tx_bytes").read_text())
+    return received, sent
+
+
+def so_far(then: tuple[int, int], now: tuple[int, int]) -> str:
+    """What has come and gone since then: of gigabytes that somebody waits for, how many are there."""
+    amounts = [("↓", now[0] - then[0]), ("↑", now[1] - then[1])]
+    return "".join(f"  {way} {amount / 1e6:,.0f} MB" for way, amount in amounts if amount >= MUCH)
 
 
 def text(said: Any) -> str:

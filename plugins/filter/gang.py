@@ -97,8 +97,8 @@ def gang_words(members: Sequence[Member]) -> list[str]:
 def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> list[dict[str, str]]:
     """What each rank of this node is told, as write_files takes it, in torch.distributed's standard variables.
 
-    run: name, preset, corpus, backend and overrides; port, threads (0: torch's), link_mbit, image or "", and launch,
-    which tells this launch from others.
+    run: name, preset, corpus, backend and overrides; port, threads (0: torch's), link_mbit, image or "", language, and
+    launch, which tells this launch from others.
     """
     index = [one["name"] for one in members].index(name)
     node, first = members[index], sum(one["ranks"] for one in members[:index])
@@ -132,6 +132,7 @@ def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> 
             # What the plan counts with.
             "AURA_LINK_MBIT": run["link_mbit"],
             "AURA_NODE": name,
+            "AURA_LANG": run["language"],
             "AURA_RELEASE": f"/opt/aura/releases/{node['release']}",
             "AURA_IMAGE": run["image"] or None,
             "AURA_TRAIN_ARGUMENTS": shlex.join(arguments),

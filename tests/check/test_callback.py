@@ -108,3 +108,19 @@ def test_on_a_terminal_one_line_moves_and_none_of_it_stays(command: list[str]) -
     shown = [line.rpartition("\033[K")[2] for line in text.split("\n")]
     assert "  all 3 nodes: All get one" in shown
     assert not [line for line in shown if "Nothing happens" in line]
+
+
+def test_a_long_wait_shows_what_this_machine_has_received_and_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callback = tree.plugin("callback/aura")
+    monkeypatch.setattr(callback, "NET", tmp_path)
+    for card, device in (("enp3s0", True), ("br0", False)):
+        (tmp_path / card / "statistics").mkdir(parents=True)
+        (tmp_path / card / "statistics/rx_bytes").write_text("1250000000\n")
+        (tmp_path / card / "statistics/tx_bytes").write_text("1000000\n")
+        if device:
+            (tmp_path / card / "device").mkdir()
+    assert callback.moved() == (1250000000, 1000000)
+    assert callback.so_far((0, 0), callback.moved()) == "  ↓ 1,250 MB"
+    assert callback.so_far(callback.moved(), callback.moved()) == ""

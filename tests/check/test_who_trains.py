@@ -14,7 +14,7 @@ gang = tree.plugin("filter/gang")
 ADDRESS = "192.168.50.20"
 RUN = {
     "name": "probe", "preset": "gpt2-nano", "corpus": "es", "backend": "auto", "overrides": {"save_every": 20},
-    "port": 12355, "threads": 0, "link_mbit": 1000, "image": "", "launch": "20261125-1",
+    "port": 12355, "threads": 0, "link_mbit": 1000, "image": "", "language": "en", "launch": "20261125-1",
 }  # fmt: skip
 
 
