@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from aura.config import TrainConfig
-from aura.plan.evidence import Loss, expected_loss
+from aura.plan.evidence import Loss, expected_loss, tokens_factor
 from aura.plan.gpus import Gpu
 from aura.plan.memory import CODE_BITS, fits, wire_bytes
 from aura.plan.plan import bytes_per_second, ranks_of
@@ -72,7 +72,13 @@ class Candidate:
     step_seconds: float
     times_one_pc: float
     loss: Loss
+    tokens_factor: float  # how many times as many tokens make up for that loss
     fits: bool = True
+
+    @property
+    def times_to_loss(self) -> float:
+        """How many times as fast as one PC it is at the loss that one PC ends with."""
+        return self.times_one_pc / self.tokens_factor
 
     @property
     def name(self) -> str:
@@ -83,7 +89,9 @@ class Candidate:
     def line(self, tolerance: float) -> str:
         said = text("candidate", name=self.name, step=self.step_seconds, times=self.times_one_pc)
         if self.wire != "fp32":
-            said += text("candidate_loss", nats=self.loss.nats, evidence=self.loss.evidence)
+            said += text(
+                "candidate_loss", nats=self.loss.nats, to_loss=self.times_to_loss, evidence=self.loss.evidence
+            )
         if self.loss.nats > tolerance:
             said += text("candidate_costs_too_much", tolerance=tolerance)
         return said + (text("candidate_has_no_room") if not self.fits else "")
@@ -115,7 +123,8 @@ def exchanging(config: TrainConfig, wire: str, delay: float) -> TrainConfig:
 
 
 def decide(config: TrainConfig, cluster: Cluster) -> Decision:
-    """The fastest setting whose expected loss is within `loss_tolerance`. It changes neither batch nor optimizer."""
+    """What is the first at the loss that one PC ends with, of the settings whose expected loss is within
+    `loss_tolerance`. It changes neither batch nor optimizer."""
     config = exchanging(config, "fp32", 0.0)
     decision = _decided(config, cluster)
     return replace(decision, notes=tuple(_notes(config, cluster, decision)))
@@ -130,6 +139,7 @@ def _decided(config: TrainConfig, cluster: Cluster) -> Decision:
 
 def _candidates(config: TrainConfig, cluster: Cluster, one_pc: float) -> Iterator[Candidate]:
     """The exact one first; with a delay the smallest that hides the exchange, where the optimizer bears one."""
+    tokens = sum(config.shares(len(cluster.works))) * config.seq_len * config.steps
     settings = [(wire, 0.0) for wire in ("fp32", "bf16", *CODE_BITS)]
     if config.optimizer == "muon":
         for wire in CODE_BITS:
@@ -141,7 +151,9 @@ def _candidates(config: TrainConfig, cluster: Cluster, one_pc: float) -> Iterato
             continue  # parameters in bf16
         seconds = step_seconds(other, cluster.works, cluster.nodes, cluster.speed, cluster.codings)
         has_room = not cluster.rooms or fits(other, cluster.rooms, cluster.on_gpu, len(cluster.works))
-        yield Candidate(wire, delay, seconds, one_pc / seconds, expected_loss(other), has_room)
+        loss = expected_loss(other)
+        more = tokens_factor(loss.nats, tokens)
+        yield Candidate(wire, delay, seconds, one_pc / seconds, loss, more, has_room)
 
 
 def _best(config: TrainConfig, cluster: Cluster, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
@@ -153,8 +165,8 @@ def _best(config: TrainConfig, cluster: Cluster, candidates: Sequence[Candidate]
     if not tolerance:  # what was measured below zero is chance
         return exact, text("setting_asked_exact")
     allowed = [exact, *(one for one in candidates[1:] if one.fits and one.loss.nats <= tolerance)]
-    fastest = min(one.step_seconds for one in allowed)
-    equal = [one for one in allowed if one.step_seconds <= EQUAL * fastest]
+    fastest = max(one.times_to_loss for one in allowed)
+    equal = [one for one in allowed if EQUAL * one.times_to_loss >= fastest]
     # Without a delay the wire with more bits; with one, where both hide the exchange, what is expected to lose less.
     chosen = min(
         equal, key=lambda one: (one.delay > 0, one.loss.nats if one.delay else 0, candidates.index(one))
@@ -170,14 +182,14 @@ def _notes(config: TrainConfig, cluster: Cluster, decision: Decision) -> Iterato
         return
     tokens = sum(config.shares(ranks)) * config.seq_len
     yield text(
-        "note_link", part=1 - computing / step, nodes=cluster.nodes, times=decision.chosen.times_one_pc
+        "note_link", part=1 - computing / step, nodes=cluster.nodes, times=decision.chosen.times_to_loss
     )
     for factor in (2, 4):
         works = tuple(replace(work, micro_batches=factor * work.micro_batches) for work in cluster.works)
         other = _decided(config, replace(cluster, works=works)).chosen
-        yield text("note_larger_batch", tokens=factor * tokens, name=other.name, times=other.times_one_pc)
+        yield text("note_larger_batch", tokens=factor * tokens, name=other.name, times=other.times_to_loss)
     formats = (config.parameter_format, config.moment_format)
     if config.optimizer != "muon" and formats == ("fp32", "fp32"):
         other = _decided(replace(config, optimizer="muon"), cluster).chosen
         loss = {"nats": other.loss.nats, "evidence": other.loss.evidence}
-        yield text("note_muon", name=other.name, times=other.times_one_pc, **loss)
+        yield text("note_muon", name=other.name, times=other.times_to_loss, **loss)

@@ -60,6 +60,20 @@ DELAYS = (
 )
 
 
+# Loss = E + A / parameters^alpha + B / tokens^beta: the fit of Hoffmann et al. 2022 as Besiroglu et al. corrected it in
+# 2024 (arXiv 2404.10102).
+B, BETA = 2085.43, 0.3658
+
+
+def tokens_factor(nats: float, tokens: float) -> float:
+    """How many times as many tokens make up for `nats` at the end of a training with `tokens`; inf where none do.
+
+    An estimate: the fit is of larger models on English text, in nats per token of their tokenizer.
+    """
+    left = B / tokens**BETA  # what more text could still take away
+    return (1 - nats / left) ** (-1 / BETA) if 0 <= nats < left else 1.0 if nats < 0 else float("inf")
+
+
 def expected_loss(config: TrainConfig) -> Loss:
     """Of the wire and the delay of this configuration: what they cost is added up, as nobody has measured
     all pairs."""
