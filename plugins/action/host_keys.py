@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import filter_loader
 
 PUBLIC = "/etc/ssh/ssh_host_ed25519_key.pub"
-KINDS = ("ed25519", "ecdsa", "rsa")
+ssh_fingerprint, ssh_host_key = (
+    filter_loader.get(name).j2_function for name in ("ssh_fingerprint", "ssh_host_key")
+)
 
 
 class Key(NamedTuple):
@@ -24,23 +24,11 @@ class Key(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(base64.b64decode(self.public)).digest()
-        return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+        return str(ssh_fingerprint(self.public))
 
     @property
     def line(self) -> str:
         return f"{self.name} {self.kind} {self.public}\n"
-
-
-def shown_key(name: str, address: str, port: int) -> Key | None:
-    """The best one that the server has."""
-    for kind in KINDS:
-        command = ["ssh-keyscan", "-T", "20", "-p", str(port), "-t", kind, address]
-        said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        words = [line.split() for line in said.splitlines() if not line.startswith("#")]
-        if words and len(words[0]) >= 3:
-            return Key(name, address, words[0][1], words[0][2])
-    return None
 
 
 def known(text: str) -> dict[str, list[str]]:
@@ -109,13 +97,13 @@ class ActionModule(ActionBase):
         names = {name for names in known(recorded).values() for name in names}
         new = {name: place for name, place in self._task.args["nodes"].items() if name not in names}
         with ThreadPoolExecutor(16) as pool:
-            read = pool.map(lambda name: shown_key(name, str(new[name][0]), int(new[name][1])), new)
-            keys = dict(zip(new, read, strict=True))
-        shown = [key for key in keys.values() if key]
+            read = pool.map(lambda place: ssh_host_key(str(place[0]), int(place[1])), new.values())
+        keys = [Key(name, new[name][0], *key) for name, key in zip(new, read, strict=True)]
+        shown = [key for key in keys if key.public]
         said = [
-            f"{name} ({new[name][0]}) does not say its host key within 20 s."
-            for name in new
-            if not keys[name]
+            f"{key.name} ({key.address}) does not say its host key within 20 s."
+            for key in keys
+            if not key.public
         ]
         said += problems(shown, recorded, told)
         if said:

@@ -1,13 +1,11 @@
 """Which of some addresses and ports leads to a node's SSH server."""
 
-import errno
-import socket
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleLookupError
+from ansible.plugins.loader import filter_loader
 from ansible.plugins.lookup import LookupBase
 
 DOCUMENTATION = """
@@ -57,6 +55,10 @@ _raw:
   elements: dict
 """
 
+ssh_greeting, ssh_host_key = (
+    filter_loader.get(name).j2_function for name in ("ssh_greeting", "ssh_host_key")
+)
+
 
 def recorded_keys(name: str, known_hosts: Path) -> dict[str, str]:
     """The node's keys in known_hosts, by type."""
@@ -65,48 +67,30 @@ def recorded_keys(name: str, known_hosts: Path) -> dict[str, str]:
     return {words[1]: words[2] for words in fields if len(words) >= 3 and name in words[0].split(",")}
 
 
-def shown_key(address: str, port: int, kind: str, patience: int) -> str | None:
-    """None where the server has no key of this kind. Raises TimeoutError."""
-    command = ["ssh-keyscan", "-T", str(patience), "-p", str(port), "-t", kind, address]
-    began = time.monotonic()
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    keys = [
-        line.split()[2] for line in said.splitlines() if not line.startswith("#") and len(line.split()) >= 3
-    ]
-    if not keys and time.monotonic() - began >= patience:
-        raise TimeoutError
-    return keys[0] if keys else None
-
-
-def greeting(connection: socket.socket) -> bytes:
-    """Empty where none comes in time, or the server hangs up: sshd does so, too, when too many connect at once."""
-    try:
-        return connection.recv(4)
-    except OSError:
-        return b""
+def is_node(address: str, port: int, patience: int, known: dict[str, str]) -> bool:
+    """Raises TimeoutError where the server does not say in time whose key it has."""
+    for kind, key in known.items():
+        began = time.monotonic()
+        shown = ssh_host_key(address, port, [kind], patience)[1]
+        if shown == key:
+            return True
+        if not shown and time.monotonic() - began >= patience:
+            raise TimeoutError
+    return False
 
 
 def answer(address: str, port: int, timeout: int, patience: int, known: dict[str, str]) -> str:
     try:
-        with socket.create_connection((address, port), timeout=timeout) as connection:
-            connection.settimeout(patience)
-            said = greeting(connection)
-    except ConnectionRefusedError:
-        return "refused"
+        said, _ = ssh_greeting(address, port, timeout, patience)
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE, errno.EPERM, errno.EACCES):
-            raise AnsibleLookupError(f"The controller cannot connect to {address}: {error}") from error
-        return "silence"
-    if said != b"SSH-":
-        return "other" if said else "slow"
-    if not known:
-        return "node"
+        raise AnsibleLookupError(f"The controller cannot connect to {address}: {error}") from error
+    if said != "ssh":
+        return said
     try:
-        is_node = any(shown_key(address, port, kind, patience) == key for kind, key in known.items())
+        return "node" if not known or is_node(address, port, patience, known) else "stranger"
     except TimeoutError:
-        # Whose key it has is not known: to call it a stranger would have somebody forget the node's key.
+        # To call it a stranger would have somebody forget the node's key.
         return "slow"
-    return "node" if is_node else "stranger"
 
 
 class LookupModule(LookupBase):

@@ -22,12 +22,12 @@ def run(words: list[str], typed: list[str], **environment: str) -> tuple[int, st
 def find(folder: Path, typed: list[str], *words: str) -> tuple[int, str]:
     """find.yml in a LAN that is made up."""
     (folder / "lan_ssh.py").write_text(
-        "from ansible.module_utils.basic import AnsibleModule\n"
-        "spec = {'network': {}, 'addresses': {'type': 'list'}, 'port': {}}\n"
-        f"AnsibleModule(argument_spec=spec).exit_json(**{test_find.found()!r})\n"
+        "from ansible.plugins.action import ActionBase\n"
+        "class ActionModule(ActionBase):\n"
+        f"    def run(self, tmp=None, task_vars=None): return {test_find.found()!r}\n"
     )
     into = ["playbooks/find.yml", "-e", f"into={folder}/home"]
-    return run([*into, *words], typed, ANSIBLE_LIBRARY=f"{folder}:{tree.ROOT}/plugins/modules")
+    return run([*into, *words], typed, ANSIBLE_ACTION_PLUGINS=f"{folder}:{tree.ROOT}/plugins/action")
 
 
 def test_who_sits_at_the_terminal_chooses(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import tree
 import yaml
 
-LAN = tree.module("plugins/modules/lan_ssh.py")
+LAN = tree.plugin("action/lan_ssh")
 FOUND = tree.plugin("action/found_inventory")
 KEYS = {"127.0.0.3": ("ed25519", "SHA256:three"), "127.0.0.5": ("rsa", "SHA256:five")}
 Cards = list[dict[str, Any]]

@@ -21,11 +21,11 @@ def keyscan(monkeypatch: pytest.MonkeyPatch) -> None:
         said = "# 10.0.0.3:2222 SSH-2.0-x\n" + ("[10.0.0.3]:2222 ssh-rsa AAAA\n" if "rsa" in command else "")
         return subprocess.CompletedProcess(command, 0, said, "")
 
-    monkeypatch.setattr(KEYS.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
 
 
 def test_the_key_is_recorded_under_the_nodes_name(keyscan: None) -> None:
-    key = KEYS.shown_key("node3", "10.0.0.3", 2222)
+    key = KEYS.Key("node3", "10.0.0.3", *KEYS.ssh_host_key("10.0.0.3", 2222))
     assert key.line == "node3 ssh-rsa AAAA\n"
     assert key.fingerprint in KEYS.table([key])
 

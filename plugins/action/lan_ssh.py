@@ -2,58 +2,17 @@
 
 from __future__ import annotations
 
-DOCUMENTATION = r"""
-module: lan_ssh
-author: Aura
-short_description: Finds the SSH servers of the LAN that the controller is in
-description:
-  - Connects to one port of every address, some dozens at a time; reads the server's greeting and its host key.
-    Nobody logs in.
-  - The network is the one of the route to the internet, unless O(network) or O(addresses) says it.
-options:
-  network: {description: "The network to look in, or a part of it, 192.168.50.0/24 say.", type: str, default: ""}
-  addresses:
-    description: Ask these only, with more patience. What does not answer is in the result too.
-    type: list
-    elements: str
-    default: []
-  port: {description: The port of SSH., type: int, default: 22}
-attributes:
-  check_mode: {support: full, details: It changes nothing.}
-"""
-EXAMPLES = r"""
-- name: What is there?
-  lan_ssh: {}
-"""
-RETURN = r"""
-here:
-  description: >-
-    C(card), C(address), C(prefix), C(network), C(gateway), C(nameservers) of this machine; how many were C(asked);
-    whether the address is C(lent) by the router.
-  type: dict
-  returned: always
-machines:
-  description:
-    - C(address), C(answer) (V(ssh), V(refused), V(other), V(slow), V(silence)), C(server), C(key) (a fingerprint),
-      C(kind) of key, C(name), C(own) (this machine), C(router) and C(twin) (another address with the same key).
-  type: list
-  elements: dict
-  returned: always
-without: {description: Addresses of machines without an SSH server., type: list, elements: str, returned: always}
-"""
-
-import base64
-import hashlib
 import ipaddress
 import json
 import re
-import socket
 import subprocess
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import filter_loader
 
 UNASKED = 1024  # addresses: a /22. Larger networks are asked only where somebody says so,
 MOST = 65536  # and no larger ones than a /16: that takes a quarter of an hour.
@@ -61,7 +20,11 @@ AT_ONCE = 64  # connections
 PATIENCE, MORE_PATIENCE = 1.0, 5.0  # seconds for a connection, which a kernel makes
 GREETING = 4.0  # seconds for what sshd says, at most
 RESOLVER_FILES = ("/run/systemd/resolve/resolv.conf", "/etc/resolv.conf")
-KINDS = ("ed25519", "ecdsa", "rsa")
+
+# Here, and not in the threads that use them.
+ssh_fingerprint, ssh_greeting, ssh_host_key = (
+    filter_loader.get(name).j2_function for name in ("ssh_fingerprint", "ssh_greeting", "ssh_host_key")
+)
 
 Machine = dict[str, Any]
 
@@ -178,35 +141,20 @@ def shown(text: str) -> str:
 def greeting(address: str, port: int, patience: float) -> tuple[str, str]:
     """What answers there, and the name that an SSH server gives itself."""
     try:
-        with socket.create_connection((address, port), timeout=patience) as connection:
-            connection.settimeout(GREETING)
-            try:
-                said = connection.recv(255)
-            except OSError:
-                said = b""
-    except ConnectionRefusedError:
-        return "refused", ""
+        answer, said = ssh_greeting(address, port, patience, GREETING)
     except OSError:
         return "silence", ""
-    if not said.startswith(b"SSH-"):
-        return "other" if said else "slow", ""
-    line = said.splitlines()[0].decode(errors="replace")
-    return "ssh", shown(line.partition("-")[2].partition("-")[2])
+    line = said.splitlines()[0].decode(errors="replace") if answer == "ssh" else ""
+    return answer, shown(line.partition("-")[2].partition("-")[2])
 
 
 def host_key(address: str, port: int) -> tuple[str, str]:
     """Kind and fingerprint of the server's best key."""
-    for kind in KINDS:
-        command = ["ssh-keyscan", "-T", "5", "-p", str(port), "-t", kind, address]
-        try:
-            said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        except FileNotFoundError:
-            raise Refused("This machine has no ssh-keyscan: sudo apt install openssh-client") from None
-        keys = [line.split()[2] for line in said.splitlines() if re.match(r"[^#]\S* \S+ \S", line)]
-        if keys:
-            digest = hashlib.sha256(base64.b64decode(keys[0])).digest()
-            return kind, "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
-    return "", ""
+    try:
+        kind, public = ssh_host_key(address, port, patience=5)
+    except FileNotFoundError:
+        raise Refused("This machine has no ssh-keyscan: sudo apt install openssh-client") from None
+    return kind.removeprefix("ssh-"), ssh_fingerprint(public) if public else ""
 
 
 def name(address: str) -> str:
@@ -297,21 +245,27 @@ def resolver_texts() -> list[str]:
     return texts
 
 
-def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            "network": {"type": "str", "default": ""},
-            "addresses": {"type": "list", "elements": "str", "default": []},
-            "port": {"type": "int", "default": 22},
-        },
-        supports_check_mode=True,
-    )
-    asked = module.params
-    try:
-        module.exit_json(changed=False, **look(asked["network"], asked["addresses"], asked["port"]))
-    except Refused as refused:
-        module.fail_json(msg=str(refused))
+class ActionModule(ActionBase):
+    """Finds the SSH servers of the LAN that this machine is in: connects to one `port` of every address, some dozens at
+    a time, reads the server's greeting and its host key. Nobody logs in, nothing is changed.
 
+    The network is that of the route to the internet, unless `network` (192.168.50.0/24, say) or `addresses` say it;
+    what is named so is asked with more patience, and stands in the result whatever it answers.
 
-if __name__ == "__main__":
-    main()
+    The answer: `here` (of this machine: card, address, prefix, network, gateway, nameservers; how many were `asked`;
+    whether the address is `lent` by the router), `machines` (address, answer, server, key: a fingerprint, kind of key,
+    name, own: this machine, router, twin: another address with the same key), and `without`, the addresses of machines
+    without an SSH server.
+    """
+
+    _VALID_ARGS = frozenset(("network", "addresses", "port"))
+    _supports_check_mode = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        super().run(tmp, task_vars)
+        asked = self._task.args
+        try:
+            found = look(asked.get("network", ""), asked.get("addresses", []), int(asked.get("port", 22)))
+        except Refused as refused:
+            raise AnsibleActionFail(str(refused)) from None
+        return {"changed": False, **found}
