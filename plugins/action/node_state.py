@@ -32,11 +32,7 @@ class ActionModule(ActionBase):
         if self._task.args.get("forget"):
             return {"changed": False, "ansible_facts": {"node_looks": {}}}
         several = self._task.args.get("roles", [])
-        roles = several or [self._task.args[name] for name in ("role",) if name in self._task.args]
-        if not roles and "look" not in self._task.args:
-            raise AnsibleActionFail(
-                "node_state needs role: the name of the role that wants to see something."
-            )
+        roles = several or ([self._task.args["role"]] if "role" in self._task.args else [])
         look = merged([*map(self._look, roles), self._task.args.get("look", {})])
         kept = variables.get("ansible_facts", {}).get("node_looks")
         if not several and kept and within(look, kept["look"]):
@@ -64,18 +60,12 @@ class ActionModule(ActionBase):
                 f"The role {role} has no meta/look.yml, so it is not known what it wants to see."
             )
         try:
-            look = self._templar.template(trusted(text or {}))
+            return self._templar.template(trusted(text or {}))
         except AnsibleUndefinedVariable:
             # Only the role itself knows its variables: it will ask by itself.
             if self._task.args.get("roles"):
                 return {}
             raise
-        unknown = set(look) - {*LISTS, *SWITCHES}
-        if unknown:
-            raise AnsibleActionFail(
-                f"{path} names {', '.join(sorted(unknown))}, which node_state does not know."
-            )
-        return look
 
     def _become_root(self, variables: dict[str, Any]) -> None:
         """Much of the answer can be read by root only, whatever the task says."""

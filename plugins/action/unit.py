@@ -17,8 +17,8 @@ class ActionModule(ActionBase):
 
     name: in full (`chrony.service`). state: `started`, `stopped` or `masked`. enabled: whether it starts at boot.
     reads: paths that it reads when it starts, beside its own unit files; a directory is as new as the last file that
-    came into it or went. renew: how it takes a newer one over, `restart` or `reload`. also: units whose files systemd
-    has to have read too (a timer's service); whether they run is not this task's business.
+    came into it or went. renew: false where it goes on with the older ones. also: units whose files systemd has to have
+    read too (a timer's service); whether they run is not this task's business.
     """
 
     _VALID_ARGS = frozenset(("name", "state", "enabled", "reads", "renew", "also"))
@@ -82,6 +82,5 @@ def steps(asked: dict[str, Any], unit: dict[str, Any], read: list[float], now: f
         todo.append("start")
     # A time to come says nothing (the clock was set since).
     elif unit["stale"] or any(unit["started"] < moment <= now for moment in read):
-        renew = asked.get("renew", "restart")
-        todo += [renew] if renew != "never" else []
+        todo += ["restart"] if asked.get("renew", True) else []
     return ["daemon-reload", *todo] if todo or unit["reload"] else []

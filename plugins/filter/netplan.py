@@ -20,15 +20,7 @@ SWITCHES = (
     "generic-segmentation-offload", "generic-receive-offload", "large-receive-offload",
 )  # fmt: skip
 NUMBERS = ("mtu", "ipv6-mtu", "infiniband-mode", "delay-virtual-functions-rebind")
-OTHERS = (
-    "set-name",
-    "macaddress",
-    "auth",
-    "link-local",
-    "gateway6",
-    "ipv6-address-generation",
-    "ipv6-address-token",
-)
+OTHERS = "set-name macaddress auth link-local gateway6 ipv6-address-generation ipv6-address-token".split()
 YES, NO = ("true", "yes", "on", "y"), ("false", "no", "off", "n")
 
 

@@ -10,9 +10,9 @@ import glob
 import os
 import platform
 import re
-import subprocess
 
 from ansible.module_utils.node_network import read
+from ansible.module_utils.node_packages import said
 from ansible.module_utils.node_start import in_container, in_wsl, start
 
 PCI = "/sys/bus/pci/devices"
@@ -35,42 +35,14 @@ CAPABILITY = {
 MOK = "/var/lib/shim-signed/mok/MOK.der"
 # The name comes last: it is the maker's text.
 FIELDS = (
-    *(
-        "uuid",
-        "pci.bus_id",
-        "compute_cap",
-        "memory.total",
-        "display_active",
-        "persistence_mode",
-        "driver_version",
-    ),
-    *("power.limit", "power.default_limit", "power.min_limit", "power.max_limit", "name"),
-)
+    "uuid pci.bus_id compute_cap memory.total display_active persistence_mode driver_version power.limit "
+    "power.default_limit power.min_limit power.max_limit name"
+).split()
 # Everything of the driver's, the kernels that it must fit, and what a desktop looks like.
 PACKAGES = (
-    *(
-        "linux-image-*",
-        "linux-modules-nvidia-*",
-        "linux-headers-*",
-        "nvidia-*",
-        "libnvidia-*",
-        "cuda-drivers*",
-    ),
-    *("xserver-xorg-video-nvidia*", "xserver-xorg-core", "gdm3", "sddm", "lightdm", "casper"),
-)
-
-
-def said(*command: str, strict: bool = True) -> str:
-    """What a command prints; nothing when it is not there, hangs as a broken driver does or (strict) fails."""
-    environment = {**os.environ, "LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-    try:
-        answer = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
-            timeout=60, check=False, env=environment,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout if answer.returncode == 0 or not strict else ""
+    "linux-image-* linux-modules-nvidia-* linux-headers-* nvidia-* libnvidia-* cuda-drivers* "
+    "xserver-xorg-video-nvidia* xserver-xorg-core gdm3 sddm lightdm casper"
+).split()
 
 
 def generation(device_id: str) -> str:
@@ -119,6 +91,12 @@ def number(text: str) -> float:
         return 0.0
 
 
+def ask_smi(program: str) -> list[dict[str, object]]:
+    """What nvidia-smi says of each card; nothing where it fails, or hangs as a broken driver does."""
+    query = f"--query-gpu={','.join(FIELDS)}"
+    return smi_cards(said(program, query, "--format=csv,noheader,nounits", strict=True, patience=60))
+
+
 def smi_cards(answer: str) -> list[dict[str, object]]:
     """From `nvidia-smi --query-gpu=FIELDS --format=csv,noheader,nounits`; a line of another shape is left out."""
     cards = []
@@ -149,7 +127,7 @@ def packages() -> dict[str, dict[str, str]]:
     """The installed ones among PACKAGES: version, and who made the package."""
     # dpkg-query fails when one of the patterns fits nothing, and answers for the others all the same.
     shape = "${Package}\t${Version}\t${db:Status-Status}\t${Maintainer}\n"
-    answer = said("dpkg-query", "--show", "--showformat", shape, *PACKAGES, strict=False)
+    answer = said("dpkg-query", "--show", "--showformat", shape, *PACKAGES)
     rows = [line.split("\t") for line in answer.splitlines()]
     return {
         row[0]: {"version": row[1], "maintainer": row[3]}
@@ -168,7 +146,7 @@ def secure_boot() -> bool:
 
 def signing_key_enrolled() -> bool:
     """Whether the kernel accepts what DKMS has built here, with Secure Boot."""
-    return "is already enrolled" in said("mokutil", "--test-key", MOK, strict=False)
+    return "is already enrolled" in said("mokutil", "--test-key", MOK)
 
 
 def installed(found: dict[str, dict[str, str]]) -> str:
@@ -213,11 +191,7 @@ def gpu(wanted: bool) -> dict[str, object]:
         cards = []
     driver = loaded_driver() if cards else ""
     program = WSL_SMI if wsl and os.path.exists(WSL_SMI) else "nvidia-smi" if driver else ""
-    smi = (
-        smi_cards(said(program, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"))
-        if program
-        else []
-    )
+    smi = ask_smi(program) if program else []
     elsewhere = "WSL" if wsl else "container" if container else ""
     return {
         "cards": cards,

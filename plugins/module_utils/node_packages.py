@@ -16,16 +16,17 @@ TOGETHER = re.compile(
 LINE = re.compile(r"^Inst (\S+)(?: \[([^\]]*)\])? \((\S+) ([^)]*)\)", re.MULTILINE)
 
 
-def said(*command: str) -> str:
-    """What a command prints, whether it fails or not."""
+def said(*command: str, strict: bool = False, patience: int = 120) -> str:
+    """What a command prints; nothing when it is not there, takes more than `patience` seconds or (strict) fails."""
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     try:
-        return subprocess.run(
+        answer = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
-            timeout=120, check=False, env=environment,
-        ).stdout  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+            timeout=patience, check=strict, env=environment,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
         return ""
+    return answer.stdout
 
 
 def missing(packages: list[str]) -> list[str]:

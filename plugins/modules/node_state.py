@@ -140,6 +140,7 @@ import shutil
 import socket
 import stat
 import time
+from collections.abc import Callable, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_gpu import gpu
@@ -170,7 +171,10 @@ def file_state(path: str) -> dict[str, object]:
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
     kind = kinds.get(stat.S_IFMT(status.st_mode), "other")
     state["mode"] = f"{stat.S_IMODE(status.st_mode):04o}"
-    state["owner"], state["group"] = user_name(status.st_uid), group_name(status.st_gid)
+    state["owner"], state["group"] = (
+        name_of(pwd.getpwuid, status.st_uid),
+        name_of(grp.getgrgid, status.st_gid),
+    )
     if kind == "file":
         with open(path, "rb") as file:
             state["sha256"] = hashlib.sha256(file.read()).hexdigest()
@@ -179,16 +183,9 @@ def file_state(path: str) -> dict[str, object]:
     return {"kind": kind, **state, "mtime": status.st_mtime}
 
 
-def user_name(number: int) -> str:
+def name_of(find: Callable[[int], Sequence[str]], number: int) -> str:
     try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
-
-
-def group_name(number: int) -> str:
-    try:
-        return grp.getgrgid(number).gr_name
+        return find(number)[0]
     except KeyError:
         return str(number)
 
@@ -256,7 +253,7 @@ def mounts(paths: list[str], table: str) -> dict[str, dict[str, object]]:
 def owner(path: str) -> str:
     """Whose it is; of a link: whose that is where it leads."""
     try:
-        return user_name(os.stat(path).st_uid)
+        return name_of(pwd.getpwuid, os.stat(path).st_uid)
     except OSError:
         return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tree
@@ -107,3 +108,17 @@ def test_without_a_card_no_program_is_started(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(GPU, "pci_devices", lambda: ([], 0))
     monkeypatch.setattr(GPU, "said", lambda *command, **how: pytest.fail(f"{command} was started"))
     assert GPU.gpu(True)["cards"] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "how", "says"),
+    [
+        ("echo 1; exit 3", {}, "1\n"),
+        ("echo 1; exit 3", {"strict": True}, ""),
+        ("echo 1; sleep 5", {"patience": 1}, ""),
+        ("echo 1", {"strict": True}, "1\n"),
+    ],
+)
+def test_what_a_program_says_that_fails_or_hangs(command: str, how: dict[str, Any], says: str) -> None:
+    assert GPU.said("sh", "-c", command, **how) == says
+    assert GPU.said("no-such-program", **how) == ""

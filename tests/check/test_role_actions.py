@@ -30,8 +30,7 @@ BARE = {"exists": False, "active": False, "enabled": False, "enabled_state": ""}
         ({}, {"reload": True, "stale": True}, [], ["daemon-reload", "restart"]),
         ({}, {"reload": True}, [], ["daemon-reload"]),
         ({}, {}, [99.0, 150.0], ["daemon-reload", "restart"]),
-        ({"renew": "reload"}, {}, [150.0], ["daemon-reload", "reload"]),
-        ({"renew": "never"}, {"stale": True}, [150.0], []),
+        ({"renew": False}, {"stale": True}, [150.0], []),
         ({}, {}, [201.0], []),  # a time to come
         ({}, {"active": False}, [150.0], ["daemon-reload", "start"]),
         ({}, {"enabled_state": "masked", "active": False}, [], ["daemon-reload", "unmask", "start"]),
