@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible.plugins.loader import lookup_loader
+from ansible.plugins.loader import filter_loader, lookup_loader
 
 FROM = {"template": "ansible.builtin.template", "copy": "ansible.builtin.file"}
 
@@ -28,6 +27,7 @@ class ActionModule(ActionBase):
         files = [self._filled(file, variables) for file in self._task.args["files"]]
         kept = variables.get("ansible_facts", {}).get("node_looks")
         seen = kept["seen"]["files"] if kept else {}
+        as_it_shall_be = filter_loader.get("as_it_shall_be").j2_function
         if all(file["path"] in seen and as_it_shall_be(file, seen[file["path"]]) for file in files):
             return {"changed": False, "paths": []}
         return self._execute_module("write_files", {"files": files}, task_vars=variables)
@@ -42,22 +42,3 @@ class ActionModule(ActionBase):
                 options = {"rstrip": False} if key == "copy" else {}
                 filled["content"] = look.run([file[key]], variables=variables, **options)[0]
         return filled
-
-
-def as_it_shall_be(file: dict[str, Any], seen: dict[str, Any]) -> bool:
-    """file: an entry of write_files. seen: what node_state says of its path."""
-    if file.get("absent"):
-        return seen["kind"] == "absent" and not file.get("original")
-    if "link" in file:
-        return seen["kind"] == "link" and seen["target"] == file["link"]
-    owner = file.get("owner", "root")
-    is_directory = bool(file.get("directory"))
-    wanted = {
-        "kind": "directory" if is_directory else "file",
-        "mode": file.get("mode") or ("0755" if is_directory else "0644"),
-        "owner": owner,
-        "group": file.get("group") or owner,
-    }
-    if not is_directory:
-        wanted["sha256"] = hashlib.sha256(file["content"].encode(errors="surrogateescape")).hexdigest()
-    return all(seen[key] == value for key, value in wanted.items())

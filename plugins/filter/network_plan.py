@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import json
 import re
@@ -69,7 +68,9 @@ def network_plan(seen: Seen, settings: dict[str, Any], found_at: str = "") -> Pl
         files.append({"path": CLOUD_FILE, "content": CLOUD_TEXT, "mode": "0644"})
     # On Ubuntu, netplan and systemd-resolved are part of every installation, and 22.04 has no package for the latter.
     missing = seen["missing"] if seen["distribution"] == "Debian" else []
-    differs = bool(missing or why or takeover["others"] or any(differ(seen["files"], file) for file in files))
+    as_it_shall_be = other_filter("as_it_shall_be")
+    written = all(as_it_shall_be(file, seen["files"][file["path"]]) for file in files)
+    differs = bool(missing or why or takeover["others"] or not written)
     # An address that was only lent is gone then. (An interrupted run may have left one, at which the node was found.)
     before = settings["first_address"] if found_at == address else ""
     return {
@@ -100,11 +101,6 @@ def text(definition: dict[str, Any]) -> str:
     # What Ansible hands over are strings and numbers of its own kind.
     plain = json.loads(json.dumps({"network": {"version": 2, "ethernets": {"0-aura": definition}}}))
     return TEXT + yaml.safe_dump(plain, indent=2, sort_keys=False, allow_unicode=True)
-
-
-def differ(seen: Seen, file: File) -> bool:
-    wanted = hashlib.sha256(file["content"].encode()).hexdigest(), file["mode"]
-    return (seen[file["path"]]["sha256"], seen[file["path"]]["mode"]) != wanted
 
 
 def theirs(others: list[dict[str, str]], now: float) -> list[File]:

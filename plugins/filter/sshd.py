@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 from typing import Any
+
+from ansible.plugins.loader import filter_loader
 
 
 def public_key(told: str) -> str:
@@ -26,14 +27,10 @@ def sshd_difference(seen: dict[str, Any], files: list[dict[str, Any]]) -> str:
 
     seen: what node_state has seen. files: as safe_change takes them, the settings first.
     """
+    as_it_shall_be = filter_loader.get("as_it_shall_be").j2_function
     for file in files:
-        there = seen["files"][file["path"]]
-        wanted = hashlib.sha256(file.get("content", "").encode()).hexdigest()
-        if file.get("absent"):
-            if there["kind"] != "absent":
-                return f"{file['path']} shall not be there"
-        elif (there["sha256"], there["mode"], there["owner"]) != (wanted, file["mode"], "root"):
-            return f"{file['path']} is another one"
+        if not as_it_shall_be(file, seen["files"][file["path"]]):
+            return f"{file['path']} {'shall not be there' if file.get('absent') else 'is another one'}"
     # What sshd makes of its settings: other files may say something else.
     for line in files[0]["content"].splitlines():
         keyword, _, value = line.partition(" ")

@@ -344,7 +344,7 @@ def test_network_managers_own_profile_of_the_card_goes_too() -> None:
 # ── what there is to do ──────────────────────────────────────────────────────────────────────────
 
 SETTINGS: dict[str, Any] = OURS | {"interface": "", "first_address": "192.168.1.57"}
-NONE = {"kind": "absent", "sha256": "", "mode": ""}
+NONE = {"kind": "absent", "sha256": "", "mode": "", "owner": "", "group": ""}
 
 
 def plan(*cards: dict[str, Any], found_at: str = "", **more: Any) -> dict[str, Any]:
@@ -359,7 +359,8 @@ def plan(*cards: dict[str, Any], found_at: str = "", **more: Any) -> dict[str, A
 
 
 def there(path: str, content: str, mode: str) -> dict[str, Any]:
-    return {path: {"kind": "file", "sha256": hashlib.sha256(content.encode()).hexdigest(), "mode": mode}}
+    content_sum = hashlib.sha256(content.encode()).hexdigest()
+    return {path: {"kind": "file", "sha256": content_sum, "mode": mode, "owner": "root", "group": "root"}}
 
 
 def test_a_node_that_has_all_of_it_is_left_alone() -> None:

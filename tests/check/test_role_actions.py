@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def test_an_entry_that_says_too_little_or_too_much_is_refused(files: Any, entry:
 
 
 def test_what_has_just_been_seen_is_not_asked_again() -> None:
-    same = tree.plugin("action/write_files").as_it_shall_be
+    same = tree.plugin("filter/as_it_shall_be").as_it_shall_be
     seen = {"kind": "file", "sha256": "", "mode": "0644", "owner": "root", "group": "root", "target": ""}
     text = {"path": "/a", "content": "x"}
     assert not same(text, seen)
@@ -153,3 +154,34 @@ def test_the_table_says_all_of_all_nodes_and_the_same_only_once() -> None:
     assert all(len(line) <= 120 for line in said.splitlines())
     assert said.splitlines()[-1] == "To go on without node0 and node1: --limit 'cluster:!node0:!node1'"
     assert "--limit" not in table({"node0": [disk], "node1": [ufw]})
+
+
+def test_what_differs_from_the_rules_that_shall_be_in_force() -> None:
+    difference = tree.module("roles/firewall/filter_plugins/firewall_difference.py").firewall_difference
+    rules, table = "# rules\n", "table inet aura {\n\tset visitors {\n\t\telements = { 10.0.0.9 }\n\t}\n}\n"
+    files = [{"path": "/rules", "content": rules, "mode": "0644"}, {"path": "/wants", "link": "/unit"}]
+    ours = {"kind": "file", "mode": "0644", "owner": "root", "group": "root", "sha256": sum_of(rules)}
+    seen: dict[str, Any] = {
+        "files": {"/rules": ours, "/wants": {"kind": "link", "target": "/unit"}},
+        "table": table,
+        "table_comment": "mark",
+        # Visitors come and go.
+        "texts": {
+            "/run/aura-firewall.loaded": sum_of("table inet aura {\n\tset visitors {\n\t}\n}\n") + "\n"
+        },
+        "units": {"aura-firewall.service": {"active": True, "reload": False}},
+    }
+    assert difference(seen, files, "mark") == ""
+    for changed, sentence in (
+        ({"files": {**seen["files"], "/rules": {**ours, "mode": "0600"}}}, "the rules, or the unit"),
+        ({"files": {**seen["files"], "/wants": {"kind": "absent"}}}, "the rules, or the unit"),
+        ({"table": ""}, "the rules are not loaded"),
+        ({"table_comment": "other"}, "other rules are loaded"),
+        ({"table": table.replace("aura {", "aura { counter")}, "somebody has changed"),
+        ({"units": {"aura-firewall.service": {"active": True, "reload": True}}}, "the unit that loads"),
+    ):
+        assert difference({**seen, **changed}, files, "mark").startswith(sentence)
+
+
+def sum_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -40,7 +40,12 @@ def test_what_other_files_of_sshd_say_is_seen() -> None:
         {"path": "/a", "content": text, "mode": "0644"},
         {"path": "/b", "content": "", "absent": True},
     ]
-    ours = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "mode": "0644", "owner": "root"}
+    ours = {
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "mode": "0644",
+        "owner": "root",
+        "group": "root",
+    }
     seen: dict[str, Any] = {
         "files": {"/a": {"kind": "file", **ours}, "/b": {"kind": "absent"}},
         "sshd": {"maxauthtries": ["4"]},

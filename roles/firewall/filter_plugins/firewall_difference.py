@@ -6,6 +6,8 @@ import hashlib
 import re
 from typing import Any
 
+from ansible.plugins.loader import filter_loader
+
 
 def firewall_difference(seen: dict[str, Any], files: list[dict[str, str]], mark: str) -> str:
     """What is not as it should be, in words; empty when nothing has to be done.
@@ -15,27 +17,18 @@ def firewall_difference(seen: dict[str, Any], files: list[dict[str, str]], mark:
     unit = seen["units"]["aura-firewall.service"]
     # Visitors come and go.
     listed = re.sub(r"(?s)(\tset visitors \{[^}]*?)\n\t\telements = \{[^}]*\}", r"\1", seen["table"])
-    if any(file_differs(seen["files"][file["path"]], file) for file in files):
+    as_it_shall_be = filter_loader.get("as_it_shall_be").j2_function
+    if not all(as_it_shall_be(file, seen["files"][file["path"]]) for file in files):
         return "the rules, or the unit that loads them, are others"
     if not seen["table"]:
         return "the rules are not loaded"
     if seen["table_comment"] != mark:
         return "other rules are loaded"
-    if sha256(listed) != seen["texts"]["/run/aura-firewall.loaded"].strip():
+    if hashlib.sha256(listed.encode()).hexdigest() != seen["texts"]["/run/aura-firewall.loaded"].strip():
         return "somebody has changed the loaded rules"
     if not unit["active"] or unit["reload"]:
         return "the unit that loads the rules does not run"
     return ""
-
-
-def file_differs(seen: dict[str, Any], file: dict[str, str]) -> bool:
-    if "link" in file:
-        return seen["target"] != file["link"]
-    return (seen["sha256"], seen["mode"], seen["owner"]) != (sha256(file["content"]), file["mode"], "root")
-
-
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class FilterModule:
