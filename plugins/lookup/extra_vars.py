@@ -8,43 +8,21 @@ from ansible.parsing.splitter import parse_kv
 from ansible.plugins.lookup import LookupBase
 from ansible.utils.vars import load_extra_vars
 
-DOCUMENTATION = """
-name: extra_vars
-author: Aura
-short_description: The variables given on the command line with -e
-description:
-  - Returns one dictionary with all variables that this ansible-playbook was given with C(-e), and their values.
-options:
-  whole:
-    description:
-      - Names whose value is all that follows in the same C(-e), where that is not in quotes. Ansible would cut it at
-        the first blank, and take what comes after it for other variables.
-    type: list
-    elements: str
-    default: []
-"""
-
-EXAMPLES = """
-- ansible.builtin.debug:
-    msg: "{{ lookup('extra_vars') }}"
-"""
-
-RETURN = """
-_raw:
-  description: The variables by name.
-  type: list
-  elements: dict
-"""
-
 
 class LookupModule(LookupBase):
-    def run(self, terms, variables=None, **kwargs):
+    """One dictionary with all variables that this ansible-playbook was given with -e, and their values.
+
+    whole: names whose value is all that follows in the same -e, where that is not in quotes. Ansible would cut it at
+    the first blank, and take what comes after it for other variables.
+    """
+
+    def run(self, terms, variables=None, whole=(), **kwargs):
         given = load_extra_vars(self._loader or DataLoader())
         own = {"ansible_version", "ansible_check_mode", "ansible_diff_mode"}
         assert context.CLIARGS is not None
         for text in context.CLIARGS["extra_vars"]:
             name, _, value = text.partition("=")
-            if name in kwargs.get("whole", []) and value[:1] not in ("'", '"'):
+            if name in whole and value[:1] not in ("'", '"'):
                 for piece in parse_kv(text):
                     given.pop(piece, None)
                 given[name] = value

@@ -1,59 +1,13 @@
 """Which of some addresses and ports leads to a node's SSH server."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.loader import filter_loader
 from ansible.plugins.lookup import LookupBase
-
-DOCUMENTATION = """
-name: ssh_answer
-author: Aura
-short_description: Says what answers on the SSH port of some addresses
-description:
-  - Stops at the first address and port where the node answers.
-  - Runs on the controller, asks for nothing but the greeting and the host key, and changes nothing.
-options:
-  _terms:
-    description:
-      - Addresses, the final one first; empty ones are passed over.
-      - They are tried in this order when the node's host key is known. A new node is looked for in the reverse
-        order, since whoever has its final address may be somebody else.
-    required: true
-  name:
-    description: The name under which the node's host key stands in O(known_hosts).
-    type: str
-    required: true
-  known_hosts:
-    description: A file with host keys. When the node's is not in there, any SSH server is taken for the node.
-    type: path
-    required: true
-  ports:
-    description: The TCP ports to try at each address, the final one first.
-    type: list
-    elements: int
-    default: [22]
-  timeout:
-    description: How long to wait for a connection, which a kernel makes, in seconds.
-    type: int
-    default: 5
-  patience:
-    description: How long to wait then for the greeting, and for the host key, of a server that may be slow, in seconds.
-    type: int
-    default: 20
-"""
-RETURN = """
-_raw:
-  description:
-    - One dictionary for each address and port tried, with C(address), C(port) and C(answer).
-    - C(answer) is C(node), C(stranger) (SSH with another host key), C(other) (not SSH),
-      C(refused) (a machine without a server on that port), C(slow) (a connection, and then nothing in time)
-      or C(silence).
-  type: list
-  elements: dict
-"""
 
 ssh_greeting, ssh_host_key = (
     filter_loader.get(name).j2_function for name in ("ssh_greeting", "ssh_host_key")
@@ -94,18 +48,34 @@ def answer(address: str, port: int, timeout: int, patience: int, known: dict[str
 
 
 class LookupModule(LookupBase):
+    """Asks some addresses for nothing but the greeting and the host key, and stops where the node answers.
+
+    terms: addresses, the final one first; empty ones are passed over. They are tried in this order when the node's host
+    key is known. A new node is looked for in the reverse order, since whoever has its final address may be somebody
+    else. name: under which the node's key stands in known_hosts; when it is not in there, any SSH server is taken for
+    the node. ports: to try at each address, the final one first. timeout: how long to wait for a connection, which a
+    kernel makes; patience: then for the greeting, and for the host key, of a server that may be slow [s].
+
+    One dictionary for each address and port tried: address, port, answer: `node`, `stranger` (SSH with another host
+    key), or what the filter ssh_greeting says.
+    """
+
     def run(
-        self, terms: list[str], variables: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        terms: list[str],
+        variables: dict[str, Any] | None = None,
+        *,
+        name: str,
+        known_hosts: str,
+        ports: Sequence[int | str] = (22,),
+        timeout: int = 5,
+        patience: int = 20,
     ) -> list[dict[str, str | int]]:
-        self.set_options(var_options=variables, direct=kwargs)
-        known = recorded_keys(self.get_option("name"), Path(self.get_option("known_hosts")))
-        places = [
-            (address, port) for address in terms if address for port in map(int, self.get_option("ports"))
-        ]
-        limits = self.get_option("timeout"), self.get_option("patience")
+        known = recorded_keys(name, Path(known_hosts))
+        places = [(address, port) for address in terms if address for port in map(int, ports)]
         tried: list[dict[str, str | int]] = []
         for address, port in dict.fromkeys(places if known else reversed(places)):
-            said = answer(address, port, *limits, known)
+            said = answer(address, port, timeout, patience, known)
             tried.append({"address": address, "port": port, "answer": said})
             if said == "node":
                 break

@@ -1,33 +1,15 @@
-"""An address beside the others of a card: who has it, lend it for a while."""
+"""An address beside the others of a network card: asks the LAN who has it, or lends it to the card for a while.
+
+card, address, prefix (24). state: `asked` (the default) changes nothing. `lent`: the card gets the address beside its
+others, unless somebody else has it. The kernel takes it away again after ten minutes, whatever has become of the machine
+that asked. An address that the card has for longer, by the router's lease say, is left alone. In a check nothing is
+lent.
+
+The answer: owner (MAC address of the other machine that has the address, or empty), carrier (whether the card's cable
+leads somewhere).
+"""
 
 from __future__ import annotations
-
-DOCUMENTATION = r"""
-module: lan_address
-author: Aura
-short_description: Asks a LAN who has an address, or lends it to a card for a while
-description:
-  - With O(state=asked) nothing is changed.
-  - With O(state=lent) the card gets the address beside its others, unless somebody else has it. The kernel takes it
-    away again when the time is over, whatever has become of the machine that asked. An address that the card has for
-    longer, by the router's lease say, is left alone.
-options:
-  card: {description: The network card's name., type: str, required: true}
-  address: {description: An IPv4 address., type: str, required: true}
-  prefix: {description: Length of its network part in bits., type: int, default: 24}
-  state: {description: What to do., type: str, choices: [asked, lent], default: asked}
-  seconds: {description: For how long the address is lent., type: int, default: 600}
-attributes:
-  check_mode: {support: full, details: Nothing is lent.}
-"""
-EXAMPLES = r"""
-- name: Who is the router?
-  lan_address: {card: enp3s0, address: 192.168.50.1}
-"""
-RETURN = r"""
-owner: {description: "MAC address of the other machine that has the address, or empty.", type: str, returned: always}
-carrier: {description: Whether the card's cable leads somewhere., type: bool, returned: always}
-"""
 
 import json
 import time
@@ -35,20 +17,22 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_network import owner, read
 
+LENT = 600  # seconds
+
 
 def carrier(card: str) -> bool:
     return read(f"/sys/class/net/{card}/carrier") == "1"
 
 
-def lend(module: AnsibleModule, card: str, address: str, prefix: int, seconds: int) -> bool:
+def lend(module: AnsibleModule, card: str, address: str, prefix: int) -> bool:
     """Whether the card has got the address, or has it for longer now. Never for shorter: the router's lease stays."""
     said = module.run_command(["ip", "-json", "-4", "address", "show", "dev", card], check_rc=True)[1]
     entries = [entry for link in json.loads(said) for entry in link.get("addr_info", [])]
     # For ever is 4294967295 s.
     lives = [entry["valid_life_time"] for entry in entries if entry.get("local") == address]
-    if any(life >= seconds for life in lives):
+    if any(life >= LENT for life in lives):
         return False
-    life = ["valid_lft", str(seconds), "preferred_lft", str(seconds)]
+    life = ["valid_lft", str(LENT), "preferred_lft", str(LENT)]
     module.run_command(["ip", "address", "replace", f"{address}/{prefix}", "dev", card, *life], check_rc=True)
     return True
 
@@ -60,7 +44,6 @@ def main() -> None:
             "address": {"type": "str", "required": True},
             "prefix": {"type": "int", "default": 24},
             "state": {"type": "str", "choices": ["asked", "lent"], "default": "asked"},
-            "seconds": {"type": "int", "default": 600},
         },
         supports_check_mode=True,
     )
@@ -76,7 +59,7 @@ def main() -> None:
     has = owner(card, address) if linked else ""
     changed = lending and linked and not has
     if changed:
-        changed = lend(module, card, address, module.params["prefix"], module.params["seconds"])
+        changed = lend(module, card, address, module.params["prefix"])
     module.exit_json(changed=changed, owner=has, carrier=linked)
 
 

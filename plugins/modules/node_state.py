@@ -1,133 +1,58 @@
-"""What a node is now: packages, files, units, users, network, firewall, sshd, GPUs. The only way a role looks."""
+"""What a node is now: packages, files, units, users, network, firewall, sshd, GPUs. The only way a role looks.
+
+One call answers all that a role wants to know of a node, and changes nothing. Roles call the action of the same name,
+which reads meta/look.yml of the role and runs this module as root.
+
+What is asked, lists:
+    packages, units, users, groups   names; of units in full
+    files      files, links and directories, by their absolute paths
+    texts      text files to read; ~NAME/ is a user's home
+    uids       numbers of which it is wanted who has them
+    mounts     directories of which it is wanted what is mounted
+    addresses  of which it is wanted who else has them
+and switches: network, firewall, sshd, gpu, upgrades, clock.
+
+The answer, whose keys are always there:
+    missing    those of `packages` that are not installed
+    apt_lists  whether apt knows which packages there are
+    files      by path: kind (file, directory, link, absent, other), sha256 (of a file), mode ("0644"), owner, group,
+               target (of a link), mtime (seconds since the epoch)
+    texts      by path: the content, empty where there is no such file
+    units      by name: exists, active, state, enabled, enabled_state, started (seconds since the epoch, 0 when it does
+               not run), reload (systemd has not read its files yet), stale (they have changed since it was started)
+    users      by name: uid, gid, home, shell; who does not exist is left out
+    groups     by name: the number; what does not exist is left out
+    taken      who has one of `uids`: kind (user or group), name, number
+    mounts     by path: mounted (whether something is mounted right there), where (its mount point), source, type and
+               options (a list) of the file system in which it lies, owner (empty where there is nothing), empty
+               (whether there is nothing in it), used (whether a file or a link is anywhere below it), free (bytes
+               left in that file system). What is mounted is not looked into, and then both are false; of what comes
+               over the network the owner is not asked
+    session    the connection over which this was asked: client and here (addresses) and port; "" and 0 without SSH
+    cards      the network cards; see module_utils/node_network.py
+    owners     by those of `addresses` that the node does not have itself, and by card: the MAC address of who has it in
+               that card's LAN, or empty
+    ifupdown   the cards that /etc/network/interfaces configures
+    netplan    the texts of netplan's files, by path; netplan_before: originals of such files that the role
+               static_network has kept in /var/backups/aura
+    ufw, firewalld   whether they are active
+    table      the nftables table `inet aura` as nft lists it, "" when it is not loaded; table_comment: its own comment
+    sshd       what sshd -T says: lists of values by keyword; sshd_socket: whether ssh.socket listens in its place
+    gpu        cards on the PCI bus, driver, smi, elsewhere, machine; see module_utils/node_gpu.py
+    upgrades   packages that apt would upgrade, from the lists that the node has: package, installed ("" when it is
+               new), candidate, security, together (whether playbooks/upgrade.yml alone moves it), held (whether a hold
+               keeps it where it is: its own, or that of a package that it needs)
+    reboot_required   whether something installed waits for the next boot
+    start      what a restart meets; see module_utils/node_start.py
+    wsl        whether the node is Linux under Windows (WSL 2)
+    clock      source: the address whose time chrony follows, empty while it follows nobody else's; offset: the seconds
+               by which it still finds the clock wrong
+    hostname, boot_id (the kernel's name for this boot), python (its version), machine (x86_64, say)
+    now        the node's time, in seconds since the epoch
+    distribution, distribution_version ("22.04"), distribution_major_version: as in ansible_facts
+"""
 
 from __future__ import annotations
-
-DOCUMENTATION = r"""
-module: node_state
-author: Aura
-short_description: Says what a node is now, and changes nothing
-description:
-  - One call answers all that a role wants to know of a node. The keys of the answer are always there.
-  - Roles call the action of the same name, which reads O(meta/look.yml) of the role and runs this module as root.
-options:
-  packages: {description: Names of apt packages., type: list, elements: str, default: []}
-  files: {description: "Files, links and directories, by their absolute paths.", type: list, elements: str, default: []}
-  texts: {description: "Text files to read; C(~NAME/) is a user's home.", type: list, elements: str, default: []}
-  units: {description: "systemd units, by their full names.", type: list, elements: str, default: []}
-  users: {description: Names of users., type: list, elements: str, default: []}
-  groups: {description: Names of groups., type: list, elements: str, default: []}
-  uids: {description: Numbers of which it is wanted who has them., type: list, elements: int, default: []}
-  mounts: {description: Directories of which it is wanted what is mounted., type: list, elements: str, default: []}
-  addresses: {description: Addresses of which it is wanted who else has them., type: list, elements: str, default: []}
-  network: {description: "Network cards, and the files of netplan.", type: bool, default: false}
-  firewall: {description: "Active firewalls, and the loaded table C(inet aura).", type: bool, default: false}
-  sshd: {description: What sshd makes of its settings., type: bool, default: false}
-  gpu: {description: "NVIDIA's graphics cards, and the driver that has them.", type: bool, default: false}
-  upgrades: {description: "What apt would upgrade.", type: bool, default: false}
-  clock: {description: What chrony makes of the clock., type: bool, default: false}
-attributes:
-  check_mode: {support: full}
-"""
-EXAMPLES = r"""
-- name: See what is there
-  node_state:
-    role: time_sync
-  register: __time_sync_seen
-"""
-RETURN = r"""
-missing: {description: Those of O(packages) that are not installed., type: list, elements: str, returned: always}
-apt_lists: {description: Whether apt knows which packages there are., type: bool, returned: always}
-files:
-  description: >-
-    By path: kind (file, directory, link, absent, other), sha256 (of a file), mode (C(0644)), owner, group, target (of a
-    link), mtime (seconds since the epoch).
-  type: dict
-  returned: always
-texts: {description: "By path: the content, empty where there is no such file.", type: dict, returned: always}
-units:
-  description: >-
-    By name: exists, active, state, enabled, enabled_state, started (seconds since the epoch, 0 when it does not run),
-    reload (systemd has not read its files yet), stale (its files have changed since it was started).
-  type: dict
-  returned: always
-users: {description: "By name: uid, gid, home, shell. Who does not exist is left out.", type: dict, returned: always}
-groups: {description: "By name: the number. A group that does not exist is left out.", type: dict, returned: always}
-taken:
-  description: "Who has one of O(uids): kind (user or group), name, number."
-  type: list
-  elements: dict
-  returned: always
-mounts:
-  description: >-
-    By path: mounted (whether something is mounted right there), where (its mount point), source, type and options
-    (a list) of the file system in which it lies, owner (empty where there is nothing), empty (whether there is
-    nothing in it), used (whether a file or a link is anywhere below it), free (bytes left in that file system).
-    What is mounted is not looked into, and then both are false; of what is mounted over the network the owner is
-    not asked for either.
-  type: dict
-  returned: always
-session:
-  description: >-
-    The connection over which this was asked: C(client) and C(here) (addresses) and C(port); empty and 0 without SSH.
-  type: dict
-  returned: always
-cards: {description: The network cards; see module_utils/node_network.py., type: list, elements: dict, returned: always}
-owners:
-  description: >-
-    By those of O(addresses) that the node does not have itself, and by card: the MAC address of who has it in that
-    card's LAN, or empty.
-  type: dict
-  returned: always
-ifupdown:
-  description: The cards that C(/etc/network/interfaces) configures.
-  type: list
-  elements: str
-  returned: always
-netplan: {description: "The texts of netplan's files, by path.", type: dict, returned: always}
-netplan_before:
-  description: Originals of such files that the role static_network has kept in C(/var/backups/aura), by path.
-  type: dict
-  returned: always
-ufw: {description: Whether ufw is switched on., type: bool, returned: always}
-firewalld: {description: Whether firewalld runs., type: bool, returned: always}
-table: {description: "The table C(inet aura) as nft lists it; empty when not loaded.", type: str, returned: always}
-table_comment: {description: The table's own comment., type: str, returned: always}
-sshd: {description: "What C(sshd -T) says: lists of values by keyword.", type: dict, returned: always}
-sshd_socket: {description: Whether ssh.socket listens in place of sshd., type: bool, returned: always}
-gpu:
-  description: >-
-    C(cards) on the PCI bus (pci, device_id, boot_vga, bound: the kernel's driver), C(driver) (version of the loaded
-    one, or empty), C(smi) (what nvidia-smi says of each card: uuid, name, pci, compute_capability, memory_mib,
-    display_active and so on; empty when it does not answer), C(elsewhere) (C(WSL) or C(container) where the driver is
-    another system's) and C(machine) (what decides about a driver; empty without a card). See module_utils/node_gpu.py.
-  type: dict
-  returned: always
-upgrades:
-  description: >-
-    Packages that apt would upgrade: package, installed (empty when it is new), candidate, security, together (whether
-    playbooks/upgrade.yml alone moves it), held (whether a hold keeps it where it is: its own, or that of a package that
-    it needs). From the package lists that the node has.
-  type: list
-  elements: dict
-  returned: always
-reboot_required: {description: Whether something installed waits for the next boot., type: bool, returned: always}
-start: {description: What a restart meets; see module_utils/node_start.py., type: dict, returned: always}
-wsl: {description: Whether the node is Linux under Windows (WSL 2)., type: bool, returned: always}
-clock:
-  description: >-
-    C(source): the address whose time chrony follows, empty while it follows nobody else's. C(offset): the seconds by
-    which it still finds the clock wrong.
-  type: dict
-  returned: always
-hostname: {description: The node's name., type: str, returned: always}
-boot_id: {description: The kernel's name for this boot., type: str, returned: always}
-python: {description: The version of the node's Python., type: str, returned: always}
-machine: {description: "The kind of processor, C(x86_64) say.", type: str, returned: always}
-now: {description: "The node's time, in seconds since the epoch.", type: float, returned: always}
-distribution: {description: "C(Ubuntu) or C(Debian), as in ansible_facts.", type: str, returned: always}
-distribution_version: {description: "For example C(22.04).", type: str, returned: always}
-distribution_major_version: {description: "For example C(22).", type: str, returned: always}
-"""
 
 import glob
 import grp

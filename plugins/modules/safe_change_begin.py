@@ -1,37 +1,13 @@
-"""Begins a change of network, firewall or sshd that undoes itself unless it is confirmed (role safe_change)."""
+"""Begins a change of network, firewall or sshd that undoes itself unless it is confirmed (role safe_change).
+
+Hands the change to the node's program safe-change, which backs up, arms the way back and applies it in the background,
+and answers the change's id for the program's other commands. In check mode it only shows what would differ.
+
+of: what changes, in a word for people. why: what there is to do beside new files. seconds: until it is undone. files,
+directories, check, apply, undo: as the program takes them (roles/safe_change/files/safe-change).
+"""
 
 from __future__ import annotations
-
-DOCUMENTATION = r"""
-module: safe_change_begin
-author: Aura
-short_description: Begins a change that undoes itself unless it is confirmed
-description:
-  - Hands the change to the node's program C(/usr/local/lib/aura/safe-change), which backs up, arms the way back and
-    applies it in the background. In check mode it only shows what would differ.
-options:
-  of: {description: "What changes, in a word for people.", type: str, required: true}
-  why: {description: What there is to do beside new files., type: str, default: ""}
-  files: {description: "What is written: see the role's README.", type: list, elements: dict, default: []}
-  directories: {description: Directories that come back as a whole., type: list, elements: str, default: []}
-  check: {description: A shell command that fails when the new files are no good., type: str, default: ""}
-  apply: {description: Commands that bring the files into force., type: list, elements: list, default: []}
-  undo: {description: Commands that bring the old files into force., type: list, elements: list, default: []}
-  seconds: {description: Until it is undone., type: int, default: 60}
-attributes:
-  check_mode: {support: full}
-  diff_mode: {support: full}
-"""
-EXAMPLES = r"""
-- name: The new rules come into force
-  safe_change_begin:
-    of: firewall
-    files: [{path: /etc/example.nft, content: "…", mode: "0644"}]
-    apply: [[nft, -f, /etc/example.nft]]
-"""
-RETURN = r"""
-id: {description: The name of this change for the program's other commands., type: str, returned: when it has begun}
-"""
 
 import json
 import os

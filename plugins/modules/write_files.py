@@ -1,39 +1,18 @@
-"""The files, links and directories of a role, all at once."""
+"""The files, links and directories of a role are as they shall be, all in one call.
+
+What ansible.builtin.template, copy and file do one by one, each with a connection of its own. Only what differs is
+written, whole or not at all, and shown by --diff. A directory that a file lies in is made, as root's, where there is
+none.
+
+files: each has a path and one of template (of the role), copy (a file of the role), content, link (where it leads),
+directory (true) and absent (true: it goes, a directory with all that is in it). Also mode (0644, of directories 0755),
+owner and group (root), and original: what lies there before the first change is kept, and comes back with absent. A
+file with a secret has a task of its own, with no_log. (The action of the same name fills in template and copy.)
+
+The answer: paths, what was made, written or taken away.
+"""
 
 from __future__ import annotations
-
-DOCUMENTATION = r"""
-module: write_files
-author: Aura
-short_description: Makes files, links and directories be as they shall be, all of a role in one call
-description:
-  - What M(ansible.builtin.template), M(ansible.builtin.copy) and M(ansible.builtin.file) do one by one, each with a
-    connection of its own. Only what differs is written, whole or not at all, and shown by C(--diff).
-  - A directory that a file lies in is made, as root's, where there is none.
-options:
-  files:
-    description: >-
-      Each has a C(path) and one of C(template) (of the role), C(copy) (a file of the role), C(content), C(link) (where
-      it leads), C(directory) (true) and C(absent) (true: it goes, a directory with all that is in it). Also C(mode)
-      (C(0644), of directories C(0755)), C(owner) and C(group) (root), and C(original): what lies there before the first
-      change is kept, and comes back with C(absent). A file with a secret has a task of its own, with C(no_log).
-    type: list
-    elements: dict
-    required: true
-attributes:
-  check_mode: {support: full}
-  diff_mode: {support: full}
-"""
-EXAMPLES = r"""
-- name: Chrony has its settings
-  write_files:
-    files:
-      - {path: /etc/chrony/chrony.conf, template: chrony.conf.j2, original: true}
-      - {path: /etc/systemd/system/chrony.service.d/aura.conf, absent: true}
-"""
-RETURN = r"""
-paths: {description: What was made, written or taken away., type: list, elements: str, returned: always}
-"""
 
 import grp
 import os

@@ -44,7 +44,7 @@ class Node:
 )
 def test_a_life_is_made_longer_and_never_shorter(lives: list[tuple[str, int]], lent: bool) -> None:
     node = Node(*lives)
-    assert tree.plugin("modules/lan_address").lend(node, "enp3s0", WANTED, 24, 600) is lent
+    assert tree.plugin("modules/lan_address").lend(node, "enp3s0", WANTED, 24) is lent
     life = ["valid_lft", "600", "preferred_lft", "600"]
     replace = ["ip", "address", "replace", f"{WANTED}/24", "dev", "enp3s0", *life]
     assert node.changes == ([replace] if lent else [])
