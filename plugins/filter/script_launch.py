@@ -121,22 +121,33 @@ def accelerate_config(request: Request, nodes: Sequence[Node], index: int, port:
     return config
 
 
-def script_files(
-    request: Request,
-    nodes: Sequence[Node],
-    name: str,
-    port: int,
-    python: str,
-    threads: int,
-    stop_timeout: int,
-) -> list[dict[str, str]]:
-    """What one node is told, as write_files takes it: launch.json, and default_config.yaml for accelerate.
-
-    Every launcher starts run-rank in place of Python; that one starts the script and writes down how it ends.
-    """
-    index = [node["name"] for node in nodes].index(name)
-    node, master = nodes[index], nodes[0]["address"]
+def launcher_command(
+    request: Request, nodes: Sequence[Node], index: int, port: int, python: str
+) -> list[str]:
+    """Every launcher starts run-rank in place of Python; that one starts the script and writes down how it ends."""
     words = [RUN_RANK, request["program"], *request["arguments"]]
+    master, ranks = nodes[0]["address"], nodes[index]["ranks"]
+    if request["launcher"] == "torchrun":
+        return [
+            python, "-m", "torch.distributed.run", f"--nnodes={len(nodes)}", f"--node-rank={index}",
+            f"--nproc-per-node={ranks}", f"--master-addr={master}", f"--master-port={port}", "--no-python", *words,
+        ]  # fmt: skip
+    if request["launcher"] == "accelerate":
+        config = f"--config_file={SETTINGS}/default_config.yaml"
+        return [python, "-m", "accelerate.commands.launch", config, "--no_python", *words]
+    # What `deepspeed --no_ssh` starts on every node. It would end at SIGTERM at once itself, and its ranks with it.
+    world = {one["name"]: list(range(one["ranks"])) for one in nodes}
+    return [
+        python, "-u", "-m", "deepspeed.launcher.launch", f"--node_rank={index}", f"--master_addr={master}",
+        f"--master_port={port}", f"--world_info={base64.urlsafe_b64encode(json.dumps(world).encode()).decode()}",
+        "--no_python", *words,
+    ]  # fmt: skip
+
+
+def script_variables(
+    request: Request, node: Node, python: str, threads: int, stop_timeout: int
+) -> dict[str, str]:
+    """The environment of the launcher and of its ranks."""
     cards = ",".join(node["cards"]) or "-1"
     environment = request["environment"] | {
         # As in an activated environment: DeepSpeed looks for its ninja there.
@@ -150,31 +161,26 @@ def script_files(
     }
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
-    config = {}
-    if request["launcher"] == "torchrun":
-        command = [
-            python, "-m", "torch.distributed.run", f"--nnodes={len(nodes)}", f"--node-rank={index}",
-            f"--nproc-per-node={node['ranks']}", f"--master-addr={master}", f"--master-port={port}", "--no-python",
-            *words,
-        ]  # fmt: skip
-    elif request["launcher"] == "accelerate":
-        config = accelerate_config(request, nodes, index, port)
-        if not node["cards"] and "zero_stage" not in request["settings"]:
-            environment["ACCELERATE_USE_CPU"] = "true"
-        command = [
-            python, "-m", "accelerate.commands.launch", f"--config_file={SETTINGS}/default_config.yaml", "--no_python",
-            *words,
-        ]  # fmt: skip
-    else:
-        # What `deepspeed --no_ssh` starts on every node. It would end at SIGTERM at once itself, and its ranks with it.
-        world = {one["name"]: list(range(one["ranks"])) for one in nodes}
-        command = [
-            python, "-u", "-m", "deepspeed.launcher.launch", f"--node_rank={index}", f"--master_addr={master}",
-            f"--master_port={port}", f"--world_info={base64.urlsafe_b64encode(json.dumps(world).encode()).decode()}",
-            "--no_python", *words,
-        ]  # fmt: skip
-        if not node["cards"]:
-            environment["DS_ACCELERATOR"] = "cpu"
+    if not node["cards"] and request["launcher"] == "deepspeed":
+        environment["DS_ACCELERATOR"] = "cpu"
+    if not node["cards"] and request["launcher"] == "accelerate" and "zero_stage" not in request["settings"]:
+        environment["ACCELERATE_USE_CPU"] = "true"
+    return environment
+
+
+def script_files(
+    request: Request,
+    nodes: Sequence[Node],
+    name: str,
+    port: int,
+    python: str,
+    threads: int,
+    stop_timeout: int,
+) -> list[dict[str, str]]:
+    """What one node is told, as write_files takes it: launch.json, and default_config.yaml for accelerate."""
+    index = [node["name"] for node in nodes].index(name)
+    node = nodes[index]
+    environment = script_variables(request, node, python, threads, stop_timeout)
     launch = {
         "node": name,
         "run": request["run"],
@@ -185,11 +191,13 @@ def script_files(
         "address": node["address"],
         "directory": f"{RUNS}/{request['run']}/code",
         "ranks": environment["AURA_SCRIPT_RANKS"],
-        "command": command,
+        "command": launcher_command(request, nodes, index, port, python),
         "environment": environment,
     }
+    of_accelerate = request["launcher"] == "accelerate"
+    config = yaml.safe_dump(accelerate_config(request, nodes, index, port)) if of_accelerate else ""
     texts = {
-        "default_config.yaml": f"# Written by Ansible (role script).\n{yaml.safe_dump(config) if config else ''}",
+        "default_config.yaml": f"# Written by Ansible (role script).\n{config}",
         "launch.json": json.dumps(launch, indent=1) + "\n",
     }
     return [

@@ -57,11 +57,26 @@ def name_problems(names: list[str]) -> list[str]:
     return problems
 
 
+Owners = Mapping[ipaddress.IPv4Address, list[str]]  # the nodes that have an address
+
+
 def address_problems(
     addresses: Mapping[str, str], first_addresses: Mapping[str, str], prefix: int, gateway: str
 ) -> list[str]:
-    problems = []
-    final = defaultdict(list)
+    final, problems = final_addresses(addresses)
+    problems += first_address_problems(first_addresses, final)
+    if not 8 <= prefix <= 30:
+        problems.append(
+            f"lan_prefix is {prefix}: how many bits of an address name the network (24 for 255.255.255.0), 8 to 30."
+        )
+    elif final:
+        problems += lan_problems(final, prefix, gateway)
+    return problems
+
+
+def final_addresses(addresses: Mapping[str, str]) -> tuple[Owners, list[str]]:
+    """Those that can be used, and what is wrong with the others."""
+    final, problems = defaultdict(list), []
     for name, text in addresses.items():
         address = ipv4(text)
         if not text:
@@ -76,61 +91,56 @@ def address_problems(
             )
         else:
             final[address].append(name)
-    for address, names in final.items():
-        if len(names) > 1:
-            problems.append(f"{together(names)} have the same lan_address {address}: give each node its own.")
+    problems += [
+        f"{together(names)} have the same lan_address {address}: give each node its own."
+        for address, names in final.items()
+        if len(names) > 1
+    ]
+    return final, problems
 
-    first = defaultdict(list)
-    for name, text in first_addresses.items():
+
+def first_address_problems(addresses: Mapping[str, str], final: Owners) -> list[str]:
+    first, problems = defaultdict(list), []
+    for name, text in addresses.items():
         address = ipv4(text)
-        if not text:
-            continue
-        if not address:
+        if address:
+            first[address].append(name)
+        elif text:
             problems.append(
                 f"The first_address of {name} is {text!r}, which is not an IPv4 address: correct it."
             )
-            continue
-        first[address].append(name)
-        others = [other for other in final.get(address, []) if other != name]
+        others = together([other for other in final.get(address, []) if other != name])
         if others:
             problems.append(
-                f"The first_address of {name} is {address}, which {together(others)} shall have as lan_address: "
-                f"give {together(others)} another lan_address, or {name} another address for now."
+                f"The first_address of {name} is {address}, which {others} shall have as lan_address: "
+                f"give {others} another lan_address, or {name} another address for now."
             )
-    for address, names in first.items():
-        if len(names) > 1:
-            problems.append(
-                f"{together(names)} have the same first_address {address}: look up which PC has it."
-            )
+    return problems + [
+        f"{together(names)} have the same first_address {address}: look up which PC has it."
+        for address, names in first.items()
+        if len(names) > 1
+    ]
 
-    if not 8 <= prefix <= 30:
-        problems.append(
-            f"lan_prefix is {prefix}: how many bits of an address name the network (24 for 255.255.255.0), 8 to 30."
-        )
-        return problems
-    if not final:
-        return problems
+
+def lan_problems(final: Owners, prefix: int, gateway: str) -> list[str]:
     networks = defaultdict(list)
     for address, names in final.items():
         networks[ipaddress.ip_interface(f"{address}/{prefix}").network].extend(names)
     if len(networks) > 1:
         where = "; ".join(f"{together(names)} in {network}" for network, names in networks.items())
-        problems.append(
-            f"The nodes are not in one network ({where}): correct lan_address or lan_prefix ({prefix})."
-        )
-        return problems
+        return [f"The nodes are not in one network ({where}): correct lan_address or lan_prefix ({prefix})."]
     network = next(iter(networks))
-    for address, names in final.items():
-        if address in (network.network_address, network.broadcast_address):
-            problems.append(
-                f"{address} ({together(names)}) means all of {network}: choose an address inside it."
-            )
+    problems = [
+        f"{address} ({together(names)}) means all of {network}: choose an address inside it."
+        for address, names in final.items()
+        if address in (network.network_address, network.broadcast_address)
+    ]
     router = ipv4(gateway)
     if gateway and (not router or router not in network):
         problems.append(
             f"lan_gateway {gateway!r} is not in the nodes' network {network}: correct it in settings.yml."
         )
-    if router and router in final:
+    if router in final:
         problems.append(
             f"{together(final[router])} and the router (lan_gateway) have the same address {router}."
         )
