@@ -1,4 +1,4 @@
-"""The tables of variables in the roles' READMEs, made from meta/argument_specs.yml.
+"""The tables of variables in the roles' READMEs, made from meta/argument_specs.yml and defaults/main.yml.
 
 `role_tables.py` says which READMEs are out of date, `role_tables.py --write` writes them again (make docs).
 A README holds the table between the lines `<!-- variables -->` and `<!-- /variables -->`.
@@ -21,10 +21,10 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def default_cell(option: dict[str, Any]) -> str:
+def default_cell(option: dict[str, Any], value: Any) -> str:
+    """value: what defaults/main.yml says, or of a key of a dictionary the specs."""
     if option.get("required"):
         return "*required*"
-    value = option.get("default")
     if value is None:
         return ""
     if value == "":
@@ -40,7 +40,7 @@ def type_cell(option: dict[str, Any]) -> str:
     return name
 
 
-def rows(options: dict[str, Any], prefix: str = "") -> list[str]:
+def rows(options: dict[str, Any], defaults: dict[str, Any], prefix: str = "") -> list[str]:
     lines = []
     for name, option in options.items():
         description = option.get("description", "")
@@ -48,22 +48,25 @@ def rows(options: dict[str, Any], prefix: str = "") -> list[str]:
             description = " ".join(description)
         if "choices" in option:
             description += f" One of {', '.join(f'`{choice}`' for choice in option['choices'])}."
-        cells = [f"`{prefix}{name}`", type_cell(option), default_cell(option), cell(description)]
+        default = default_cell(option, defaults.get(name, option.get("default")))
+        cells = [f"`{prefix}{name}`", type_cell(option), default, cell(description)]
         lines.append(f"| {' | '.join(cells)} |")
         # The keys of a dictionary, or of a list's dictionaries, follow it.
         inner = f"{prefix}{name}[]." if option.get("type") == "list" else f"{prefix}{name}."
-        lines += rows(option.get("options", {}), inner)
+        lines += rows(option.get("options", {}), {}, inner)
     return lines
 
 
 def table(role: Path) -> str:
     """The text that belongs between the two marks of this role's README."""
     specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text(encoding="utf-8"))
+    path = role / "defaults/main.yml"
+    defaults = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
     parts = []
     for entry_point, spec in specs["argument_specs"].items():
         if entry_point != "main":
             parts.append(f"\nFor `tasks_from: {entry_point}`: {cell(spec.get('short_description', ''))}\n")
-        lines = rows(spec.get("options", {}))
+        lines = rows(spec.get("options", {}), defaults)
         if lines:
             header = ["| variable | type | default | meaning |", "| --- | --- | --- | --- |"]
             parts.append("\n".join(header + lines) + "\n")
