@@ -6,7 +6,8 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +183,14 @@ class MovingLine:
     def end(self) -> None:
         self.begin(True)
 
-    def aside(self) -> Aside:
-        return Aside(self)
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is said goes above the moving line."""
+        with self.lock:
+            self._erase()
+            yield
+            sys.stdout.flush()
+            self._write()
 
     def _go_on(self) -> None:
         while True:
@@ -203,22 +210,6 @@ class MovingLine:
             : width - 1
         ]
         os.write(1, f"\r\033[K{line}".encode())
-
-
-class Aside:
-    """What is said goes above the moving line."""
-
-    def __init__(self, line: MovingLine) -> None:
-        self.line = line
-
-    def __enter__(self) -> None:
-        self.line.lock.acquire()
-        self.line._erase()
-
-    def __exit__(self, *_: object) -> None:
-        sys.stdout.flush()
-        self.line._write()
-        self.line.lock.release()
 
 
 def moved() -> tuple[int, int]:

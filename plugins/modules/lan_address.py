@@ -1,9 +1,9 @@
 """An address beside the others of a network card: asks the LAN who has it, or lends it to the card for a while.
 
 card, address, prefix (24). state: `asked` (the default) changes nothing. `lent`: the card gets the address beside its
-others, unless somebody else has it. The kernel takes it away again after ten minutes, whatever has become of the machine
-that asked. An address that the card has for longer, by the router's lease say, is left alone. In a check nothing is
-lent.
+others, unless somebody else has it. The kernel takes it away again after ten minutes, whatever has become of the
+machine that asked. An address that the card has for longer, by the router's lease say, is left alone. In a check
+nothing is lent.
 
 The answer: owner (MAC address of the other machine that has the address, or empty), carrier (whether the card's cable
 leads somewhere).
