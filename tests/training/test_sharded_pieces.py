@@ -101,11 +101,6 @@ def test_fewer_bits_are_fewer_rounds_of_a_large_model() -> None:
     assert counts == [271, 136, 69, 35]
 
 
-def test_the_cut_depends_on_nothing_but_shapes_and_ranks() -> None:
-    config = resolve("gpt2", {"optimizer": "muon"})
-    assert cut(config, 5) == cut(config, 5)
-
-
 def test_patience_follows_the_usual_wait() -> None:
     patience = Patience(longest=60)
     patience.add("weights", 50)  # the first step: not remembered
