@@ -20,7 +20,7 @@ from aura.plan import gpus
 from aura.plan.candidates import Cluster, cluster_of, decide
 from aura.plan.evidence import expected_loss, tokens_factor
 from aura.plan.memory import checkpoint_bytes, memory_of, parameter_bytes, wire_bytes
-from aura.plan.plan import compare, plan_for
+from aura.plan.plan import plan_for
 from aura.plan.step_time import (
     Coding,
     Work,
@@ -30,7 +30,6 @@ from aura.plan.step_time import (
     step_seconds,
 )
 from aura.run import measure
-from spanish import english_in
 from trainers import Fault, at_step, complete, send_self, start
 
 MUON = {"optimizer": "muon"}
@@ -272,17 +271,6 @@ def test_the_guides_command_hears_the_truth(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out)["seconds_per_step"] == pytest.approx(3.42, abs=0.01)
     assert cli.main(["plan", "--preset", "gpt2-medium", "--gpu", "4090", "--json"]) == 0
     assert "candidates" not in json.loads(capsys.readouterr().out)
-
-
-def test_nothing_of_a_spanish_decision_is_english(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AURA_LANG", "es")
-    tight = resolve("gpt2-nano", MUON)
-    medium = resolve("gpt2-medium")
-    made = [decide(medium, five(medium, "4090")), decide(tight, replace(five(tight), rooms=(1.0,) * 5))]
-    said = "\n".join(line for one in made for line in (*one.table, one.reason))
-    said += compare(plan_for(tight, 5, gpus.find("3060")), 2.0, None, 17, predicted=1.0, one_pc=8.0)
-    assert not english_in(said)
-    assert "4.00 veces un PC" in said and "1 s por paso" in said
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ from aura.cluster.activity import Activity
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
-from aura.model.gpt import GPT
 from aura.run.balance import RECORD
 from aura.run.division import Division, read_decisions, shares_by_speed
 from aura.run.meter import Meter
-from trainers import Fault, Trainer, at_step, complete, curve, send_self, start
+from trainers import Fault, Trainer, at_step, before_micro_batch, complete, curve, send_self, start
 
 # 9 steps of 24 windows, in micro-batches of two; the first decision, after step 5, is for step 7.
 RUN = "--global-batch-tokens 384 --steps 9 --save-every 4 --log-every 3 --lr 1e-2 --validate-every 100 "
@@ -31,17 +30,7 @@ DELAYED = "--optimizer muon --lr 0.02 --delay 0.5 --wire int4 "
 def slow(seconds: float) -> Fault:
     """Every micro-batch that is trained on takes so much longer."""
 
-    def put_in() -> None:
-        original = GPT.loss_sum
-
-        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
-            if self.training:
-                time.sleep(seconds)
-            return original(self, *arguments)
-
-        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
-
-    return put_in
+    return before_micro_batch(lambda model, number: time.sleep(seconds))
 
 
 def slow_and_killed(seconds: float) -> Fault:

@@ -16,6 +16,7 @@ import pytest
 from aura.config import SETTINGS, resolve
 from aura.errors import ConfigError
 from aura.texts import console
+from spanish import english_in
 
 VARIABLES = ("AURA_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
 
@@ -107,6 +108,11 @@ def test_no_sentence_is_left_that_nobody_says() -> None:
     built = ("memory_", "plan_", "help_", "gpu_", "remedy_")  # keys that are put together
     for key, sentence in console.SENTENCES["en"].items():
         assert key in words or key.startswith(built) or (key == sentence and key in of_argparse), key
+
+
+def test_no_spanish_sentence_is_english() -> None:
+    for key, sentence in console.SENTENCES["es"].items():
+        assert not english_in(re.sub(r"\{[^}]*\}|--[\w-]+", "", sentence)), key
 
 
 def test_nobody_says_a_sentence_of_his_own() -> None:

@@ -16,7 +16,7 @@ from aura.optim.loss_scale import LossScale
 from aura.optim.muon import optimizer_of
 from aura.strategy.delayed import Delayed
 from aura.strategy.interface import clip_factor
-from sharded_ranks import Rank, Task, complete, losses, parameters
+from sharded_ranks import Rank, Task, check_equal, complete, losses, parameters
 from trainers import Fault, at_step, curve, infinite_gradient, send_self, start, stop_at, stopped_and_resumed
 from trainers import complete as completed
 
@@ -75,13 +75,14 @@ def _batches_of(task: Task, rank: int) -> list[list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("predicted", [True, False], ids=["predicted", "plain"])
-@pytest.mark.parametrize("delay", [0.5, 1.0])
+@pytest.mark.parametrize(("delay", "nodes"), [(0.5, ()), (1.0, ()), (0.5, ("a", "b", "a"))])
 def test_late_micro_batches_see_the_weights_of_the_definition(
-    delay: float, predicted: bool, tmp_path: Path
+    delay: float, nodes: tuple[str, ...], predicted: bool, tmp_path: Path
 ) -> None:
     settings = MUON | {"delay": delay, "predicted_weights": predicted}
-    task = Task(tmp_path, 3, settings, steps=5, micro_batches=2, sequences=12)
+    task = Task(tmp_path, 3, settings, steps=5, micro_batches=2, sequences=12, nodes=nodes)
     found = complete(task)
+    check_equal(found, task.steps)
     weights, wanted = reference(task)
     got = losses(found[0])
     assert got == pytest.approx(wanted, abs=2e-4)

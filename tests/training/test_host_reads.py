@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 from aura.corpus.corpus import Corpus
 from aura.corpus.windows import Order, Windows
-from aura.run import trainer
 from aura.run.batches import Batches
-from aura.run.progress import Step
 from aura.strategy.alone import Alone
 from torch import Tensor
-from trainers import Fault, complete, start
+from trainers import Fault, after_each_step, complete, start
 
 # What gives the host a number, or the host's memory a tensor.
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "__contains__")
@@ -44,15 +42,13 @@ def count(file: Path) -> Fault:
 
         for name in READS:
             setattr(Tensor, name, counted(name, getattr(Tensor, name)))
-        commit = trainer.Trainer.commit
 
-        def note(self: trainer.Trainer, *arguments: Any) -> Step:
+        def note() -> None:
             with file.open("a") as lines:
                 lines.write(json.dumps(reads) + "\n")
             reads.clear()
-            return commit(self, *arguments)
 
-        trainer.Trainer.commit = note  # type: ignore[method-assign]
+        after_each_step(note)()
 
     return put_in
 
@@ -122,16 +118,10 @@ def test_what_is_there_after_the_first_step_is_not_searched_for_garbage(
 ) -> None:
     file = tmp_path / "frozen"
 
-    def put_in() -> None:
-        commit = trainer.Trainer.commit
+    def note() -> None:
+        with file.open("a") as lines:
+            lines.write(f"{gc.get_freeze_count()}\n")
 
-        def note(self: trainer.Trainer, *arguments: Any) -> Step:
-            with file.open("a") as lines:
-                lines.write(f"{gc.get_freeze_count()}\n")
-            return commit(self, *arguments)
-
-        trainer.Trainer.commit = note  # type: ignore[method-assign]
-
-    complete(start(tmp_path / "run", corpus, 1, QUIET, {0: put_in}))
+    complete(start(tmp_path / "run", corpus, 1, QUIET, {0: after_each_step(note)}))
     frozen = [int(line) for line in file.read_text().split()]
     assert frozen[0] == 0 and min(frozen[1:]) > 10_000

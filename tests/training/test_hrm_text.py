@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,9 +14,8 @@ from aura.families.hrm_text import CALLS, HRM_TEXT, backward_depth
 from aura.model import export
 from aura.model.hrm_text import HrmText
 from aura.plan.flops import flops_per_token
-from aura.strategy.sharded import Sharded
 from safetensors.torch import load_file
-from sharded_ranks import Rank, Task
+from sharded_ranks import Task, dawdle
 from sharded_ranks import complete as complete_ranks
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -150,19 +147,6 @@ def test_another_depth_needs_no_other_kernels(graphs_only: None) -> None:
         loss_of(model).backward()
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert 0 < graphs[0] == graphs[1] == graphs[2]
-
-
-def dawdle(number: int, rank: Rank) -> None:
-    """Weights come late, those of the output matrix last."""
-    if number:
-        return
-    original = Sharded._take_in
-
-    def take_in(*arguments: Any) -> None:
-        time.sleep(0.02)
-        original(*arguments)
-
-    Sharded._take_in = take_in  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(

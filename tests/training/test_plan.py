@@ -18,7 +18,6 @@ from aura.errors import ConfigError
 from aura.plan import gpus, plan
 from aura.plan.flops import flops_per_token, recomputed_flops_per_token
 from aura.plan.memory import memory_of, wire_bytes
-from spanish import english_in
 
 A100 = gpus.find("A100 80GB")
 
@@ -346,15 +345,3 @@ def test_the_lines_for_the_launch_say_everything() -> None:
     assert "160 sequences = 163,840 tokens" in text
     assert sum(line.startswith("Assumed: ") for line in lines) == 4
     assert any(line.startswith("Note: ") for line in lines)
-
-
-def test_nothing_of_a_spanish_plan_is_english(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words of one language, with every number left out, are not among those of the other."""
-    monkeypatch.setenv("AURA_LANG", "es")
-    tight = resolve("gpt2-medium", {"dropout": 0.1, "gradient_checkpointing": True, "steps": 20})
-    made = plan.plan_for(tight, 5, gpus.find("RTX 3050 Laptop"), link_mbit=10, corpus_tokens=10**6)
-    said = "\n".join([*made.lines(), *plan.plan_for(tight, 2, gpus.called("X", 2**40)).lines()])
-    said += plan.compare(made, 2.0, 10**9, steps=17) + plan.compare(made, 2.0, None, 3, warmed_up=False)
-    assert not english_in(said)
-    for words in ("memoria de un rank: ", "Supuesto: ", "Nota: ", "Previsto: ", "pasadas por el corpus: "):
-        assert words in said

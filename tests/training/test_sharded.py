@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,18 @@ from aura.strategy import wire as wire_module
 from aura.strategy.codec import FORMATS, bytes_of
 from aura.strategy.sharded import Sharded
 from safetensors.torch import load_file
-from sharded_ranks import Rank, Task, check_equal, complete, lengths, losses, parameters, shards, start
+from sharded_ranks import (
+    Rank,
+    Task,
+    check_equal,
+    complete,
+    dawdle,
+    lengths,
+    losses,
+    parameters,
+    shards,
+    start,
+)
 from trainers import send_self
 
 MUON = {"optimizer": "muon"}
@@ -75,16 +85,6 @@ def test_unlike_processors_stay_bit_equal_and_learn_what_one_learns(
 
 def test_accumulation_and_layers_that_arrive_late(tmp_path: Path) -> None:
     """Nobody waits for the weights but the layers themselves; several micro-batches are one step."""
-
-    def dawdle(number: int, rank: Rank) -> None:
-        original = Sharded._take_in
-
-        def take_in(*arguments: Any) -> None:
-            time.sleep(0.02)
-            original(*arguments)
-
-        Sharded._take_in = take_in  # type: ignore[method-assign]
-
     at_once = Task(tmp_path / "a", 5, {"batch_size": 1}, sequences=20)
     pieces = Task(tmp_path / "b", 5, {"batch_size": 1}, sequences=20, micro_batches=4, overlap=True)
     pieces.faults = {0: dawdle, 4: dawdle}

@@ -17,7 +17,7 @@ from aura.model.hrm_text import HrmText
 from aura.optim import gradient_sum
 from aura.run import rehearsal
 from aura.run import trainer as train
-from trainers import Fault, complete, curve, infinite_gradient, start, stopped_and_resumed
+from trainers import Fault, after_each_step, complete, curve, infinite_gradient, start, stopped_and_resumed
 
 
 def test_the_smallest_formats_learn_and_resume_exactly(corpus: Corpus, tmp_path: Path) -> None:
@@ -223,15 +223,10 @@ def test_a_compiled_model_learns_the_same(corpus: Corpus, tmp_path: Path) -> Non
     def count() -> None:
         from torch._dynamo.utils import counters
 
-        commit = train.Trainer.commit
+        (tmp_path / "counted").write_text(json.dumps(counters["inductor"]))
 
-        def note(self: train.Trainer, *arguments: Any) -> Any:
-            (tmp_path / "counted").write_text(json.dumps(counters["inductor"]))
-            return commit(self, *arguments)
-
-        train.Trainer.commit = note  # type: ignore[method-assign]
-
-    (again,) = start(tmp_path / "compiled", corpus, 1, f"{settings} --compile true --steps 8", {0: count})
+    settings += " --compile true --steps 8"
+    (again,) = start(tmp_path / "compiled", corpus, 1, settings, {0: after_each_step(count)})
     assert again.end(seconds=480) == 0, again.text
     assert f"compiled kernels stay in {again.run_dir}/compiled." in again.text
     counted = json.loads((tmp_path / "counted").read_text())

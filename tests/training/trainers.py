@@ -203,24 +203,47 @@ def at_step(step: int, act: Callable[[], None]) -> Fault:
     return put_in
 
 
-def infinite_gradient(step: int) -> Fault:
-    """In the micro-batch of this number (from 1) the loss is good: only the backward pass goes wrong, as on a GPU with
-    bad memory."""
+def before_micro_batch(act: Callable[[GPT, int], None]) -> Fault:
+    """act: gets the model and the number (from 1) of what it is to be trained on."""
 
     def put_in() -> None:
-        original, calls = GPT.loss_sum, 0
+        original, number = GPT.loss_sum, 0
 
         def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
-            nonlocal calls
-            calls += self.training
-            if calls == step and self.training:
-                parameter = self.h[0].mlp.c_fc.bias
-                handle = parameter.register_hook(
-                    lambda gradient: (handle.remove(), gradient.index_fill(0, torch.tensor(3), math.inf))[1]
-                )
+            nonlocal number
+            if self.training:
+                number += 1
+                act(self, number)
             return original(self, *arguments)
 
         GPT.loss_sum = loss_sum  # type: ignore[method-assign]
+
+    return put_in
+
+
+def infinite_gradient(number: int) -> Fault:
+    """In this micro-batch the loss is good: only the backward pass goes wrong, as on a GPU with bad memory."""
+
+    def spoil(model: GPT, now: int) -> None:
+        if now == number:
+            handle = model.h[0].mlp.c_fc.bias.register_hook(
+                lambda gradient: (handle.remove(), gradient.index_fill(0, torch.tensor(3), math.inf))[1]
+            )
+
+    return before_micro_batch(spoil)
+
+
+def after_each_step(act: Callable[[], None]) -> Fault:
+    """act: at the end of every step, before its observers."""
+
+    def put_in() -> None:
+        commit = train.Trainer.commit
+
+        def note(self: train.Trainer, *arguments: Any) -> Any:
+            act()
+            return commit(self, *arguments)
+
+        train.Trainer.commit = note  # type: ignore[method-assign]
 
     return put_in
 
