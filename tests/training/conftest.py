@@ -34,6 +34,13 @@ for _name in (
     os.environ.pop(_name, None)
 
 
+def flip_a_bit(path: Path) -> None:
+    """In the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,15 +13,16 @@ from aura.corpus import remote
 from aura.corpus.corpus import META, Corpus
 from aura.errors import EXIT_DATA, EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE
 from aura.storage import cache
+from conftest import flip_a_bit
 from object_storage import KEY, SECRET, Storage
-from spanish import english_in
 
 WHERE = "s3://data/corpora/es"
 Told = tuple[int, str]
+Aura = Callable[..., Told]
 
 
 @pytest.fixture
-def aura(capfd: pytest.CaptureFixture[str]) -> Callable[..., Told]:
+def aura(capfd: pytest.CaptureFixture[str]) -> Aura:
     """The exit code, and what was said."""
 
     def aura(*words: str) -> Told:
@@ -58,7 +58,7 @@ def upload(bucket: Storage, corpus: Corpus, address: str = WHERE) -> Path:
 
 
 def test_what_is_prepared_is_there_whole_and_is_left_alone(
-    bucket: Storage, text: Path, corpus: Corpus, aura: Callable[..., Told], tmp_path: Path
+    bucket: Storage, text: Path, corpus: Corpus, aura: Aura, tmp_path: Path
 ) -> None:
     code, said = aura(*preparing(text))
     assert code == EXIT_OK, said
@@ -84,7 +84,7 @@ def test_what_is_prepared_is_there_whole_and_is_left_alone(
 
 
 def test_an_upload_that_breaks_off_leaves_no_corpus_and_goes_on(
-    bucket: Storage, text: Path, corpus: Corpus, aura: Callable[..., Told]
+    bucket: Storage, text: Path, corpus: Corpus, aura: Aura
 ) -> None:
     bucket.fail("PUT /data/corpora/es/validation", 500)
     code, said = aura(*preparing(text))
@@ -105,7 +105,7 @@ def test_an_upload_that_breaks_off_leaves_no_corpus_and_goes_on(
 
 
 def test_it_is_fetched_once_with_every_byte(
-    bucket: Storage, corpus: Corpus, aura: Callable[..., Told], tmp_path: Path
+    bucket: Storage, corpus: Corpus, aura: Aura, tmp_path: Path
 ) -> None:
     upload(bucket, corpus)
     code, said = aura("fingerprint", WHERE)
@@ -129,9 +129,7 @@ def test_it_is_fetched_once_with_every_byte(
     assert files_of(kept) == files_of(corpus.path)
 
 
-def test_a_connection_that_is_cut_is_taken_up(
-    bucket: Storage, corpus: Corpus, aura: Callable[..., Told]
-) -> None:
+def test_a_connection_that_is_cut_is_taken_up(bucket: Storage, corpus: Corpus, aura: Aura) -> None:
     upload(bucket, corpus)
     bucket.cut("train-00000.bin", times=2)
     bucket.fail("tokenizer.json", 503, times=1)
@@ -141,7 +139,7 @@ def test_a_connection_that_is_cut_is_taken_up(
 
 
 def test_what_is_torn_is_not_used_and_not_fetched_twice(
-    bucket: Storage, corpus: Corpus, aura: Callable[..., Told], tmp_path: Path
+    bucket: Storage, corpus: Corpus, aura: Aura, tmp_path: Path
 ) -> None:
     upload(bucket, corpus)
     bucket.cut("validation-00000.bin", times=1000)
@@ -156,12 +154,10 @@ def test_what_is_torn_is_not_used_and_not_fetched_twice(
 
 
 def test_other_bytes_than_those_that_were_prepared_are_refused(
-    bucket: Storage, corpus: Corpus, aura: Callable[..., Told], tmp_path: Path
+    bucket: Storage, corpus: Corpus, aura: Aura, tmp_path: Path
 ) -> None:
     directory = upload(bucket, corpus)
-    content = bytearray((directory / "train-00000.bin").read_bytes())
-    content[7] ^= 1
-    (directory / "train-00000.bin").write_bytes(content)
+    flip_a_bit(directory / "train-00000.bin")
     bucket.settle()
     code, said = aura("fingerprint", WHERE)
     assert code == EXIT_DATA
@@ -174,9 +170,7 @@ def test_other_bytes_than_those_that_were_prepared_are_refused(
     assert "does not match its own fingerprint" in aura("fingerprint", WHERE)[1]
 
 
-def test_a_name_that_leads_elsewhere_is_refused(
-    bucket: Storage, corpus: Corpus, aura: Callable[..., Told]
-) -> None:
+def test_a_name_that_leads_elsewhere_is_refused(bucket: Storage, corpus: Corpus, aura: Aura) -> None:
     import json
 
     from aura.corpus.corpus import fingerprint_of
@@ -193,7 +187,7 @@ def test_a_name_that_leads_elsewhere_is_refused(
 
 
 def test_without_a_server_the_one_of_before_is_taken(
-    bucket: Storage, corpus: Corpus, aura: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+    bucket: Storage, corpus: Corpus, aura: Aura, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload(bucket, corpus)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
@@ -211,11 +205,7 @@ def test_without_a_server_the_one_of_before_is_taken(
 
 
 def test_a_full_disk_is_one_sentence(
-    bucket: Storage,
-    corpus: Corpus,
-    aura: Callable[..., Told],
-    small_disk: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Storage, corpus: Corpus, aura: Aura, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload(bucket, corpus)
     monkeypatch.setenv("AURA_CACHE", str(small_disk))
@@ -252,7 +242,7 @@ def test_what_is_wrong_is_said_before_the_work_begins(
     sentence: str,
     bucket: Storage,
     text: Path,
-    aura: Callable[..., Told],
+    aura: Aura,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -269,28 +259,7 @@ def test_what_is_wrong_is_said_before_the_work_begins(
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
-def test_in_spanish(
-    bucket: Storage,
-    text: Path,
-    aura: Callable[..., Told],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("AURA_LANG", "es")
-    said = aura(*preparing(text))[1]
-    assert f"{WHERE} está completo." in said
-    monkeypatch.setenv("AURA_CACHE", os.environ["AURA_CACHE"] + "-2")
-    said += aura("fingerprint", WHERE)[1]
-    assert "el próximo arranque no descarga nada" in said
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    said += aura("fingerprint", WHERE)[1]
-    assert "Se toma lo que se descargó antes: " in said
-    assert not english_in(said.replace(str(tmp_path), "")), said
-
-
-def test_a_corpus_of_ones_own_directory(
-    bucket: Storage, corpus: Corpus, aura: Callable[..., Told], tmp_path: Path
-) -> None:
+def test_a_corpus_of_ones_own_directory(bucket: Storage, corpus: Corpus, aura: Aura, tmp_path: Path) -> None:
     upload(bucket, corpus)
     bucket.fail("validation", 500)
     words = ("fetch", WHERE, "--output", str(tmp_path / "corpora/es"))
@@ -307,11 +276,7 @@ def test_a_corpus_of_ones_own_directory(
 
 
 def test_the_key_of_a_service_is_read_from_its_file(
-    bucket: Storage,
-    corpus: Corpus,
-    aura: Callable[..., Told],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Storage, corpus: Corpus, aura: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As systemd gives it: the environment names a directory, no key."""
     upload(bucket, corpus)
@@ -338,9 +303,7 @@ print([name for name in ("s3fs", "fsspec", "botocore", "aiohttp") if name in sys
     assert said.splitlines()[-1] == "[]"
 
 
-def test_a_plan_reads_what_the_corpus_says_only(
-    bucket: Storage, corpus: Corpus, aura: Callable[..., Told]
-) -> None:
+def test_a_plan_reads_what_the_corpus_says_only(bucket: Storage, corpus: Corpus, aura: Aura) -> None:
     upload(bucket, corpus)
     words = ("plan", "--preset", "gpt2-nano", "--corpus", WHERE, "--gpu", "3060", "--epochs", "2")
     assert aura(*words, "--vocab-size", "300")[0] == EXIT_OK

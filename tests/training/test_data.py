@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from aura.config import resolve
 from aura.corpus import shards
-from aura.corpus.corpus import Corpus
+from aura.corpus.corpus import Corpus, verify
 from aura.corpus.prepare import prepare
 from aura.corpus.windows import Order, Windows, check_corpus, even_share, permutation, share_of
 from aura.errors import DataError
@@ -29,7 +29,10 @@ def test_windows_do_not_see_the_borders_of_files(
     corpus: Corpus, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "SHARD_TOKENS", 3000)
-    cut = Windows(prepare([text], tmp_path / "c", 300, 0.1), "train", 16)
+    made = prepare([text], tmp_path / "c", 300, 0.1)
+    assert verify(made.path) == made
+    assert all(entry["tokens"] >= 3000 for entry in made.files["train"][:-1])
+    cut = Windows(made, "train", 16)
     whole = Windows(corpus, "train", 16)
     assert len(cut.shards) > 3
     everything = np.arange(len(whole))

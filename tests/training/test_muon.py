@@ -12,7 +12,6 @@ from aura.optim import muon
 from aura.plan.flops import update_flops
 from torch.utils.flop_counter import FlopCounterMode
 
-SETTINGS = "--optimizer muon --lr 2e-2"
 SMALL = {"layers": 1, "d_model": 32, "seq_len": 16, "vocab_size": 50, "optimizer": "muon"}
 MATRICES = {f"h.0.{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
 

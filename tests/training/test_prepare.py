@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections import Counter
@@ -11,10 +10,11 @@ import numpy as np
 import pytest
 from aura.commands.prepare import main
 from aura.corpus import corpus as corpora
-from aura.corpus import running_text, shards
+from aura.corpus import running_text
 from aura.corpus.corpus import Corpus, verify
 from aura.corpus.prepare import prepare
 from aura.errors import ConfigError, DataError
+from conftest import flip_a_bit
 from tokenizers import Tokenizer
 
 
@@ -94,13 +94,11 @@ def test_what_is_up_to_date_is_left_alone_and_what_is_not_is_not_overwritten(
 def test_damage_is_found(text: Path, tmp_path: Path) -> None:
     made = prepare([text], tmp_path / "c", 300)
     shard = tmp_path / "c" / "train-00000.bin"
-    content = bytearray(shard.read_bytes())
-    content[1000] ^= 1
-    shard.write_bytes(content)
+    flip_a_bit(shard)
     assert corpora.read_corpus(tmp_path / "c") == made  # a quick look sees sizes only
     with pytest.raises(DataError, match=r"train-00000\.bin is damaged"):
         verify(tmp_path / "c")
-    shard.write_bytes(content[:-2])
+    shard.write_bytes(shard.read_bytes()[:-2])
     with pytest.raises(DataError, match="bytes instead of"):
         corpora.read_corpus(tmp_path / "c")
     meta = json.loads((tmp_path / "c" / "meta.json").read_text())
@@ -173,39 +171,7 @@ def test_refused_input(text: Path, tmp_path: Path) -> None:
     assert "--vocab-size 65537" in refused([text], tmp_path, 65537)
 
 
-@pytest.mark.parametrize("chunk", [5, 1 << 20])
-def test_text_that_is_not_utf8_is_located(
-    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(running_text, "CHUNK", chunk)
-    file = tmp_path / "latin.txt"
-    file.write_bytes("uno\ndós\n".encode() + "a\u00f1o\n".encode("latin-1"))
-    sentence = refused([file], tmp_path)
-    assert "byte 10 (line 3) is 0xf1" in sentence
-    assert "iconv" in sentence
-    file.write_bytes("cortado ñ".encode()[:-1])
-    assert "byte 8 (line 1) is 0xc3" in refused([file], tmp_path)
-
-
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(text: Path, small_disk: Path) -> None:
     with pytest.raises(DataError, match="is full"):
         prepare([text], small_disk / "c", 300)
     assert list(small_disk.iterdir()) == []
-
-
-def test_shards_and_documents_of_several_files(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "in" / "deep"
-    folder.mkdir(parents=True)
-    half = len(text.read_text()) // 2
-    (folder / "a.txt").write_text(text.read_text()[:half])
-    (folder / "b.txt").write_text(text.read_text()[half:])
-    (folder / "c.txt").touch()
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 5000)
-    made = prepare([tmp_path / "in"], tmp_path / "c", 300)
-    assert len(made.files["train"]) > 2
-    assert verify(tmp_path / "c").fingerprint == made.fingerprint
-    first = made.files["train"][0]
-    assert hashlib.sha256((made.path / first["name"]).read_bytes()).hexdigest() == first["sha256"]
-    assert first["tokens"] >= 5000

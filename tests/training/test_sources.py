@@ -183,6 +183,7 @@ def test_bytes_that_are_no_text_are_left_out_of_running_text(
     texts, counts, said = read(LocalFiles([file]), limit=6)
     assert texts == ["uno ñ\ndos\ntrés"]
     assert counts["broken"] == 6
+    assert "iconv -f latin1 -t utf8 a.txt > a-utf8.txt" in said[0]
     assert [sentence.split(": ")[2].split(". ")[0] for sentence in said] == [
         "byte 10 (line 2) is 0xf1",
         "byte 11 (line 2) is 0xff",

@@ -218,7 +218,7 @@ def test_a_card_that_stops_answering_keeps_its_name(monkeypatch: pytest.MonkeyPa
     assert gpus.read() == [zero, GpuReading("GPU-1", 1, one.name, one.pci, lost="GPU is lost")]
 
 
-def test_the_kernels_log_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_kernels_log_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the kernel's documentation describes /dev/kmsg: one record per read, EPIPE where some were thrown away."""
     records = [
         f"4,{number},123456,-;{words}\n" for number, words in ((7, "usb 1-1: new"), (8, FALLEN), (9, FALLEN))
