@@ -112,6 +112,14 @@ class Cluster:
         assert len(bad) == 1, bad
         return bad[0]
 
+    def only_this(
+        self, check_id: str, subject: str, message: str = "", remedy: str = "", status: str = "failed"
+    ) -> None:
+        check = self.only()
+        assert (check.id, check.subject, check.status) == (check_id, subject, status)
+        assert message in check.message
+        assert remedy in check.remedy
+
 
 @pytest.fixture
 def cluster() -> Cluster:
@@ -159,10 +167,7 @@ def test_a_node_that_does_not_answer(cluster: Cluster, said: str, advice: str) -
     for name in NAMES:
         for section in ("tcp", "bandwidth"):
             cluster.documents[name][section].pop("node3", None)
-    check = cluster.only()
-    assert (check.id, check.status, check.subject) == ("answers", "failed", "node3")
-    assert check.message == f"node3 (192.168.50.23): {said}"
-    assert advice in check.remedy
+    cluster.only_this("answers", "node3", f"node3 (192.168.50.23): {said}", advice)
 
 
 def test_a_node_that_dies_during_the_probe(cluster: Cluster) -> None:
@@ -231,9 +236,7 @@ def test_one_node_is_different(
         cluster.documents["node1"]["busy_ports"] = NO_ADDRESS
         cluster.close([pair for pair in pairs_of("node1") if pair[0] == "node1"], "no address")
         cluster.close([pair for pair in pairs_of("node1") if pair[1] == "node1"])
-    check = cluster.only()
-    assert (check.id, check.status, check.subject) == (check_id, "failed", "node1")
-    assert message in check.message and remedy in check.remedy
+    cluster.only_this(check_id, "node1", message, remedy)
 
 
 def test_unlike_builds_of_the_same_trainer_are_named_and_good(cluster: Cluster) -> None:
@@ -253,14 +256,12 @@ def test_unlike_builds_of_the_same_trainer_are_named_and_good(cluster: Cluster) 
     assert "torch 2.13.0" in said["versions"].message
 
     cluster.about("node2")["versions"]["nvidia-nccl-cu12"] = "2.27.3"
-    check = cluster.only()
-    assert (check.id, check.message) == ("versions", "node2 has NCCL 2.27.3, the others 2.29.7")
+    cluster.only_this("versions", "node2", "node2 has NCCL 2.27.3, the others 2.29.7")
 
 
 def test_a_peer_whose_name_is_unknown_is_a_warning(cluster: Cluster) -> None:
     cluster.about("node1")["resolves"]["node4"] = []
-    check = cluster.only()
-    assert (check.id, check.status, check.message) == ("names", "warning", "on node1, node4 is unknown")
+    cluster.only_this("names", "node1", "on node1, node4 is unknown", status="warning")
 
 
 @pytest.mark.parametrize(
@@ -278,10 +279,7 @@ def test_the_rendezvous_port_is_taken(
 ) -> None:
     cluster.documents["node0"]["busy_ports"] = {"rendezvous": {"reason": "in use", "holder": holder}}
     cluster.close([pair for pair in ALL_PAIRS if pair[1] == "node0"], "silent", ["rendezvous"])
-    check = cluster.only()
-    assert (check.id, check.status, check.subject) == ("rendezvous_port", "failed", "node0")
-    assert message in check.message
-    assert remedy in check.remedy
+    cluster.only_this("rendezvous_port", "node0", message, remedy)
 
 
 # --- Pairs ---
@@ -312,27 +310,22 @@ def test_who_is_to_blame_for_closed_pairs(
     cluster: Cluster, pairs: list[tuple[str, str]], subject: str, message: str, remedy: str
 ) -> None:
     cluster.close(pairs, ports=["ephemeral"])
-    check = cluster.only()
-    assert (check.id, check.subject) == ("tcp_ephemeral", subject)
-    assert message in check.message
-    assert remedy in check.remedy
+    cluster.only_this("tcp_ephemeral", subject, message, remedy)
 
 
 def test_the_wrong_host_answers(cluster: Cluster) -> None:
+    wrong = {"ok": False, "error": "wrong node", "detail": "node4"}
     for name in ("node0", "node1"):
-        wrong = {"ok": False, "error": "wrong node", "detail": "node4"}
         cluster.documents[name]["tcp"]["node3"]["ephemeral"] = wrong
-    check = cluster.only()
-    assert check.message == "port 51234: at 192.168.50.23, node4 answered node0 and node1 instead of node3"
-    assert "Two machines have the address 192.168.50.23" in check.remedy
+    message = "port 51234: at 192.168.50.23, node4 answered node0 and node1 instead of node3"
+    cluster.only_this("tcp_ephemeral", "node3", message, "Two machines have the address 192.168.50.23")
 
 
 def test_a_cable_that_negotiated_100_mbit(cluster: Cluster) -> None:
     cluster.rate(pairs_of("node3"), 94.1)
-    check = cluster.only()
-    assert (check.id, check.status, check.subject) == ("bandwidth", "failed", "node3")
-    assert check.message == "node3: 94 Mbit/s to and from every node, about 940 expected"
-    assert check.remedy.startswith("node3's cable or port negotiated 100 Mbit/s: Replug node3's cable")
+    message = "node3: 94 Mbit/s to and from every node, about 940 expected"
+    remedy = "node3's cable or port negotiated 100 Mbit/s: Replug node3's cable"
+    cluster.only_this("bandwidth", "node3", message, remedy)
     lines = draw(read_evidence(cluster.text()), cluster.judge())
     (row,) = [line.split() for line in lines if line.split()[:1] == ["node3"]]
     assert row == ["node3", "94✗", "94✗", "94✗", "-", "94✗"]
@@ -379,16 +372,13 @@ def test_the_inventory_says_how_fast_the_links_are(cluster: Cluster) -> None:
 
 def test_small_packets_pass_and_large_ones_do_not(cluster: Cluster) -> None:
     cluster.documents["node1"]["bandwidth"]["node2"] = STALLED
-    check = cluster.only()
-    assert (check.subject, check.status) == ("node1 -> node2", "failed")
-    assert "MTU" in check.remedy
+    cluster.only_this("bandwidth", "node1 -> node2", remedy="MTU")
 
 
 def test_a_node_that_leaves_the_measurement(cluster: Cluster) -> None:
     cluster.documents["node0"]["lost"] = {"node2": "left during the measurement (timed out)"}
     cluster.documents["node2"]["left_out"] = "the coordinator went away in the middle (timed out)"
-    check = cluster.only()
-    assert (check.id, check.subject, check.status) == ("bandwidth", "node2", "failed")
+    cluster.only_this("bandwidth", "node2")
 
 
 def test_who_does_not_reach_the_coordinator_fails_once(cluster: Cluster) -> None:
@@ -432,44 +422,38 @@ def test_with_two_nodes_both_are_named(cluster: Cluster) -> None:
             del cluster.evidence[task][name]
         del cluster.documents[name]
     cluster.rate([("node0", "node1"), ("node1", "node0")], 94)
-    check = cluster.only()
-    assert check.subject == "node0 <-> node1"
-    assert check.remedy.startswith("node0's or node1's cable or port negotiated 100 Mbit/s")
+    remedy = "node0's or node1's cable or port negotiated 100 Mbit/s"
+    cluster.only_this("bandwidth", "node0 <-> node1", remedy=remedy)
 
 
 # --- Clocks, all_reduce ---
 
 
-@pytest.mark.parametrize(("offset", "status"), [(0.05, None), (-0.3, "warning"), (3.2, "failed")])
-def test_a_wrong_clock(cluster: Cluster, offset: float, status: str | None) -> None:
-    cluster.documents["node3"]["clock"]["offset_seconds"] = offset
-    if status is None:
-        assert cluster.bad() == []
-        return
-    check = cluster.only()
-    assert (check.id, check.status, check.subject) == ("clock", status, "node3")
-    assert ("behind" if offset < 0 else "ahead of") in check.message
-    assert "chronyc" in check.remedy
+def test_a_wrong_clock(cluster: Cluster) -> None:
+    clock = cluster.documents["node3"]["clock"]
+    clock["offset_seconds"] = 0.05
+    assert cluster.bad() == []
+    clock["offset_seconds"] = -0.3
+    cluster.only_this("clock", "node3", "behind", "chronyc", "warning")
+    clock["offset_seconds"] = 3.2
+    cluster.only_this("clock", "node3", "ahead of", "chronyc")
 
 
 def test_the_wrong_clock_is_the_coordinators(cluster: Cluster) -> None:
     """Everybody differs from node0 by the same: node0 is named, not the four others."""
     for name in NAMES[1:]:
         cluster.documents[name]["clock"]["offset_seconds"] = 3600.0
-    check = cluster.only()
-    assert (check.subject, check.status) == ("node0", "failed")
-    assert "behind the others" in check.message
+    cluster.only_this("clock", "node0", "behind the others")
 
 
 def test_all_reduce_goes_wrong(cluster: Cluster) -> None:
     said = "All 5 of 5 ranks came within 60 s, but too late."
     cluster.evidence["all_reduce"]["node4"] = {"rc": 1, "stdout": "", "stderr": f"noise\n{said}\n"}
-    check = cluster.only()
-    assert (check.id, check.subject, check.message) == ("all_reduce", "node4", f"node4: {said}")
-    assert "GLOO_SOCKET_IFNAME" in check.remedy and "eno1" in check.remedy
+    cluster.only_this("all_reduce", "node4", f"node4: {said}", "GLOO_SOCKET_IFNAME")
+    assert "eno1" in cluster.only().remedy
     # Exit code 0 without the line is not enough.
     cluster.evidence["all_reduce"]["node4"] = {"rc": 0, "stdout": "", "stderr": ""}
-    assert cluster.only().id == "all_reduce"
+    cluster.only_this("all_reduce", "node4")
 
 
 # --- As the playbook calls it ---
@@ -529,10 +513,8 @@ def test_what_is_not_seen_from_wsl_is_said(cluster: Cluster) -> None:
     """Its virtual card tells 10 Gbit/s, whatever the cable; where it is right, the sentence stays."""
     cluster.evidence["wsl"] = ["node3"]
     cluster.about("node3")["link"] = {"speed_mbit": 10000, "duplex": "full", "physical": True}
-    check = cluster.only()
-    assert (check.id, check.status, check.subject) == ("link", "warning", "node3")
-    assert "whether Windows falls asleep, is not seen from here" in check.message
-    assert "playbooks/windows.yml --limit node3" in check.remedy
+    message = "whether Windows falls asleep, is not seen from here"
+    cluster.only_this("link", "node3", message, "playbooks/windows.yml --limit node3", "warning")
 
 
 def test_the_clock_and_the_address_of_wsl_are_those_of_windows(cluster: Cluster) -> None:
