@@ -15,8 +15,6 @@ from aura.model import export
 from aura.model.hrm_text import HrmText
 from aura.plan.flops import flops_per_token
 from safetensors.torch import load_file
-from sharded_ranks import Task, dawdle
-from sharded_ranks import complete as complete_ranks
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 from trainers import complete, start
@@ -147,20 +145,3 @@ def test_another_depth_needs_no_other_kernels(graphs_only: None) -> None:
         loss_of(model).backward()
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert 0 < graphs[0] == graphs[1] == graphs[2]
-
-
-@pytest.mark.parametrize(
-    "settings", [{"optimizer": "muon"}, {"optimizer": "muon", "delay": 0.5, "wire": "int4"}], ids=str
-)
-def test_owners_update_it_bit_equal(settings: dict[str, object], tmp_path: Path) -> None:
-    """Without the loop, so that who does not wait for the weights of a module computes with others."""
-    shape = {"family": "hrm-text", "layers": 2, "lr": 5e-3, "vocab_size": 1500}
-    delayed = "delay" in settings
-    two = Task(tmp_path / "two", 2, {**shape, **settings}, micro_batches=2 if delayed else 1, sequences=8)
-    two.overlap, two.faults = True, {} if delayed else {0: dawdle, 1: dawdle}
-    results = complete_ranks(two)
-    assert results[0]["outcomes"] == results[1]["outcomes"] and results[0]["odd"] == []
-    (one,) = complete_ranks(Task(tmp_path / "one", 1, {**shape, "optimizer": "muon"}, sequences=8))
-    losses = [[o["loss_sum"] / o["tokens"] for o in result["outcomes"]] for result in (results[0], one)]
-    assert losses[0] == pytest.approx(losses[1], abs=0.1 if delayed else 1e-4)
-    assert losses[0][-1] < losses[0][0]

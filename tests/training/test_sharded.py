@@ -32,6 +32,7 @@ from trainers import send_self
 MUON = {"optimizer": "muon"}
 LATE = {"clip": 0.2, "delay": 0.5}
 QWEN = {"family": "qwen3", "kv_heads": 1}
+HRM = {"family": "hrm-text", "lr": 5e-3, "vocab_size": 1500}
 MIXED = ("a", "b", "a")  # a node's ranks need not be neighbours
 SMALLEST = {"precision": "bf16", "parameter_format": "bf16", "moment_format": "int8"}
 
@@ -54,6 +55,7 @@ def elements(task: Task) -> int:
         (QWEN | {"tied": "false"}, "fp32"),
         (QWEN | SMALLEST, "int4"),
         (QWEN | MUON | LATE, "int8"),
+        (HRM | MUON | LATE, "int4"),
     ],
     ids=str,
 )
@@ -83,10 +85,12 @@ def test_unlike_processors_stay_bit_equal_and_learn_what_one_learns(
         assert losses(one)[-1] < losses(one)[0] - 0.5
 
 
-def test_accumulation_and_layers_that_arrive_late(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, HRM | MUON], ids=["gpt2", "hrm-text"])
+def test_accumulation_and_layers_that_arrive_late(settings: dict[str, Any], tmp_path: Path) -> None:
     """Nobody waits for the weights but the layers themselves; several micro-batches are one step."""
-    at_once = Task(tmp_path / "a", 5, {"batch_size": 1}, sequences=20)
-    pieces = Task(tmp_path / "b", 5, {"batch_size": 1}, sequences=20, micro_batches=4, overlap=True)
+    settings = settings | {"batch_size": 1}
+    at_once = Task(tmp_path / "a", 5, settings, sequences=20)
+    pieces = Task(tmp_path / "b", 5, settings, sequences=20, micro_batches=4, overlap=True)
     pieces.faults = {0: dawdle, 4: dawdle}
     expected, found = complete(at_once), complete(pieces)
     assert losses(found[0]) == pytest.approx(losses(expected[0]), abs=1e-5)
