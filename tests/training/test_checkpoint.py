@@ -22,6 +22,7 @@ from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
 from aura.optim.adamw import AdamW
+from conftest import flip_a_bit
 from torch import nn
 
 ALONE = Ranks(0, ["node0"], torch.device("cpu"))
@@ -195,12 +196,6 @@ def test_what_lost_is_set_aside_and_only_so_much_of_it_is_kept(tmp_path: Path) -
     checkpoint.rotate(tmp_path, keep=3, keep_every=0, newest=save(tmp_path, 9, writer=HEIR))
     kept = {path.name.rpartition("-")[0] for path in tmp_path.glob("superseded-*")}
     assert kept == {f"superseded-checkpoint-step-{step}" for step in (12, 20, 30)}
-
-
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def truncate(path: Path) -> None:

@@ -22,7 +22,7 @@ from aura.errors import EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE
 from conftest import flip_a_bit
 from object_storage import KEY, SECRET, Storage
 from services import wait_until
-from trainers import complete, start, two_on_one_disk
+from trainers import complete, start
 
 BUCKET = "s3://data/runs"
 STEP_200 = "/data/runs/first/checkpoints/checkpoint-step-200/"
@@ -332,7 +332,7 @@ def test_a_run_goes_on_from_there_on_another_machine(
 
     bucket.mend()
     settings = f"--corpus s3://data/corpora/es --resume-from {checkpoint} --join-timeout 60"
-    (other, _) = complete(two_on_one_disk(tmp_path / "other", corpus, settings))
+    (other, _) = complete(start(tmp_path / "other", corpus, 2, settings, one_disk=True))
     asked = [path.rpartition("/")[2] for path in bucket.of("GET")]
     assert asked.count("train-00000.bin") == 1, "each rank has fetched it"
     assert asked.count("optimizer.safetensors") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from aura.optim.muon import Muon, optimizer_of
 from five_ranks import FiveRanks, Setting, train
-from learning import Alone, Job
+from learning import Job
 from learning_arms import ARMS, CHOSEN, GROUPS, RATES, RATES_ALONE, SYNCHRONOUS
-from measuring import interval
 from torch import Tensor
 
 STEPS, LR = 5, 0.01
@@ -141,17 +139,6 @@ def test_one_pass_over_the_text_and_no_more(corpus: Corpus) -> None:
     assert 4 < train(config, Setting(), *windows).loss < 5.71  # ln 300 = 5.70
     with pytest.raises(ValueError, match="windows"):
         train(resolve("gpt2-nano", {**config.__dict__, "steps": 10**6}), Setting(), *windows)
-
-
-def test_the_interval_is_student_s() -> None:
-    low, high = interval([1.0, 2.0, 3.0])
-    assert (low, high) == (pytest.approx(2 - 2.4842, abs=1e-3), pytest.approx(2 + 2.4842, abs=1e-3))
-
-
-def test_one_pc_needs_the_part_of_the_tokens_that_lies_between_two_runs() -> None:
-    one = Alone(10, 0.01, {0.25: 4.0, 0.5: 3.5, 1.0: 3.0}, {})
-    assert one.part_until(3.25) == pytest.approx(0.5 * 2**0.5) and one.part_until(3.5) == 0.5
-    assert math.isnan(one.part_until(2.9)) and math.isnan(one.part_until(4.1))
 
 
 def test_every_run_has_one_key_and_one_pc_sees_as_many_tokens() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from aura.plan.flops import flops_per_token, update_flops
 from aura.recipe import recipe
-from modern import STEPS, Job, part_until, tune, with_differences, work
+from measuring import part_until
+from modern import STEPS, Job, tune, with_differences, work
 from modern_arms import ARMS, MODERN, TODAY, model_for
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -65,8 +68,9 @@ def test_a_rate_is_sought_until_it_lies_between_two_others() -> None:
 
 
 def test_the_numbers() -> None:
-    assert part_until(2.5, {0.1: 3.0, 0.4: 2.0, 1.0: 1.0}) == pytest.approx(0.2)
-    assert part_until(0.5, {0.1: 3.0, 1.0: 1.0}) != part_until(0.5, {0.1: 3.0, 1.0: 1.0})  # NaN
+    of_parts = {0.1: 3.0, 0.4: 2.0, 1.0: 1.0}
+    assert part_until(2.5, of_parts) == pytest.approx(0.2) and part_until(2.0, of_parts) == 0.4
+    assert math.isnan(part_until(0.5, of_parts)) and math.isnan(part_until(3.1, of_parts))
     rows = [{"arm": arm, "of_seeds": losses} for arm, losses in ((TODAY, [3.0, 4.0]), (MODERN, [1.0, 2.5]))]
     row = with_differences(rows)[0]
     assert row["difference"] == 1.75 and row["lower_95"] < 1.75 < row["upper_95"]

@@ -221,17 +221,7 @@ def test_a_coordinator_that_leaves_in_the_middle() -> None:
     assert document["left_out"].startswith("the coordinator went away in the middle")
 
 
-def test_a_spanish_probe_gives_its_reasons_in_spanish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AURA_LANG", "es")
-    nodes = make_settings(3, patience=0.5)
-    said = [json.dumps(document, ensure_ascii=False) for document in run_together(nodes[:2]).values()]
-    assert '"detail": "rechazada"' in said[1]
-    assert '"node2": "no ha venido a la medida"' in said[0]
-    said = [json.dumps(document, ensure_ascii=False) for document in run_together(nodes[1:], 6).values()]
-    assert '"left_out": "node0 no responde"' in said[0]
-
-
-def test_a_coordinator_that_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_that_freezes() -> None:
     nodes = make_settings(2, patience=0.5)
     with listening(nodes[0]):
         document = run_together(nodes[1:], limit=6)["node1"]

@@ -78,21 +78,11 @@ def test_a_checkpoint_holds_its_own_step_although_training_goes_on(corpus: Corpu
         assert all(trainer.files(name) == usual[0].files(name) for name in trainer.checkpoints())
 
 
-def test_a_rank_that_dies_while_it_collects_ends_the_attempt_and_nobody_waits_for_it(
-    corpus: Corpus, tmp_path: Path
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_who_dies_or_freezes_while_it_collects_is_named_and_nobody_waits_for_its_part(
+    end: signal.Signals, corpus: Corpus, tmp_path: Path
 ) -> None:
-    fault = before_each_collection(send_self(signal.SIGKILL))
-    first, second = start(tmp_path, corpus, 2, SETTINGS, {1: fault})
-    assert second.end() == -signal.SIGKILL
-    assert first.end() == 75, first.text
-    assert first.checkpoints() == []
-    complete(start(tmp_path, corpus, 2, SETTINGS))
-
-
-def test_who_freezes_while_it_collects_is_named_and_nobody_waits_for_its_part(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    fault = before_each_collection(send_self(signal.SIGSTOP))
+    fault = before_each_collection(send_self(end))
     first, second = start(tmp_path, corpus, 2, f"{SETTINGS} --collective-timeout 600", {1: fault})
     try:
         assert first.end() == 75, first.text
@@ -100,6 +90,7 @@ def test_who_freezes_while_it_collects_is_named_and_nobody_waits_for_its_part(
         second.process.kill()
     assert "rank 1 on node1" in first.status["message"]
     assert first.checkpoints() == []
+    complete(start(tmp_path, corpus, 2, SETTINGS))
 
 
 def test_a_run_that_ends_for_good_has_saved_what_it_was_saving(corpus: Corpus, tmp_path: Path) -> None:

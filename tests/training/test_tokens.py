@@ -19,7 +19,7 @@ from aura.plan.gpus import find
 from aura.plan.memory import memory_of, settings_that_fit
 from aura.run.progress import Progress
 from aura.run.start import loss_scale_of, with_steps
-from trainers import Trainer, complete, curve, start, stop_at
+from trainers import Trainer, complete, curve, start
 
 # 20 steps of 20 windows of 16 tokens: seven each for two of three ranks, in micro-batches of two and one.
 IN_TOKENS = "--tokens 6400 --global-batch-tokens 320 --lr 1e-2"
@@ -86,18 +86,6 @@ def test_five_ranks_and_three_see_the_same_windows_and_learn_the_same(corpus: Co
     assert curve(three) == pytest.approx(curve(five), abs=1e-4)
     assert rates(three) == rates(five)
     assert three.done["validation_loss"] == pytest.approx(five.done["validation_loss"], abs=1e-4)
-
-
-def test_a_run_that_goes_on_with_fewer_ranks_keeps_its_batch_and_its_length(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    (alone,) = complete(start(tmp_path / "alone", corpus, 1, IN_TOKENS))
-    stop_at(9, tmp_path / "run", corpus, 5, IN_TOKENS)
-    (first, *_) = complete(start(tmp_path / "run", corpus, 3, IN_TOKENS))
-    assert "Changed since step 10: ranks 5 -> 3." in first.text
-    assert (first.done["step"], first.done["tokens_seen"]) == (20, 6400)
-    assert curve(first) == pytest.approx(curve(alone), abs=1e-4)
-    assert rates(first)[-1] == rates(alone)[-1]
 
 
 def made(**settings: object) -> Any:

@@ -23,8 +23,19 @@ from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from aura.run import attempt
 from aura.strategy.sharded import Sharded
+from conftest import flip_a_bit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import Trainer, at_step, complete, curve, send_self, start, stop_at, two_on_one_disk
+from trainers import (
+    Fault,
+    Trainer,
+    at_step,
+    before_micro_batch,
+    complete,
+    curve,
+    send_self,
+    start,
+    stop_at,
+)
 
 GUIDE_TAGS = {
     *"Loss/train_step Loss/train_epoch Loss/val_epoch Time/epoch_seconds".split(),
@@ -124,12 +135,9 @@ def test_ten_steps_an_end_and_ten_more_are_twenty_steps(
 
 def test_sigterm_while_waiting_for_the_others(corpus: Corpus, tmp_path: Path) -> None:
     (waiting, _) = start(tmp_path, corpus, 2, faults={1: send_self(signal.SIGKILL)})
-    deadline = time.monotonic() + 20
-    while "rank 0 waits" not in waiting.text and time.monotonic() < deadline:
-        time.sleep(0.05)
+    waiting.says("rank 0 waits")
     assert waiting.status["state"] == "joining"
-    assert waiting.process.pid
-    os.kill(waiting.process.pid, signal.SIGTERM)
+    os.kill(waiting.pid, signal.SIGTERM)
     assert waiting.end(seconds=10) == 0
     assert waiting.status["state"] == "stopped"
 
@@ -181,22 +189,25 @@ def test_a_corpus_smaller_than_a_step_can_be_repeated(corpus: Corpus, tmp_path: 
 
 @pytest.mark.parametrize("settings", ["", "--optimizer muon"], ids=["adamw", "muon"])
 def test_five_ranks_three_and_one_are_one_run(settings: str, corpus: Corpus, tmp_path: Path) -> None:
-    """A checkpoint does not know how many have written it (tolerance 1e-4 nats)."""
-    (one,) = complete(start(tmp_path / "one", corpus, 1, f"{settings} --batch-size 30"))
+    """A checkpoint does not know how many have written it (tolerance 1e-4 nats); said in tokens, batch and length stay
+    as they are."""
+    settings += " --global-batch-tokens 480 --tokens 9600 --batch-size 30"
+    (one,) = complete(start(tmp_path / "one", corpus, 1, settings))
 
-    def until(step: int, world_size: int, more: str) -> str:
+    def until(step: int, world_size: int) -> str:
         # A signal that comes during a step is agreed on in the next one.
         stop = {0: at_step(step - 1, send_self(signal.SIGTERM))}
-        ranks = start(tmp_path, corpus, world_size, f"{settings} {more}", stop)
+        ranks = start(tmp_path, corpus, world_size, settings, stop)
         assert [trainer.end() for trainer in ranks] == [0, *[75] * (world_size - 1)], ranks[0].text
         assert ranks[0].checkpoints()[-1] == f"interrupt-step-{step}"
         return ranks[0].text
 
-    until(4, 5, "--batch-size 6")
-    assert "ranks 5 -> 3" in until(8, 3, "--batch-size 10")
-    assert "ranks 3 -> 1" in until(13, 1, "--batch-size 30")
-    five = complete(start(tmp_path, corpus, 5, f"{settings} --batch-size 6"))
-    assert "ranks 1 -> 5" in five[0].text
+    until(4, 5)
+    assert "Changed since step 4: ranks 5 -> 3." in until(8, 3)
+    assert "Changed since step 8: ranks 3 -> 1." in until(13, 1)
+    five = complete(start(tmp_path, corpus, 5, settings))
+    assert "Changed since step 13: ranks 1 -> 5." in five[0].text
+    assert (five[0].done["step"], five[0].done["tokens_seen"]) == (20, 9600)
     assert (
         "sends step 13 to rank 1 on node1, rank 2 on node2, rank 3 on node3, rank 4 on node4" in five[4].text
     )
@@ -309,10 +320,7 @@ def test_a_checkpoint_is_sent_only_to_the_rank_that_lacks_it(corpus: Corpus, tmp
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(corpus: Corpus, tmp_path: Path) -> None:
     complete(start(tmp_path, corpus, 2, "--steps 15"))
     for node in ("node0", "node1"):
-        file = tmp_path / node / "run/checkpoints/checkpoint-step-15/optimizer.safetensors"
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 4
-        file.write_bytes(content)
+        flip_a_bit(tmp_path / node / "run/checkpoints/checkpoint-step-15/optimizer.safetensors")
     ranks = start(tmp_path, corpus, 2)
     complete(ranks)
     for trainer in ranks:
@@ -321,45 +329,39 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(corpus: Corp
         assert trainer.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
 
 
-def test_ranks_that_have_drifted_apart_stop(corpus: Corpus, tmp_path: Path) -> None:
-    def drift() -> None:
-        original, calls = GPT.loss_sum, 0
-
-        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
-            nonlocal calls
-            calls += self.training
-            if calls == 7:  # one bit of one number; the very last ones may be rounded away by the next update
-                self.wte.weight.data.view(torch.int32)[3, 3] ^= 1 << 12
-            return original(self, *arguments)
-
-        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
-
-    ranks = start(tmp_path, corpus, 3, "--wire bf16", faults={1: drift})
-    stop_after_five_steps(ranks)
+def drift_in_a_step(model: GPT, number: int) -> None:
+    """One bit of one number; the very last ones may be rounded away by the next update."""
+    if number == 7:
+        model.wte.weight.data.view(torch.int32)[3, 3] ^= 1 << 12
 
 
-def test_a_bit_that_changes_after_the_owners_have_sent_their_weights_is_found(
-    corpus: Corpus, tmp_path: Path
+def drift_after_the_owners_have_sent_their_weights() -> None:
+    """Before that, they come over it."""
+    original, calls = Sharded.compare, 0
+
+    def compare(self: Sharded) -> list[int]:
+        nonlocal calls
+        calls += 1
+        if calls == 5:  # at the start, after steps 1, 5 (and before it is saved) and 10
+            self.complete()
+            self.parameters["wte.weight"].data.view(torch.int32)[3, 3] ^= 1
+        return original(self)
+
+    Sharded.compare = compare  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("settings", "drift"),
+    [
+        ("--wire bf16", before_micro_batch(drift_in_a_step)),
+        ("", drift_after_the_owners_have_sent_their_weights),
+    ],
+    ids=["in a step", "after it"],
+)
+def test_ranks_that_have_drifted_apart_stop(
+    settings: str, drift: Fault, corpus: Corpus, tmp_path: Path
 ) -> None:
-    """Before that, the owners' weights come over it."""
-
-    def drift() -> None:
-        original, calls = Sharded.compare, 0
-
-        def compare(self: Sharded) -> list[int]:
-            nonlocal calls
-            calls += 1
-            if calls == 5:  # at the start, after steps 1, 5 (and before it is saved) and 10
-                self.complete()
-                self.parameters["wte.weight"].data.view(torch.int32)[3, 3] ^= 1
-            return original(self)
-
-        Sharded.compare = compare  # type: ignore[method-assign]
-
-    stop_after_five_steps(start(tmp_path, corpus, 3, faults={1: drift}))
-
-
-def stop_after_five_steps(ranks: list[Trainer]) -> None:
+    ranks = start(tmp_path, corpus, 3, settings, faults={1: drift})
     assert [trainer.end() for trainer in ranks] == [65, 65, 65], ranks[0].text
     for trainer in ranks:
         assert "Sync=FAILED at step 10: the parameters of rank 1 on node1 differ" in trainer.text
@@ -399,16 +401,16 @@ def test_ranks_of_one_disk_go_back_together(corpus: Corpus, tmp_path: Path) -> N
 
         checkpoint.go_back_to = slowly
 
-    first = complete(two_on_one_disk(tmp_path, corpus))[0]
+    first = complete(start(tmp_path, corpus, 2, one_disk=True))[0]
     path = first.run_dir / "checkpoints" / "checkpoint-step-15"
     with_flag = f"--resume-from {path}"
-    for trainer in complete(two_on_one_disk(tmp_path, corpus, with_flag, be_slow)):
+    for trainer in complete(start(tmp_path, corpus, 2, with_flag, {0: be_slow}, one_disk=True)):
         assert "Continuing after step 15." in trainer.text
 
     # A checkpoint that cannot be used is refused before the newer one is touched.
     (path / "model.safetensors").write_bytes(b"x")
     before = first.checkpoints()
-    for trainer in two_on_one_disk(tmp_path, corpus, with_flag):
+    for trainer in start(tmp_path, corpus, 2, with_flag, one_disk=True):
         assert trainer.end() == 65
         assert "cannot be used: model.safetensors has 1 bytes" in trainer.text
     assert first.checkpoints() == before

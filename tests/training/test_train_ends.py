@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from aura.optim.adamw import AdamW
 from aura.run import attempt, rehearsal
 from safetensors.torch import load_file
 from spanish import english_in
-from trainers import Trainer, at_step, complete, send_self, start, stop_at
+from trainers import Fault, Trainer, at_step, complete, send_self, start, stop_at
 
 
 def test_a_run_of_one_epoch_sees_every_window_once(corpus: Corpus, tmp_path: Path) -> None:
@@ -130,14 +131,31 @@ def test_a_node_whose_disk_is_full_from_the_start_trains_to_the_end(
     assert [*small_disk.rglob("checkpoint-step-*")] == []
 
 
-def test_a_rank_with_another_torch_is_named_and_nobody_waits_for_it(corpus: Corpus, tmp_path: Path) -> None:
-    def another_torch() -> None:
-        attempt.versions = lambda backend: {"torch": "2.1.0", "nccl": ""}
+def another_torch() -> None:
+    attempt.versions = lambda backend: {"torch": "2.1.0", "nccl": ""}
 
-    ranks = start(tmp_path, corpus, 3, faults={2: another_torch})
-    assert [trainer.end() for trainer in ranks] == [64, 64, 64]
-    for trainer in ranks:
-        assert "rank 2 on node2 (127.0.0.1) torch 2.1.0, the others torch" in trainer.text
+
+def broken_driver() -> None:
+    def refuse(*_: object) -> None:
+        raise ConfigError("torch_cannot_use_gpu", node="node2", version="2")
+
+    attempt.choose_device = refuse  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (another_torch, "rank 2 on node2 (127.0.0.1) torch 2.1.0, the others torch"),
+        (broken_driver, "node2 has an NVIDIA GPU, but torch 2 cannot use it"),
+    ],
+    ids=["another torch", "a broken driver"],
+)
+def test_a_rank_that_cannot_take_part_is_named_and_nobody_waits_for_it(
+    fault: Fault, sentence: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    for trainer in start(tmp_path, corpus, 3, faults={2: fault}):
+        assert trainer.end() == 64
+        assert sentence in trainer.text
 
 
 def test_one_rank_without_its_corpus_ends_all_with_its_sentence(corpus: Corpus, tmp_path: Path) -> None:
@@ -150,20 +168,6 @@ def test_one_rank_without_its_corpus_ends_all_with_its_sentence(corpus: Corpus, 
         assert "rank 1 on node1 (127.0.0.1) cannot take part: " in trainer.text
         assert f"{tmp_path}/nowhere" in trainer.status["message"]
         assert trainer.status["state"] == "failed"
-
-
-def test_one_rank_that_its_machine_cannot_serve_ends_all_with_its_sentence(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    def break_the_driver() -> None:
-        def refuse(*_: object) -> None:
-            raise ConfigError("torch_cannot_use_gpu", node="node1", version="2")
-
-        attempt.choose_device = refuse  # type: ignore[assignment]
-
-    for trainer in start(tmp_path, corpus, 2, faults={1: break_the_driver}):
-        assert trainer.end() == 64, trainer.text
-        assert "node1 has an NVIDIA GPU, but torch 2 cannot use it" in trainer.text
 
 
 @pytest.mark.parametrize("guilty", [0, 1])
@@ -205,33 +209,28 @@ def test_what_does_not_fit_a_card_is_said_before_the_first_step(corpus: Corpus, 
     complete(start(tmp_path / "small", corpus, 2, "--batch-size 1 --steps 2", faults={1: small_card}))
 
 
-@pytest.mark.parametrize("guilty", [0, 1])
-def test_a_rank_that_hangs_is_named_by_all(guilty: int, corpus: Corpus, tmp_path: Path) -> None:
+def hang() -> None:
+    time.sleep(1000)
+
+
+def hang_in_the_update() -> None:
+    """The others, who wait for its weights in their forward pass, are in the next step by then."""
+    AdamW.step = lambda *_: hang()  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.parametrize(("guilty", "act"), [(0, hang), (1, hang), (1, hang_in_the_update)])
+def test_a_rank_that_hangs_is_named_by_all(
+    guilty: int, act: Callable[[], None], corpus: Corpus, tmp_path: Path
+) -> None:
     """Its heartbeat goes on, and nothing in its step counts as stalled yet when the others' exchange gives up."""
-    settings = "--steps 40 --validate-every 50 --save-every 50 --collective-timeout 600"
-    hang = at_step(30, lambda: time.sleep(1000))
-    for trainer in start(tmp_path, corpus, 3, settings, faults={guilty: hang}):
+    settings = "--steps 40 --validate-every 50 --save-every 50 --collective-timeout 600 --log-every 50"
+    for trainer in start(tmp_path, corpus, 3, settings, faults={guilty: at_step(30, act)}):
         assert trainer.end() == 75, trainer.text
         (sentence,) = re.findall(r"rank \d on node\d .* hangs: .*", trainer.text)  # said once
         assert sentence.startswith(
             f"rank {guilty} on node{guilty} (127.0.0.1) hangs: step 30 has not ended for"
         )
         assert sentence == trainer.status["message"]
-
-
-def test_who_waits_for_weights_in_its_forward_pass_is_not_to_blame(corpus: Corpus, tmp_path: Path) -> None:
-    """The owner of some of them hangs while it updates them: the others are in the next step by then."""
-
-    def hang_in_the_update() -> None:
-        def act() -> None:
-            AdamW.step = lambda *_: time.sleep(1000)  # type: ignore[assignment, method-assign]
-
-        at_step(30, act)()
-
-    settings = "--steps 40 --validate-every 50 --save-every 50 --collective-timeout 600 --log-every 50"
-    for trainer in start(tmp_path, corpus, 3, settings, faults={1: hang_in_the_update}):
-        assert trainer.end() == 75, trainer.text
-        assert "rank 1 on node1 (127.0.0.1) hangs: step 30 has not ended for" in trainer.status["message"]
 
 
 @pytest.mark.parametrize("end", ["killed", "memory", "corpus"])

@@ -126,6 +126,10 @@ class Launch:
         for rank in ranks:
             self.nodes[rank] = Node(self, rank, fault, settings or self.settings)
 
+    def all_train(self) -> None:
+        for node in self.nodes.values():
+            node.trains_without([])
+
     def end(self) -> None:
         for node in self.nodes.values():
             if node.thread.is_alive():
@@ -147,44 +151,43 @@ def launch(tmp_path: Path, corpus: Corpus) -> Iterator[Launch]:
     of_three.end()
 
 
-def test_the_first_rank_goes_for_good_and_comes_back(launch: Launch) -> None:
+@pytest.fixture
+def running(launch: Launch) -> Launch:
+    """All three of them."""
     launch.on(0, 1, 2)
-    for node in launch.nodes.values():
-        node.trains_without([])
-    launch.nodes[0].off()
+    launch.all_train()
+    return launch
+
+
+def test_the_first_rank_goes_for_good_and_comes_back(running: Launch) -> None:
+    running.nodes[0].off()
     for rank in (1, 2):
-        launch.nodes[rank].trains_without([0])
-    assert "Training goes on without rank 0 (127.0.1.0)." in launch.nodes[1].text
-    assert "Of these two ranks, rank 1 goes on alone" in launch.nodes[1].text
-    launch.on(0)
-    for node in launch.nodes.values():
-        node.trains_without([])
-    assert "rank 0 is back, and training goes on with it" in launch.nodes[1].text
+        running.nodes[rank].trains_without([0])
+    assert "Training goes on without rank 0 (127.0.1.0)." in running.nodes[1].text
+    assert "Of these two ranks, rank 1 goes on alone" in running.nodes[1].text
+    running.on(0)
+    running.all_train()
+    assert "rank 0 is back, and training goes on with it" in running.nodes[1].text
 
 
-def test_three_become_one_after_the_other_and_three_again(launch: Launch) -> None:
-    launch.on(0, 1, 2)
-    launch.nodes[2].trains_without([])
-    launch.nodes[2].off()
-    launch.nodes[1].trains_without([2])
-    launch.nodes[1].off()
-    launch.nodes[0].trains_without([1, 2])
-    launch.on(1, 2)
-    for node in launch.nodes.values():
-        node.trains_without([])
+def test_three_become_one_after_the_other_and_three_again(running: Launch) -> None:
+    running.nodes[2].off()
+    running.nodes[1].trains_without([2])
+    running.nodes[1].off()
+    running.nodes[0].trains_without([1, 2])
+    running.on(1, 2)
+    running.all_train()
 
 
-def test_the_smaller_part_waits_and_a_stopped_run_stays_stopped(launch: Launch) -> None:
-    launch.on(0, 1, 2)
-    launch.nodes[2].trains_without([])
-    launch.nodes[1].off()
-    launch.nodes[0].trains_without([1])
+def test_the_smaller_part_waits_and_a_stopped_run_stays_stopped(running: Launch) -> None:
+    running.nodes[1].off()
+    running.nodes[0].trains_without([1])
     for rank in (0, 2):
-        launch.nodes[rank].stop()
-    launch.on(1)
-    launch.nodes[1].says("are not more than half of the ranks that trained last", 30)
+        running.nodes[rank].stop()
+    running.on(1)
+    running.nodes[1].says("are not more than half of the ranks that trained last", 30)
     time.sleep(3)
-    assert launch.nodes[1].status["state"] == "joining"
+    assert running.nodes[1].status["state"] == "joining"
 
 
 def test_who_is_stopped_alone_is_not_waited_for(launch: Launch) -> None:
@@ -218,21 +221,19 @@ def test_who_ends_for_good_leaves_and_the_others_go_on(launch: Launch) -> None:
 
 
 def test_a_later_launch_without_it_refuses_a_rank_of_the_one_before(
-    launch: Launch, tmp_path: Path, corpus: Corpus
+    running: Launch, tmp_path: Path, corpus: Corpus
 ) -> None:
-    launch.on(0, 1, 2)
-    launch.nodes[2].trains_without([])
-    launch.nodes[2].off()
+    running.nodes[2].off()
     for rank in (0, 1):
-        launch.nodes[rank].stop()
+        running.nodes[rank].stop()
     again = Launch(tmp_path / "launch", corpus, 3, SLOW, id="second")
-    again.port = launch.port
+    again.port = running.port
     again.on(0, 1)
     again.nodes[0].says("waits for 2 other ranks")
-    launch.on(2)
-    launch.nodes[2].thread.join(30)
-    assert "was launched again without this rank" in launch.nodes[2].text
-    assert launch.nodes[2].started[-1].process.exitcode == 64
+    running.on(2)
+    running.nodes[2].thread.join(30)
+    assert "was launched again without this rank" in running.nodes[2].text
+    assert running.nodes[2].started[-1].process.exitcode == 64
     again.end()
 
 
@@ -283,18 +284,16 @@ def another_torch() -> None:
     ids=["another torch", "other settings"],
 )
 def test_who_comes_back_as_another_ends_alone_though_it_holds_the_store(
-    launch: Launch, fault: Fault | None, settings: str, sentence: str
+    running: Launch, fault: Fault | None, settings: str, sentence: str
 ) -> None:
-    launch.on(0, 1, 2)
-    launch.nodes[0].trains_without([])
-    launch.nodes[0].off()
-    launch.nodes[1].trains_without([0])
-    launch.on(0, fault=fault, settings=settings)
-    launch.nodes[0].thread.join(40)
-    assert launch.nodes[0].started[-1].process.exitcode == 64, launch.nodes[0].text
-    assert sentence in launch.nodes[0].text
+    running.nodes[0].off()
+    running.nodes[1].trains_without([0])
+    running.on(0, fault=fault, settings=settings)
+    running.nodes[0].thread.join(40)
+    assert running.nodes[0].started[-1].process.exitcode == 64, running.nodes[0].text
+    assert sentence in running.nodes[0].text
     for rank in (1, 2):
-        launch.nodes[rank].trains_without([0])
+        running.nodes[rank].trains_without([0])
 
 
 def test_who_cannot_write_its_vote_takes_part_without_one(launch: Launch) -> None:
@@ -308,8 +307,7 @@ def test_who_cannot_write_its_vote_takes_part_without_one(launch: Launch) -> Non
 
     launch.on(0, fault=full_disk)
     launch.on(1, 2)
-    for node in launch.nodes.values():
-        node.trains_without([])
+    launch.all_train()
     assert "cannot write down its vote (No space left on device)" in launch.nodes[0].text
     assert json.loads(launch_vote(launch, 0)) == {"launch": "first"}
 
@@ -328,15 +326,12 @@ def test_of_two_ranks_on_a_pc_the_second_saves_when_the_first_is_gone(launch: La
     )
 
 
-def test_a_book_that_is_gone_is_no_vote_but_its_rank_takes_part(launch: Launch) -> None:
-    launch.on(0, 1, 2)
-    launch.nodes[2].trains_without([])
-    launch.nodes[2].off()
-    launch.nodes[0].trains_without([2])
-    (launch.folder / "node2/run/rank-2/vote.json").unlink()
-    launch.on(2)
-    for node in launch.nodes.values():
-        node.trains_without([])
+def test_a_book_that_is_gone_is_no_vote_but_its_rank_takes_part(running: Launch) -> None:
+    running.nodes[2].off()
+    running.nodes[0].trains_without([2])
+    (running.folder / "node2/run/rank-2/vote.json").unlink()
+    running.on(2)
+    running.all_train()
 
 
 def test_peers_that_are_not_as_many_as_ranks_are_refused(tmp_path: Path, corpus: Corpus) -> None:

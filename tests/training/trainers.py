@@ -116,36 +116,24 @@ def start(
     settings: str = "",
     faults: dict[int, Fault] | None = None,
     language: str = "en",
+    one_disk: bool = False,
 ) -> list[Trainer]:
-    """All ranks of a run in `folder`; `settings` come after TINY's. `corpus` may be a list with one per rank."""
+    """All ranks of a run in `folder`; `settings` come after TINY's. `corpus` may be a list with one per rank. one_disk:
+    on one node, otherwise each has its own."""
     folder.mkdir(exist_ok=True)
     port = str(free_port())
     ranks = []
     for rank in range(world_size):
         of_rank = corpus[rank] if isinstance(corpus, list) else corpus
-        environment = {"AURA_NODE": f"node{rank}", "AURA_LANG": language}
+        node, local_rank = (0, rank) if one_disk else (rank, 0)
+        environment = {"AURA_NODE": f"node{node}", "AURA_LANG": language}
         if world_size > 1:
-            environment |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
+            environment |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         tiny = TINY.replace("--steps 20 ", "") if "--tokens" in settings else TINY
-        words = ["--preset", "gpt2-nano", "--corpus", str(of_rank.path), *tiny.split(), *settings.split()]
-        words += ["--join-timeout", "30"]
-        ranks.append(Trainer(folder / f"node{rank}", environment, words, (faults or {}).get(rank)))
-    return ranks
-
-
-def two_on_one_disk(
-    folder: Path, corpus: Corpus, settings: str = "", fault: Callable[[], None] | None = None
-) -> list[Trainer]:
-    """Two ranks of one node; `fault` is rank 0's."""
-    folder.mkdir(exist_ok=True)
-    port = str(free_port())
-    words = ["--preset", "gpt2-nano", "--corpus", str(corpus.path), *TINY.split(), *settings.split()]
-    ranks = []
-    for rank in range(2):
-        environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "AURA_NODE": "node0"}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        ranks.append(Trainer(folder / "node0", environment, words, None if rank else fault))
+        words = ["--preset", "gpt2-nano", "--corpus", str(of_rank.path), *tiny.split()]
+        words += ["--join-timeout", "30", *settings.split()]
+        ranks.append(Trainer(folder / f"node{node}", environment, words, (faults or {}).get(rank)))
     return ranks
 
 
