@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,6 @@ RUN = ("-e", "preset=gpt2-nano", "-e", "run=faults", "-e", "steps=1000000", "-e"
 LONGEST = 240.0  # seconds for anything to be well again
 EVERY = 120.0  # seconds from one drawn fault to the next
 UNIT = "aura-train@0.service"
-Act = Callable[[], None]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from aura.model.language_model import LanguageModel
 from aura.model.layers import rotation
 from aura.plan.flops import flops_per_token
 from aura.plan.shapes import parameter_count, shape_of
-from measuring import Kept, Row, corpus_of, options, show
+from measuring import Kept, Row, corpus_of, options_of_jobs, show
 from one_process import trained
 from torch import Tensor
 
@@ -119,11 +119,9 @@ def cells(row: Row) -> list[str]:
 
 
 def main() -> int:
-    parser = options(__doc__)
+    parser = options_of_jobs(__doc__, "hrm", 2)
     parser.add_argument("--steps", type=int, default=400, metavar="N", help="of 1,024 tokens (400)")
     parser.add_argument("--seeds", type=int, default=2, metavar="N", help="paired seeds (2)")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="runs at a time (2)")
-    parser.add_argument("--results", type=Path, default=Path("bench-results/hrm.jsonl"), metavar="FILE")
     given, began = parser.parse_args(), time.perf_counter()
     # Seed by seed, and rate by rate: who stops it has whole comparisons.
     jobs = [Job(arm, lr, seed, given.steps) for seed in range(given.seeds) for lr in RATES for arm in ARMS]

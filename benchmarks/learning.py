@@ -24,7 +24,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import learning_arms as of
@@ -34,7 +33,7 @@ from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from five_ranks import Setting, train
 from learning_arms import ALONE, ARMS, CHOSEN, FIVE, GROUPS, SYNCHRONOUS
-from measuring import Kept, corpus_of, interval, options, show
+from measuring import Kept, corpus_of, interval, options_of_jobs, part_until, show
 from measuring import Row as Line
 
 Losses = Callable[
@@ -148,16 +147,8 @@ class Alone:
     losses: dict[float, float]  # by the part of the tokens, each at the end of a run of its own
     tried: dict[float, float]  # learning rate: mean loss after all tokens
 
-    def part_until(self, loss: float) -> float:
-        """Of the tokens, to come to this loss; between two runs on a straight line over the logarithm of the tokens.
-        NaN where none of the runs is above it, or none below."""
-        for (less, before), (more, after) in pairwise(sorted(self.losses.items())):
-            if before >= loss >= after:
-                return less * (more / less) ** ((before - loss) / (before - after))
-        return math.nan
-
     def cells(self, five: float) -> list[str]:
-        part = self.part_until(five)
+        part = part_until(five, self.losses)
         times = [f"{part * speedup:.2f} x" for speedup in of.SPEEDUPS.values()]
         return [str(self.windows), f"{self.lr:g}", f"{self.losses[1.0]:.4f}", f"{part:.2f}", *times]
 
@@ -187,7 +178,7 @@ def show_all(rows: Sequence[Row], ones: Sequence[Alone], five: float, seeds: int
 
 
 def main() -> int:
-    parser, default = options(__doc__), Path("bench-results/learning.jsonl")
+    parser = options_of_jobs(__doc__, "learning", os.cpu_count())
     add = parser.add_argument
     add("--long", action="store_true", help="all arms, five seeds, learning rates tuned")
     groups = [*GROUPS, ALONE]
@@ -195,14 +186,6 @@ def main() -> int:
     add("--seeds", type=int, metavar="N", help="paired seeds (2, or 5 with --long)")
     add(
         "--part", type=float, default=1.0, metavar="P", help="of the tokens and of the warm-up (1; at most 3)"
-    )
-    add("--workers", type=int, default=os.cpu_count(), metavar="N", help="runs at a time (one per core)")
-    add(
-        "--results",
-        type=Path,
-        default=default,
-        metavar="FILE",
-        help=f"of every run, computed once ({default})",
     )
     given, started = parser.parse_args(), time.perf_counter()
     form = "long" if given.long else "short"

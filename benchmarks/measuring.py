@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import NormalDist
@@ -41,6 +42,15 @@ def options(about: str | None, text: bool = True) -> ArgumentParser:
         parser.add_argument(
             "--text", type=Path, metavar="DIR", help="Spanish text (default: fetched from Debian)"
         )
+    return parser
+
+
+def options_of_jobs(about: str | None, name: str, workers: int | None) -> ArgumentParser:
+    """With those of Kept: bench-results/<name>.jsonl."""
+    parser, results = options(about), Path("bench-results", f"{name}.jsonl")
+    add = parser.add_argument
+    add("--workers", type=int, default=workers, metavar="N", help=f"runs at a time ({workers})")
+    add("--results", type=Path, default=results, metavar="FILE", help=f"of every run, once ({results})")
     return parser
 
 
@@ -176,6 +186,15 @@ def student(freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
     return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+
+
+def part_until(target: float, of_parts: dict[float, float]) -> float:
+    """Of the tokens, to come to this loss; between two runs on a straight line over the logarithm of the tokens. NaN
+    where none of the runs is above it, or none below."""
+    for (less, before), (more, after) in pairwise(sorted(of_parts.items())):
+        if before >= target >= after:
+            return less * (more / less) ** ((before - target) / (before - after))
+    return math.nan
 
 
 def show(

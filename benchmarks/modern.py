@@ -15,14 +15,12 @@ where it was stopped. Forty minutes on two idle cores. The last line is JSON.
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from aura.config import TrainConfig, resolve
@@ -31,7 +29,7 @@ from aura.corpus.text_bytes import bits_per_byte
 from aura.corpus.windows import Windows
 from aura.model.forward import validation_windows
 from aura.plan.flops import flops_per_token, update_flops
-from measuring import Kept, Row, corpus_of, interval, options, show
+from measuring import Kept, Row, corpus_of, interval, options_of_jobs, part_until, show
 from modern_arms import ARMS, FINER, HERE, MODERN, SIZE, TODAY, model_for
 from one_process import trained
 
@@ -92,15 +90,6 @@ def tune(arm: str, bits: Bits) -> dict[float, float]:
     return tried
 
 
-def part_until(target: float, of_parts: dict[float, float]) -> float:
-    """Of the tokens, to come to this loss; between two runs on a straight line over the logarithm of the tokens. NaN
-    where none of the runs is above it, or none below."""
-    for (less, before), (more, after) in pairwise(sorted(of_parts.items())):
-        if before >= target >= after:
-            return less * (more / less) ** ((before - target) / (before - after))
-    return math.nan
-
-
 def measure(arm: str, bits: Bits, seeds: int) -> Row:
     """At the best of its rates."""
     tried = tune(arm, bits)
@@ -143,7 +132,7 @@ def until_today(rows: list[Row], bits: Bits, seeds: int) -> Row:
 
 
 def main() -> int:
-    parser, default = options(__doc__), Path("bench-results/modern.jsonl")
+    parser = options_of_jobs(__doc__, "modern", os.cpu_count())
     add = parser.add_argument
     add("--seeds", type=int, default=5, metavar="N", help="paired seeds (5)")
     add(
@@ -154,8 +143,6 @@ def main() -> int:
         metavar="ARM",
         help="besides the first two",
     )
-    add("--workers", type=int, default=os.cpu_count(), metavar="N", help="runs at a time (one per core)")
-    add("--results", type=Path, default=default, metavar="FILE", help=f"of every run ({default})")
     given, began = parser.parse_args(), time.perf_counter()
     arms = list(dict.fromkeys([MODERN, TODAY, *given.arms]))
     with corpus_of(given.text, SIZE["vocab_size"]) as corpus:
