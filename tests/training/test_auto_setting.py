@@ -30,7 +30,7 @@ from aura.plan.step_time import (
     step_seconds,
 )
 from aura.run import measure
-from trainers import Fault, at_step, complete, send_self, start
+from trainers import Fault, at_step, both, complete, send_self, start
 
 MUON = {"optimizer": "muon"}
 NANO = resolve("gpt2-nano")
@@ -316,14 +316,6 @@ def as_if(bytes_per_second: float) -> Fault:
         measure.link_speed = lambda ranks: bytes_per_second  # type: ignore[assignment]
         measure.micro_batch_seconds = lambda *_: 0.1  # type: ignore[assignment]
         measure.codings = lambda device: {wire: Coding() for wire in ("int8", "int4")}  # type: ignore[assignment]
-
-    return put_in
-
-
-def both(*faults: Callable[[], None]) -> Fault:
-    def put_in() -> None:
-        for fault in faults:
-            fault()
 
     return put_in
 

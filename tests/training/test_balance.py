@@ -19,7 +19,7 @@ from aura.errors import ConfigError
 from aura.run.balance import RECORD
 from aura.run.division import Division, read_decisions, shares_by_speed
 from aura.run.meter import Meter
-from trainers import Fault, Trainer, at_step, before_micro_batch, complete, curve, send_self, start
+from trainers import Fault, Trainer, at_step, before_micro_batch, both, complete, curve, send_self, start
 
 # 9 steps of 24 windows, in micro-batches of two; the first decision, after step 5, is for step 7.
 RUN = "--global-batch-tokens 384 --steps 9 --save-every 4 --log-every 3 --lr 1e-2 --validate-every 100 "
@@ -33,18 +33,9 @@ def slow(seconds: float) -> Fault:
     return before_micro_batch(lambda model, number: time.sleep(seconds))
 
 
-def slow_and_killed(seconds: float) -> Fault:
-    """By a power cut, say, in step 8."""
-
-    def put_in() -> None:
-        slow(seconds)()
-        at_step(8, send_self(signal.SIGKILL))()
-
-    return put_in
-
-
 # One rank is much slower than the others: what a busy processor takes is little beside that.
-UNEQUAL = {0: slow_and_killed(0.05), 1: slow_and_killed(0.05), 2: slow_and_killed(0.3)}
+KILLED = at_step(8, send_self(signal.SIGKILL))  # by a power cut, say
+UNEQUAL = {rank: both(slow(seconds), KILLED) for rank, seconds in enumerate((0.05, 0.05, 0.3))}
 
 
 def bits(ranks: list[Trainer]) -> set[tuple[bytes, bytes]]:

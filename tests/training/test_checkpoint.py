@@ -88,13 +88,6 @@ def test_its_group_may_read_a_checkpoint(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o040 for path in save(tmp_path, 3).iterdir())
 
 
-def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        save(tmp_path / folder, 3)
-    for file in (tmp_path / "a/checkpoint-step-3").iterdir():
-        assert file.read_bytes() == (tmp_path / "b/checkpoint-step-3" / file.name).read_bytes()
-
-
 def test_nothing_to_load(tmp_path: Path) -> None:
     model, optimizer = trained(0)
     assert (

@@ -88,6 +88,12 @@ MUON_NEEDS = "optimizer=muon needs parameter_format=fp32 and moment_format"
         ("gpt2-nano", QWEN | {"kv_heads": 3}, ["heads=4 cannot be shared out among kv_heads=3"]),
         ("gpt2-nano", QWEN | {"d_model": 60}, ["heads of 15 elements"]),
         ("gpt2-nano", QWEN | {"dropout": 0.1}, ["family=qwen3 has no dropout"]),
+        ("gpt2-nano", QWEN | {"head_lr": "1e-3"}, ["head_lr=0.001, but this family=qwen3 has no output matrix"]),
+        ("gpt2-nano", {"head_lr": "1e-3"}, ["head_lr=0.001, but this family=gpt2"]),
+        ("gpt2-nano", {"embedding_lr": "-1"}, ["embedding_lr=-1.0 must be at least 0"]),
+        ("gpt2-nano", {"gain_lr": "fast"}, ["gain_lr='fast' is not a number (highest learning rate of gains"]),
+        ("gpt2-nano", {"decay_embeddings": "2"}, ["decay_embeddings='2' is not true or false"]),
+        ("gpt2-nano", {"zero_projections": "1"}, ["zero_projections='1' is not true or false"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(preset: str, overrides: dict[str, Any], words: list[str]) -> None:

@@ -66,17 +66,6 @@ def test_any_number_of_ranks_reads_the_same_windows(ranks: int) -> None:
     assert sorted(order.at(0, 202)) == sorted([*range(101), *range(101)])
 
 
-def test_another_number_of_ranks_goes_on_where_the_first_stopped() -> None:
-    order, seen, read = Order(101, seed=0), 0, []
-    for ranks, steps in ((5, 7), (2, 9), (1, 13)):
-        for _ in range(steps):
-            for rank in range(ranks):
-                offset, share = share_of(rank, [2] * ranks)
-                read += order.at(seen + offset, share).tolist()
-            seen += 2 * ranks
-    assert read == order.at(0, seen).tolist()
-
-
 def test_uneven_shares_follow_each_other() -> None:
     assert [share_of(rank, [3, 1, 4]) for rank in range(3)] == [(0, 3), (3, 1), (4, 4)]
 

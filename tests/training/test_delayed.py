@@ -17,7 +17,7 @@ from aura.optim.muon import optimizer_of
 from aura.strategy.delayed import Delayed
 from aura.strategy.interface import clip_factor
 from sharded_ranks import Rank, Task, check_equal, complete, losses, parameters
-from trainers import Fault, at_step, curve, infinite_gradient, send_self, start, stop_at, stopped_and_resumed
+from trainers import Fault, at_step, both, curve, infinite_gradient, send_self, start, stop_at, stopped_and_resumed
 from trainers import complete as completed
 
 MUON = {"optimizer": "muon", "clip": 0.2}
@@ -157,14 +157,8 @@ def test_with_fp16_a_step_is_left_out_and_a_resume_changes_no_bit(corpus: Corpus
     straight = completed(start(tmp_path / "a", corpus, 2, settings, {1: fault}))
     assert "step 4" in straight[0].text.lower()
 
-    def fault_and_stop() -> None:
-        fault()
-        at_step(5, send_self(signal.SIGTERM))()
-
-    def stop() -> None:
-        at_step(5, send_self(signal.SIGTERM))()
-
-    completed(start(tmp_path / "b", corpus, 2, settings, {0: stop, 1: fault_and_stop}))
+    stop = at_step(5, send_self(signal.SIGTERM))
+    completed(start(tmp_path / "b", corpus, 2, settings, {0: stop, 1: both(fault, stop)}))
     resumed = completed(start(tmp_path / "b", corpus, 2, settings))
     assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
 

@@ -16,19 +16,6 @@ SMALL = {"layers": 1, "d_model": 32, "seq_len": 16, "vocab_size": 50, "optimizer
 MATRICES = {f"h.0.{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
 
 
-@pytest.mark.parametrize("shape", [(1, 48, 48), (3, 32, 32), (1, 128, 32), (1, 32, 128)])
-def test_singular_values_come_near_one(shape: tuple[int, int, int]) -> None:
-    torch.manual_seed(0)
-    u, _, vh = torch.linalg.svd(torch.randn(shape), full_matrices=False)
-    values = torch.logspace(-2, 3, u.shape[-1])[torch.randperm(u.shape[-1])].sqrt()
-    found = muon.orthogonalised(u * values @ vh)
-    assert found.shape == shape
-    singular = torch.linalg.svdvals(found)
-    assert singular.min() > 0.5 and singular.max() < 1.5
-    # Which directions there are stays the same: close to the nearest orthogonal matrix
-    assert torch.nn.functional.cosine_similarity(found.flatten(), (u @ vh).flatten(), dim=0) > 0.97
-
-
 def test_a_matrix_of_zeros_stays_so() -> None:
     assert muon.orthogonalised(torch.zeros(1, 4, 6)).count_nonzero() == 0
 

@@ -21,7 +21,7 @@ from aura.corpus.corpus import Corpus
 from aura.run import saving
 from aura.run import trainer as train
 from aura.strategy import sharded
-from trainers import Fault, Trainer, complete, infinite_gradient, send_self, start
+from trainers import Fault, Trainer, both, complete, infinite_gradient, send_self, start
 
 Collect = Callable[[], dict[str, torch.Tensor]]
 STEPS = 18
@@ -95,11 +95,7 @@ def test_who_dies_or_freezes_while_it_collects_is_named_and_nobody_waits_for_its
 
 def test_a_run_that_ends_for_good_has_saved_what_it_was_saving(corpus: Corpus, tmp_path: Path) -> None:
     """A gradient is no number two steps after a save, while that is still collected."""
-
-    def spoil() -> None:
-        infinite_gradient(6)()
-        before_each_collection(lambda: time.sleep(2))()
-
+    spoil = both(infinite_gradient(6), before_each_collection(lambda: time.sleep(2)))
     ranks = start(tmp_path, corpus, 2, SETTINGS, dict.fromkeys(range(2), spoil))
     for trainer in ranks:
         assert trainer.end() == 65, trainer.text

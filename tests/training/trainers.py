@@ -209,6 +209,14 @@ def before_micro_batch(act: Callable[[GPT, int], None]) -> Fault:
     return put_in
 
 
+def both(*faults: Callable[[], None]) -> Fault:
+    def put_in() -> None:
+        for fault in faults:
+            fault()
+
+    return put_in
+
+
 def infinite_gradient(number: int) -> Fault:
     """In this micro-batch the loss is good: only the backward pass goes wrong, as on a GPU with bad memory."""
 
