@@ -17,7 +17,17 @@ from aura.optim.muon import optimizer_of
 from aura.strategy.delayed import Delayed
 from aura.strategy.interface import clip_factor
 from sharded_ranks import Rank, Task, check_equal, complete, losses, parameters
-from trainers import Fault, at_step, both, curve, infinite_gradient, send_self, start, stop_at, stopped_and_resumed
+from trainers import (
+    Fault,
+    at_step,
+    both,
+    curve,
+    infinite_gradient,
+    send_self,
+    start,
+    stop_at,
+    stopped_and_resumed,
+)
 from trainers import complete as completed
 
 MUON = {"optimizer": "muon", "clip": 0.2}
