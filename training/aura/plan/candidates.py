@@ -72,13 +72,8 @@ class Candidate:
     step_seconds: float
     times_one_pc: float
     loss: Loss
-    tokens_factor: float  # how many times as many tokens make up for that loss
+    times_to_loss: float  # how many times as fast as one PC it is at the loss that one PC ends with
     fits: bool = True
-
-    @property
-    def times_to_loss(self) -> float:
-        """How many times as fast as one PC it is at the loss that one PC ends with."""
-        return self.times_one_pc / self.tokens_factor
 
     @property
     def name(self) -> str:
@@ -152,8 +147,8 @@ def _candidates(config: TrainConfig, cluster: Cluster, one_pc: float) -> Iterato
         seconds = step_seconds(other, cluster.works, cluster.nodes, cluster.speed, cluster.codings)
         has_room = not cluster.rooms or fits(other, cluster.rooms, cluster.on_gpu, len(cluster.works))
         loss = expected_loss(other)
-        more = tokens_factor(loss.nats, tokens)
-        yield Candidate(wire, delay, seconds, one_pc / seconds, loss, more, has_room)
+        times = one_pc / seconds
+        yield Candidate(wire, delay, seconds, times, loss, times / tokens_factor(loss.nats, tokens), has_room)
 
 
 def _best(config: TrainConfig, cluster: Cluster, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
