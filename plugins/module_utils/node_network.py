@@ -149,14 +149,23 @@ def owner(card: str, address: str) -> str:
 
 
 def owners(addresses: list[str], found: list[dict[str, object]]) -> dict[str, dict[str, str]]:
-    """By address and card: who else has it in that card's LAN. Not asked for an address that this node has."""
+    """By address and card: who else has it in that card's LAN. Not asked for an address that this node has, nor for
+    what is none: the role that asked will say so."""
     own = {str(one).partition("/")[0] for card in found for one in card["addresses"]}  # type: ignore[attr-defined]
     linked = [str(card["name"]) for card in found if card["kind"] == "ethernet" and card["carrier"]]
     return {
         address: {card: owner(card, address) for card in linked}
         for address in addresses
-        if address not in own
+        if address not in own and is_address(address)
     }
+
+
+def is_address(text: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET, text)
+    except OSError:
+        return False
+    return True
 
 
 def of_ifupdown(found: list[dict[str, object]]) -> list[str]:

@@ -445,3 +445,9 @@ def test_the_role_says_all_that_is_wrong() -> None:
     said = problems("static_network", seen, None, **OURS)
     assert "which is Wi-Fi" in said
     assert "static_network_enabled: false" in said
+
+
+def test_nobody_is_asked_for_what_is_no_address_or_what_the_node_has() -> None:
+    network = tree.plugin("module_utils/node_network")
+    mine = card("no-such-card", "192.168.50.20/24")
+    assert network.owners(["192.168.50.300", "192.168.50.20"], [mine]) == {}
