@@ -10,6 +10,7 @@ What is asked, lists:
     uids       numbers of which it is wanted who has them
     mounts     directories of which it is wanted what is mounted
     addresses  of which it is wanted who else has them
+    modules    modules of the kernel
 and switches: network, firewall, sshd, gpu, upgrades, clock.
 
 The answer, whose keys are always there:
@@ -28,6 +29,7 @@ The answer, whose keys are always there:
                (whether there is nothing in it), used (whether a file or a link is anywhere below it), free (bytes
                left in that file system). What is mounted is not looked into, and then both are false; of what comes
                over the network the owner is not asked
+    modules    by name: whether the kernel has it or can load it
     session    the connection over which this was asked: client and here (addresses) and port; "" and 0 without SSH
     cards      the network cards; see module_utils/node_network.py
     owners     by those of `addresses` that the node does not have itself, and by card: the MAC address of who has it in
@@ -204,6 +206,11 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
 
 
+def has_module(name: str) -> bool:
+    """Whether the kernel has it: in use, built in, or on the disk."""
+    return os.path.exists(f"/sys/module/{name}") or said("modprobe", "--show-depends", name) != ""
+
+
 def session() -> dict[str, object]:
     """SSH_CONNECTION, which sudo takes away: from the first of our ancestors that still has it."""
     process = os.getpid()
@@ -282,7 +289,7 @@ def clock(wanted: bool) -> dict[str, object]:
 def main() -> None:
     lists = {
         name: {"type": "list", "elements": "str", "default": []}
-        for name in "packages files texts units users groups mounts addresses".split()
+        for name in "packages files texts units users groups mounts addresses modules".split()
     }
     numbers = {"uids": {"type": "list", "elements": "int", "default": []}}
     names = ("network", "firewall", "sshd", "gpu", "upgrades", "clock")
@@ -301,6 +308,7 @@ def main() -> None:
         groups=groups(asked["groups"]),
         taken=taken(asked["uids"]),
         mounts=mounts(asked["mounts"], read("/proc/self/mountinfo")),
+        modules={name: has_module(name) for name in asked["modules"]},
         session=session(),
         upgrades=waiting() if asked["upgrades"] else [],
         reboot_required=os.path.exists("/run/reboot-required"),

@@ -46,7 +46,7 @@ def lists(settings: Seen) -> list[str]:
         elif int(found[1]) in ports:
             only = "is for the admin networks only: admin_networks"
             said.append(f"firewall_lan_services (lan_services) names {service}, which {only}.")
-    strange = [text for text in [*peers, *admins] if not is_network(text)]
+    strange = [text for text in [*peers, *settings["members"], *admins] if not is_network(text)]
     return [*said, f"this is neither a network nor an address: {', '.join(strange)}."] if strange else said
 
 
