@@ -58,6 +58,10 @@ class VirtualCluster:
         """The roles about shared files only, on nodes that have been through site()."""
         return self.ansible("tests/vm/shared_files.yml", *options, expect=expect)
 
+    def overlay(self, *options: str, expect: int = 0) -> str:
+        """The role overlay only, on nodes that have been through site()."""
+        return self.ansible("tests/vm/overlay.yml", *options, expect=expect)
+
     def facts(self, machine: Machine) -> str:
         """All that Ansible's own module finds out about a node, its mounts too."""
         return self._run("ansible", machine.name, "-m", "ansible.builtin.setup", expect=0)
