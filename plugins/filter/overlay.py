@@ -28,7 +28,7 @@ def overlay_network_problem(network: str, prefix: int) -> str:
     try:
         length = ipaddress.IPv4Network(network).prefixlen
     except ValueError:
-        return f"overlay_network is {network}, which is no network: it is like 10.201.0.0/16, with zeros for the machines."
+        return f"overlay_network is {network}, which is no network: it is like 10.201.0.0/16."
     if length > int(prefix):
         return (
             f"overlay_network is {network}, which has no room for a LAN of /{prefix}: name one of /{prefix} or larger "

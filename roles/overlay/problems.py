@@ -15,13 +15,13 @@ def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
     said = [room] if room else overlaps(settings, node)
     if settings["strangers"]:
         said.append(
-            f"an overlay joins PCs of one LAN, with a Linux of their own, and {', '.join(settings['strangers'])} is none "
+            f"an overlay joins PCs of one LAN, with a Linux of their own; {', '.join(settings['strangers'])} is none "
             "(Windows, or public_address). Take overlay: true out of settings.yml."
         )
     if not node["modules"]["wireguard"]:
         said.append(
-            "its kernel has no module wireguard, without which there is no overlay. Install the distribution's own kernel "
-            "(a container has its machine's), or take overlay: true out of settings.yml."
+            "its kernel has no module wireguard, without which there is no overlay. Install the distribution's own "
+            "kernel (a container has its machine's), or take overlay: true out of settings.yml."
         )
     if not 0 < settings["port"] < 65536:
         said.append(f"overlay_port is {settings['port']}; a port is a number from 1 to 65535.")

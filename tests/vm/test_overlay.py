@@ -81,10 +81,10 @@ class Members:
         taken = self.lan(self.other)
         self.other.power_off()
         card = self.neighbour.exec("ip -o route show default | awk '{print $5; exit}'").strip()
-        self.neighbour.exec(f"ip address add {taken}/24 dev {card}")
+        self.neighbour.exec(f"ip address replace {taken}/24 dev {card}")
         self.neighbour.exec(f"arping -c 1 -A -I {card} {taken}", check=False)
         # As if it were in the overlay, too.
-        self.neighbour.exec(f"ip address add {self.inside(self.other)}/32 dev {card}")
+        self.neighbour.exec(f"ip address replace {self.inside(self.other)}/32 dev {card}")
         self.neighbour.exec(f"ip route replace {self.inside(self.server)} via {self.lan(self.server)}")
         return knock(self.neighbour, taken, self.lan(self.server)) | knock(
             self.neighbour, self.inside(self.other), self.inside(self.server)
@@ -201,4 +201,4 @@ def test_it_goes_when_it_is_switched_off_and_with_the_reset(members: Members) ->
     members.cluster.ansible("playbooks/reset.yml", "-e", "yes=true")
     for machine in (server, other):
         assert "aura0" not in machine.exec("ip link; ls /etc/wireguard /etc/systemd/system")
-    assert not list(members.cluster.inventory.rglob("*.pub"))
+    assert not list(members.cluster.inventory.glob("state/overlay/*.pub"))
