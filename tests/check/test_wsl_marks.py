@@ -50,7 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, driver: str, capability: str = "8.6") -
     node_gpu = tree.plugin("module_utils/node_gpu")
     asked: list[str] = []
 
-    def said(program: str, *words: str) -> str:
+    def said(program: str, *words: str, **_: object) -> str:
         asked.append(program)
         return LINE.format(driver=driver, capability=capability) if driver else ""
 
