@@ -93,6 +93,7 @@ def test_a_rank_is_told_what_to_do_and_no_network_card() -> None:
         rank
     )  # alone it can go on without nobody
     assert not [name for name in rank if name.endswith("_SOCKET_IFNAME")]
+    assert rank["AURA_LANG"] == "en"
 
 
 def test_all_that_stands_in_the_way_is_said_at_once() -> None:
