@@ -206,9 +206,8 @@ class MovingLine:
         if not self.there or self.paused or not self.text:
             return
         width = os.get_terminal_size(1).columns or 80
-        line = f"{time.monotonic() - self.began:5.0f} s  {self.text}{so_far(self.moved, moved())}"[
-            : width - 1
-        ]
+        seconds, traffic = time.monotonic() - self.began, so_far(self.moved, moved())
+        line = f"{seconds:5.0f} s  {self.text}{traffic}"[: width - 1]
         os.write(1, f"\r\033[K{line}".encode())
 
 

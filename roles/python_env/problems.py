@@ -7,7 +7,7 @@ from typing import Any
 from ansible.plugins.loader import filter_loader
 
 Seen = dict[str, Any]
-# Gigabytes below /opt for the wheels and what is unpacked from them, with room for one more release.
+# Gigabytes below /opt for the wheels and what is unpacked from them, with room for one more release. An estimate.
 NEEDED = {"cpu": 2, "cuda": 14}
 
 

@@ -52,23 +52,35 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert "disable --now firewalld" in said
 
 
-# Two machines with three cables: lan0 (10.9.0.0/24), home0 (10.7.0.0/24), virbr0 (10.6.0.0/24).
+# Two machines. `cables CARD:NETWORK…` joins them; $other is the other process, which also has 10.9.0.3 in the LAN.
+TWO_MACHINES = """
+set -e
+other=$1
+other() { nsenter --target "$1" --net "${@:2}"; }
+cables() {
+    ip link set lo up
+    for card in "$@"; do
+        name=${card%:*} network=${card#*:}
+        ip link add $name type veth peer name p$name
+        ip link set p$name netns $other
+        ip address add $network.1/24 dev $name
+        ip link set $name up
+        other $other ip address add $network.2/24 dev p$name
+        other $other ip link set p$name up
+    done
+    other $other ip link set lo up
+    other $other ip address add 10.9.0.3/24 dev plan0
+}
+knock() {
+    "${@:5}" timeout 5 python3 -c '
+import socket, sys
+socket.create_connection((sys.argv[1], int(sys.argv[3])), 1, source_address=(sys.argv[2], 0))' $2 $3 $4 2>/dev/null &&
+        echo "$1: in" || echo "$1: out"
+}
+"""
 # $1: the other one's process, $2: the rules.
 CABLES = """
-set -e
-other() { nsenter --target "$1" --net "${@:2}"; }
-ip link set lo up
-for card in lan0:10.9.0 home0:10.7.0 virbr0:10.6.0; do
-    name=${card%:*} network=${card#*:}
-    ip link add $name type veth peer name p$name
-    ip link set p$name netns $1
-    ip address add $network.1/24 dev $name
-    ip link set $name up
-    other $1 ip address add $network.2/24 dev p$name
-    other $1 ip link set p$name up
-done
-other $1 ip link set lo up
-other $1 ip address add 10.9.0.3/24 dev plan0
+cables lan0:10.9.0 home0:10.7.0 virbr0:10.6.0
 # The peer's address comes in by the wrong card.
 other $1 ip route add 10.7.0.1 dev phome0 src 10.9.0.2
 sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.home0.rp_filter=0 2>/dev/null || true
@@ -82,12 +94,6 @@ while True:
     listeners="$listeners $!"
 done
 trap 'kill $listeners' EXIT
-knock() {
-    "${@:5}" timeout 5 python3 -c '
-import socket, sys
-socket.create_connection((sys.argv[1], int(sys.argv[3])), 1, source_address=(sys.argv[2], 0))' $2 $3 $4 2>/dev/null &&
-        echo "$1: in" || echo "$1: out"
-}
 for port in 53 12355; do
     for second in 1 2 3 4 5 6 7 8 9 10; do
         [ "$(knock self 10.9.0.1 10.9.0.1 $port)" = "self: in" ] && break
@@ -126,20 +132,7 @@ def test_a_peer_comes_by_the_card_that_leads_to_it_whatever_its_name(tmp_path: P
 
 # aura0 stands for WireGuard's card: what comes by it has been proved to be the peer's.
 OVERLAY = """
-set -e
-other() { nsenter --target "$1" --net "${@:2}"; }
-ip link set lo up
-for card in lan0:10.9.0 aura0:10.4.0; do
-    name=${card%:*} network=${card#*:}
-    ip link add $name type veth peer name p$name
-    ip link set p$name netns $1
-    ip address add $network.1/24 dev $name
-    ip link set $name up
-    other $1 ip address add $network.2/24 dev p$name
-    other $1 ip link set p$name up
-done
-other $1 ip link set lo up
-other $1 ip address add 10.9.0.3/24 dev plan0
+cables lan0:10.9.0 aura0:10.4.0
 ip route add default via 10.9.0.2
 sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.lan0.rp_filter=0 2>/dev/null || true
 nft -f "$2"
@@ -160,12 +153,6 @@ while True:
     for port in select.select(ports, [], [])[0]:
         port.sendto(*port.recvfrom(9))' & listeners="$listeners $!"
 trap 'kill $listeners' EXIT
-knock() {
-    "${@:5}" timeout 5 python3 -c '
-import socket, sys
-socket.create_connection((sys.argv[1], int(sys.argv[3])), 1, source_address=(sys.argv[2], 0))' $2 $3 $4 2>/dev/null &&
-        echo "$1: in" || echo "$1: out"
-}
 ask() {
     other $5 python3 -c '
 import socket, sys
@@ -226,7 +213,7 @@ def who_gets_in(tmp_path: Path, cables: str, **settings: Any) -> dict[str, str]:
         )
     )
     script = tmp_path / "cables"
-    script.write_text(cables)
+    script.write_text(TWO_MACHINES + cables)
     other = subprocess.Popen(["unshare", "--net", "sleep", "120"])
     try:
         for _ in range(100):  # until it has its own network
