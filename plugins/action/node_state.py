@@ -12,7 +12,7 @@ from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import become_loader
 
 # What a look may name: lists and switches.
-LISTS = ("packages", "files", "texts", "units", "users", "groups", "uids", "mounts", "addresses", "modules")
+LISTS = tuple("packages files texts units users groups uids mounts addresses name_servers modules".split())
 SWITCHES = ("network", "firewall", "sshd", "gpu", "upgrades", "clock")
 Look = dict[str, Any]
 

@@ -45,10 +45,10 @@ def other_filter(name: str) -> Any:
 def network_plan(seen: Seen, settings: dict[str, Any], found_at: str = "") -> Plan:
     """seen: of node_state. settings: the role's variables without its name. found_at: where the node answers now.
 
-    The answer: `problems` (sentences), `card`, `why` (what the files do not show), `differs` (whether there is anything
-    to do), `missing` (packages), `lacks` (whether the card needs the address), `files`, `apply`, `undo` (as safe_change
-    takes them), `own` (whether the node is the controller itself), `to` (its address), `network`, `before` (where it is
-    when this is undone; '' where it is reached now).
+    The answer: `problems` (sentences), `card` (where it is clear), `why` (what the files do not show), `differs`
+    (whether there is anything to do), `missing` (packages), `lacks` (whether the card needs the address), `files`,
+    `apply`, `undo` (as safe_change takes them), `own` (whether the node is the controller itself), `to` (its address),
+    `network`, `before` (where it is when this is undone; '' where it is reached now).
     """
     address, prefix = settings["address"], settings["prefix"]
     card = other_filter("lan_card")(seen["cards"], address, prefix, settings["interface"])
@@ -58,7 +58,7 @@ def network_plan(seen: Seen, settings: dict[str, Any], found_at: str = "") -> Pl
     if problems:
         return {"problems": problems, "differs": False}
     if problem := address_problem(address, card, seen):
-        return {"problems": [problem], "differs": False}
+        return {"problems": [problem], "differs": False, "card": card}
     wanted = f"{address}/{prefix}"
     has = [one for one in card["addresses"] if ":" not in one and not one.startswith("169.254.")]
     lacks = wanted not in has or wanted in card["dynamic"]
@@ -219,6 +219,22 @@ def lend_problem(address: str, card: str, owner: str, linked: bool) -> str:
     return "" if linked else f"has no link at its LAN card {card}. Plug its cable in at both ends."
 
 
+def way_out_problem(card: str, gateway: str, answers: bool, silent: list[str]) -> str:
+    """Why the node would not find its way out of the LAN; ''. answers: whether the router does. silent: name servers
+    that do not."""
+    if gateway and not answers:
+        return (
+            f'finds no router at {gateway} on {card}. Set lan_gateway to the router\'s address, or to "" where '
+            "there is no way out of the LAN."
+        )
+    if silent:
+        return (
+            f"finds no name server at {', '.join(silent)}, so it would find nothing in the internet. Set "
+            "lan_nameservers to what the router says, or to [] when there is none."
+        )
+    return ""
+
+
 def login_problem(plan: Plan, direct: Seen, through: Seen, peer: str) -> str:
     """Why the node is not well at its new address; ''. direct, through: how a login there ended, by this machine and by
     another node (`peer`); without `rc` where there was none.
@@ -248,4 +264,5 @@ class FilterModule:
             "network_plan": network_plan,
             "network_turn": network_turn,
             "shut_out": shut_out,
+            "way_out_problem": way_out_problem,
         }

@@ -160,6 +160,27 @@ def owners(addresses: list[str], found: list[dict[str, object]]) -> dict[str, di
     }
 
 
+def silent(name_servers: list[str]) -> list[str]:
+    """Those at which no name server answers. Whatever it answers will do: a router without a way into the internet
+    knows no names."""
+    return [address for address in name_servers if not _answers(address)]
+
+
+def _answers(address: str) -> bool:
+    """Asks for the root's name servers, three times: a question may get lost."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    question = os.urandom(2) + b"\x01\x00\x00\x01" + bytes(6) + b"\x00\x00\x02\x00\x01"
+    with socket.socket(family, socket.SOCK_DGRAM) as asking:
+        asking.settimeout(2)
+        for _ in range(3):
+            with contextlib.suppress(OSError):
+                asking.connect((address, 53))
+                asking.send(question)
+                if asking.recv(4096)[:2] == question[:2]:
+                    return True
+    return False
+
+
 def is_address(text: str) -> bool:
     try:
         socket.inet_pton(socket.AF_INET, text)

@@ -1,12 +1,12 @@
 """An address beside the others of a network card: asks the LAN who has it, or lends it to the card for a while.
 
-card, address, prefix (24). state: `asked` (the default) changes nothing. `lent`: the card gets the address beside its
-others, unless somebody else has it. The kernel takes it away again after ten minutes, whatever has become of the
-machine that asked. An address that the card has for longer, by the router's lease say, is left alone. In a check
-nothing is lent.
+card, address ("": none), prefix (24), name_servers ([]: addresses). state: `asked` (the default) changes nothing.
+`lent`: the card gets the address beside its others, unless somebody else has it. The kernel takes it away again after
+ten minutes, whatever has become of the machine that asked. An address that the card has for longer, by the router's
+lease say, is left alone. In a check nothing is lent.
 
 The answer: owner (MAC address of the other machine that has the address, or empty), carrier (whether the card's cable
-leads somewhere).
+leads somewhere), silent (the name servers that do not answer).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_network import owner, read
+from ansible.module_utils.node_network import owner, read, silent
 
 LENT = 600  # seconds
 
@@ -43,6 +43,7 @@ def main() -> None:
             "card": {"type": "str", "required": True},
             "address": {"type": "str", "required": True},
             "prefix": {"type": "int", "default": 24},
+            "name_servers": {"type": "list", "elements": "str", "default": []},
             "state": {"type": "str", "choices": ["asked", "lent"], "default": "asked"},
         },
         supports_check_mode=True,
@@ -56,11 +57,11 @@ def main() -> None:
         while not carrier(card) and time.monotonic() < until:
             time.sleep(0.2)
     linked = carrier(card)
-    has = owner(card, address) if linked else ""
+    has = owner(card, address) if linked and address else ""
     changed = lending and linked and not has
     if changed:
         changed = lend(module, card, address, module.params["prefix"])
-    module.exit_json(changed=changed, owner=has, carrier=linked)
+    module.exit_json(changed=changed, owner=has, carrier=linked, silent=silent(module.params["name_servers"]))
 
 
 if __name__ == "__main__":

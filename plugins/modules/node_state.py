@@ -10,6 +10,7 @@ What is asked, lists:
     uids       numbers of which it is wanted who has them
     mounts     directories of which it is wanted what is mounted
     addresses  of which it is wanted who else has them
+    name_servers  addresses at which one shall answer
     modules    modules of the kernel
 and switches: network, firewall, sshd, gpu, upgrades, clock.
 
@@ -34,6 +35,7 @@ The answer, whose keys are always there:
     cards      the network cards; see module_utils/node_network.py
     owners     by those of `addresses` that the node does not have itself, and by card: the MAC address of who has it in
                that card's LAN, or empty
+    silent     those of `name_servers` at which none answers
     ifupdown   the cards that /etc/network/interfaces configures
     netplan    the texts of netplan's files, by path; netplan_before: originals of such files that the role
                static_network has kept in /var/backups/aura
@@ -71,7 +73,14 @@ from collections.abc import Callable, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_gpu import gpu
-from ansible.module_utils.node_network import cards, netplan_files, netplan_originals, of_ifupdown, owners
+from ansible.module_utils.node_network import (
+    cards,
+    netplan_files,
+    netplan_originals,
+    of_ifupdown,
+    owners,
+    silent,
+)
 from ansible.module_utils.node_packages import missing, said, waiting
 from ansible.module_utils.node_start import in_wsl, start
 from ansible.module_utils.node_units import units
@@ -235,9 +244,9 @@ def distribution() -> dict[str, str]:
     }
 
 
-def network(wanted: bool, addresses: list[str]) -> dict[str, object]:
+def network(wanted: bool, addresses: list[str], name_servers: list[str]) -> dict[str, object]:
     if not wanted:
-        return {"cards": [], "netplan": {}, "netplan_before": {}, "owners": {}, "ifupdown": []}
+        return {"cards": [], "netplan": {}, "netplan_before": {}, "owners": {}, "silent": [], "ifupdown": []}
     nm_devices = (
         said("nmcli", "--terse", "--fields", "DEVICE,STATE", "device") if shutil.which("nmcli") else ""
     )
@@ -251,6 +260,7 @@ def network(wanted: bool, addresses: list[str]) -> dict[str, object]:
         "netplan": netplan_files(),
         "netplan_before": netplan_originals(),
         "owners": owners(addresses, found),
+        "silent": silent(name_servers),
         "ifupdown": of_ifupdown(found),
     }
 
@@ -289,7 +299,7 @@ def clock(wanted: bool) -> dict[str, object]:
 def main() -> None:
     lists = {
         name: {"type": "list", "elements": "str", "default": []}
-        for name in "packages files texts units users groups mounts addresses modules".split()
+        for name in "packages files texts units users groups mounts addresses name_servers modules".split()
     }
     numbers = {"uids": {"type": "list", "elements": "int", "default": []}}
     names = ("network", "firewall", "sshd", "gpu", "upgrades", "clock")
@@ -319,7 +329,7 @@ def main() -> None:
         python=platform.python_version(),
         machine=platform.machine(),
         now=now,
-        **network(asked["network"], asked["addresses"]),
+        **network(asked["network"], asked["addresses"], asked["name_servers"]),
         **firewall(asked["firewall"]),
         **sshd(asked["sshd"]),
         gpu=gpu(asked["gpu"]),

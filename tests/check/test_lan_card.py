@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
 import pytest
@@ -347,14 +348,17 @@ SETTINGS: dict[str, Any] = OURS | {"interface": "", "first_address": "192.168.1.
 NONE = {"kind": "absent", "sha256": "", "mode": "", "owner": "", "group": ""}
 
 
-def plan(*cards: dict[str, Any], found_at: str = "", **more: Any) -> dict[str, Any]:
-    seen = {
+def before(*cards: dict[str, Any]) -> dict[str, Any]:
+    return {
         "cards": list(cards), "netplan": {}, "missing": ["netplan.io"], "distribution": "Ubuntu", "now": 0.0,
         "session": {"client": "192.168.50.9", "here": "192.168.50.20"}, "netplan_before": {},
-        "owners": {}, "ifupdown": [],
-        "files": {path: NONE for path in (PLAN.OURS, PLAN.CLOUD, PLAN.CLOUD_FILE)}, **more,
+        "owners": {}, "silent": [], "ifupdown": [],
+        "files": {path: NONE for path in (PLAN.OURS, PLAN.CLOUD, PLAN.CLOUD_FILE)},
     }  # fmt: skip
-    found: dict[str, Any] = PLAN.network_plan(seen, SETTINGS, found_at)
+
+
+def plan(*cards: dict[str, Any], found_at: str = "", **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = PLAN.network_plan(before(*cards) | more, SETTINGS, found_at)
     return found
 
 
@@ -445,6 +449,33 @@ def test_the_role_says_all_that_is_wrong() -> None:
     said = problems("static_network", seen, None, **OURS)
     assert "which is Wi-Fi" in said
     assert "static_network_enabled: false" in said
+
+
+@pytest.mark.parametrize(
+    ("gateway", "seen", "said"),
+    [
+        ("", {"owners": {"192.168.50.1": {"enp3s0": ""}}}, r"finds no router at 192.168.50.1 on enp3s0.*\."),
+        ("", {"owners": {"192.168.50.1": {"enp3s0": "02:a1:00:00:00:01"}}, "silent": ["9.9.9.9"]}, ""),
+        ("192.168.50.1", {"silent": ["9.9.9.9"]}, r"finds no name server at 9.9.9.9, .*"),
+        (
+            "192.168.50.1",
+            {"ifupdown": ["enp3s0"], "silent": ["9.9.9.9"]},
+            r".*two masters.* finds no name server at 9.9.9.9, .*",
+        ),
+    ],
+)
+def test_a_wrong_way_out_is_said_beforehand(gateway: str, seen: dict[str, Any], said: str) -> None:
+    """A name server only where the way out is by this card today, and neither where nothing has to be done."""
+    mine = card("enp3s0", "192.168.50.77/24", gateway=gateway)
+    found = problems("static_network", before(mine) | seen, None, **SETTINGS)
+    assert re.fullmatch(said, found), found
+    ready = card("enp3s0", "192.168.50.20/24", gateway="192.168.50.1")
+    written = there(PLAN.OURS, plan(ready)["files"][0]["content"], "0600")
+    files = {path: NONE for path in (PLAN.CLOUD, PLAN.CLOUD_FILE)} | written
+    assert (
+        problems("static_network", before(ready) | {"silent": ["9.9.9.9"], "files": files}, None, **SETTINGS)
+        == ""
+    )
 
 
 def test_nobody_is_asked_for_what_is_no_address_or_what_the_node_has() -> None:

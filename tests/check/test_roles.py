@@ -182,6 +182,18 @@ def test_what_a_node_has_made_is_unpacked_by_nobody() -> None:
     )
 
 
+def test_a_scenario_lets_systemd_judge_every_unit(role: Path) -> None:
+    """How much it could reach: tests/roles/exposure.yml. A unit that has to reach much says why."""
+    judged = "".join(path.read_text(encoding="utf-8") for path in role.glob("molecule/default/**/*.yml"))
+    open_to_all = [
+        tree.relative(path)
+        for path in (*role.glob("files/*.service"), *role.glob("templates/*.service.j2"))
+        if "# Not closed like our other units: " not in path.read_text(encoding="utf-8")
+        and f"exposure_unit: {path.name.removesuffix('.j2').replace('@.', '@0.')}" not in judged
+    ]
+    assert not open_to_all, f"{open_to_all}: include tests/roles/exposure.yml in verify.yml"
+
+
 def tasks_of(value: Any) -> Iterator[dict[str, Any]]:
     """Every task of a file, those in blocks and plays too."""
     if isinstance(value, list):

@@ -92,11 +92,13 @@ FAULTS = (
 WRONG_SETTINGS = {
     "torch_backend": "cu126",
     "lan_services": "[game]",
+    "lan_nameservers": "[198.18.50.254]",
 }
 SAID = (
     *(told for *_, told in FAULTS),
     "torch_backend is cu126, but it has no NVIDIA card",
     r"firewall_lan_services \(lan_services\) names game",
+    "finds no name server at 198.18.50.254",
 )
 
 
