@@ -5,6 +5,7 @@ A program stands in for Docker's client; the real one is in tests/e2e/test_9_in_
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
@@ -66,8 +67,9 @@ def started(place: Path, *words: str, **variables: str) -> subprocess.Popen[str]
         [str(TOOL), *words],
         env={
             "PATH": f"{place}/bin:{os.environ['PATH']}", "RUNTIME_DIRECTORY": f"{place}/own", "LOCAL_RANK": "1",
-            "RANK": "3", "GLOO_SOCKET_IFNAME": "lo", "AURA_IMAGE": "sha256:0f1e", "CUDA_VISIBLE_DEVICES": "-1",
-            "AURA_TRAIN_ARGUMENTS": "--preset gpt2 --run-dir '/var/lib/aura/runs/a b'", "SECRET": "1",
+            "RANK": "3", "RANK_USER": getpass.getuser(), "GLOO_SOCKET_IFNAME": "lo", "AURA_IMAGE": "sha256:0f1e",
+            "CUDA_VISIBLE_DEVICES": "-1", "SECRET": "1",
+            "AURA_TRAIN_ARGUMENTS": "--preset gpt2 --run-dir '/var/lib/aura/runs/a b'",
         } | variables,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -167,7 +169,7 @@ def test_a_rank_whose_engine_is_restarted_starts_again(place: Path) -> None:
 
 
 def test_nothing_in_the_ranks_home_says_what_it_does(place: Path) -> None:
-    """The rank may write there, and this program may talk to Docker; with --end it is root."""
+    """The rank may write there, and this program is root."""
     packages = place / f"home/.local/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     packages.mkdir(parents=True)
     (packages / "evil.pth").write_text(f"import pathlib; pathlib.Path('{place}/evil').touch()\n")

@@ -106,6 +106,11 @@ def test_whatever_is_killed_all_train_again_and_no_orphan_stays(docker: Cluster)
     docker.ansible("launch.yml", *NANO, *DOCKER, "-e", "run=killed", *long)
     # What the rank says to systemd has come through.
     assert docker.sh("node1", "systemctl show --property=WatchdogUSec --value aura-train@0").strip() == "2min"
+    # Whoever reaches the program that talks to Docker is root: the rank's user does not.
+    for node in NODES:
+        refused = docker.sh(node, f"runuser -u aura -- ls /proc/$({UNIT})/fd 2>&1 || true")
+        assert "Permission denied" in refused
+        assert "docker" not in docker.sh(node, "id -nG aura; ps -u aura -o supgrp=")
     for what, script in KILLED.items():
         attempt, before = docker.status(NODES)[0]["attempt"], containers(docker, "node1")
         assert len(before) == 1
