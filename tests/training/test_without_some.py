@@ -276,24 +276,32 @@ def another_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "settings", "sentence"),
+    ("gone", "fault", "settings", "sentence"),
     [
-        (another_torch, SLOW, "rank 0 on node0 (127.0.1.0) torch 1.0"),
-        (None, f"{SLOW} --lr 0.1", "The settings of rank 0 on node0 (127.0.1.0) differ from the others'"),
+        ([], another_torch, SLOW, "rank 0 on node0 (127.0.1.0) torch 1.0"),
+        (
+            [2],
+            None,
+            f"{SLOW} --lr 0.1",
+            "The settings of rank 0 on node0 (127.0.1.0) differ from the others'",
+        ),
     ],
-    ids=["another torch", "other settings"],
+    ids=["another torch", "other settings, and only one that trained"],
 )
 def test_who_comes_back_as_another_ends_alone_though_it_holds_the_store(
-    running: Launch, fault: Fault | None, settings: str, sentence: str
+    running: Launch, gone: list[int], fault: Fault | None, settings: str, sentence: str
 ) -> None:
     running.nodes[0].off()
     running.nodes[1].trains_without([0])
+    for rank in gone:
+        running.nodes[rank].off()
+    running.nodes[1].trains_without([0, *gone])
     running.on(0, fault=fault, settings=settings)
     running.nodes[0].thread.join(40)
     assert running.nodes[0].started[-1].process.exitcode == 64, running.nodes[0].text
     assert sentence in running.nodes[0].text
-    for rank in (1, 2):
-        running.nodes[rank].trains_without([0])
+    for rank in {1, 2}.difference(gone):
+        running.nodes[rank].trains_without([0, *gone])
 
 
 def test_who_cannot_write_its_vote_takes_part_without_one(launch: Launch) -> None:

@@ -77,13 +77,13 @@ def check_versions(members: list[Member], with_nccl: bool) -> None:
             raise ConfigError("versions_differ", odd=", ".join(odd), usual=f"{what} {usual}")
 
 
-def unlike(member: Member, members: list[Member], with_nccl: bool) -> str:
-    """Why it cannot work with the others; empty where it can."""
+def unlike(member: Member, others: list[Member], with_nccl: bool) -> str:
+    """Why it cannot work with the others, of which there is one at least; empty where it can."""
     for what, field in _versions(with_nccl):
-        if (its := getattr(member, field)) != (usual := _usual(members, field)):
+        if (its := getattr(member, field)) != (usual := _usual(others, field)):
             return text("versions_differ", odd=f"{member} {what} {its}", usual=f"{what} {usual}")
     for field, key in (("settings", "settings_differ"), ("corpus", "corpora_differ")):
-        if getattr(member, field) != _usual(members, field):
+        if getattr(member, field) != _usual(others, field):
             return text(key, ranks=member)
     return ""
 

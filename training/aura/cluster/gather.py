@@ -232,12 +232,14 @@ class Gathering:
     # Who cannot take part
 
     def _odd(self) -> list[tuple[Member, str]]:
-        """Who means something else than the others, or would compute it otherwise, and why; where the others may go on
-        without it."""
+        """Who means something else than those that trained last, or would compute it otherwise, and why; where the
+        others may go on without it."""
+        before = newest(self._votes()).members
+        usual = [one for one in self.present if one.rank in before]
         with_nccl = all(one.backend != "gloo" for one in self.present)
-        odd = [(one, why) for one in self.present if (why := unlike(one, self.present, with_nccl))]
+        odd = [(one, why) for one in self.present if (why := unlike(one, usual, with_nccl))]
         alike = {one.rank for one in self.present} - {one.rank for one, _ in odd}
-        return odd if enough(alike, newest(self._votes()).members) else []
+        return odd if enough(alike, before) else []
 
     def _refuse(self, member: Member, reason: str, under_way: bool) -> None:
         """In a run under way the others go on without it; at its beginning nobody trains. Raises GangRefused."""
