@@ -41,14 +41,14 @@ class ActionModule(ActionBase):
             answer["diff"] = {"prepared": "".join(f"systemctl {verb} {name}\n" for verb in todo)}
         if not todo or self._task.check_mode:
             return answer
-        for verb in todo:
-            command = f"systemctl {verb}{'' if verb == 'daemon-reload' else ' ' + name}"
-            done = self._execute_module(
-                "ansible.builtin.command", {"_raw_params": command}, task_vars=variables
-            )
-            if done.get("failed") or done.get("unreachable"):
-                said = done.get("stderr") or done.get("msg", "")
-                return {**answer, **done, "failed": True, "msg": f"{command}: {said.strip()}"}
+        command = " && ".join(
+            f"systemctl {verb}{'' if verb == 'daemon-reload' else ' ' + name}" for verb in todo
+        )
+        asked = {"_raw_params": command, "_uses_shell": True}
+        done = self._execute_module("ansible.builtin.command", asked, task_vars=variables)
+        if done.get("failed") or done.get("unreachable"):
+            said = done.get("stderr") or done.get("msg", "")
+            return {**answer, **done, "failed": True, "msg": f"{command}: {said.strip()}"}
         return {**answer, "ansible_facts": {"node_looks": {}}}
 
     def _look(self, look: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
