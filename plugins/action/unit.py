@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from ansible.plugins.action import ActionBase
@@ -41,9 +42,8 @@ class ActionModule(ActionBase):
             answer["diff"] = {"prepared": "".join(f"systemctl {verb} {name}\n" for verb in todo)}
         if not todo or self._task.check_mode:
             return answer
-        command = " && ".join(
-            f"systemctl {verb}{'' if verb == 'daemon-reload' else ' ' + name}" for verb in todo
-        )
+        own = f" {shlex.quote(name)}"
+        command = " && ".join(f"systemctl {verb}{own if verb != 'daemon-reload' else ''}" for verb in todo)
         asked = {"_raw_params": command, "_uses_shell": True}
         done = self._execute_module("ansible.builtin.command", asked, task_vars=variables)
         if done.get("failed") or done.get("unreachable"):

@@ -14,7 +14,8 @@ def shown(key: Path) -> str:
 
 def has_passphrase(key: Path) -> bool:
     opened = ["ssh-keygen", "-y", "-P", "", "-f", str(key)]
-    return subprocess.run(opened, capture_output=True, check=False).returncode != 0
+    said = subprocess.run(opened, capture_output=True, text=True, check=False).stderr
+    return "incorrect passphrase" in said  # of a file with a wrong mode ssh says so itself
 
 
 def cluster_key_problems(state: str) -> list[str]:
