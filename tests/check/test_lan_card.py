@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from typing import Any
 
 import pytest
 import tree
 import yaml
-from expressions import problems
 
 CARDS, NETPLAN = tree.plugin("filter/lan_card"), tree.plugin("filter/netplan")
-PLAN = tree.plugin("filter/network_plan")
 WANTED = "192.168.50.20"
 
 
@@ -340,145 +336,3 @@ def test_network_managers_own_profile_of_the_card_goes_too() -> None:
     assert found["definition"]["networkmanager"] == {
         "passthrough": {"connection.autoconnect-priority": "100"}
     }
-
-
-# ── what there is to do ──────────────────────────────────────────────────────────────────────────
-
-SETTINGS: dict[str, Any] = OURS | {"interface": "", "first_address": "192.168.1.57"}
-NONE = {"kind": "absent", "sha256": "", "mode": "", "owner": "", "group": ""}
-
-
-def before(*cards: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "cards": list(cards), "netplan": {}, "missing": ["netplan.io"], "distribution": "Ubuntu", "now": 0.0,
-        "session": {"client": "192.168.50.9", "here": "192.168.50.20"}, "netplan_before": {},
-        "owners": {}, "silent": [], "ifupdown": [],
-        "files": {path: NONE for path in (PLAN.OURS, PLAN.CLOUD, PLAN.CLOUD_FILE)},
-    }  # fmt: skip
-
-
-def plan(*cards: dict[str, Any], found_at: str = "", **more: Any) -> dict[str, Any]:
-    found: dict[str, Any] = PLAN.network_plan(before(*cards) | more, SETTINGS, found_at)
-    return found
-
-
-def there(path: str, content: str, mode: str) -> dict[str, Any]:
-    content_sum = hashlib.sha256(content.encode()).hexdigest()
-    return {path: {"kind": "file", "sha256": content_sum, "mode": mode, "owner": "root", "group": "root"}}
-
-
-def test_a_node_that_has_all_of_it_is_left_alone() -> None:
-    ready = card("enp3s0", "192.168.50.20/24", gateway="192.168.50.1")
-    files = plan(ready)["files"]
-    assert [file["path"] for file in files] == [PLAN.OURS]
-    assert yaml.safe_load(files[0]["content"])["network"]["ethernets"]["0-aura"] == takeover({})["definition"]
-    nothing = {path: NONE for path in (PLAN.CLOUD, PLAN.CLOUD_FILE)}
-    written = nothing | there(PLAN.OURS, files[0]["content"], "0600")
-    assert not plan(ready, files=written)["differs"]
-    assert plan(ready, files=written, distribution="Debian")["missing"] == ["netplan.io"]
-    assert plan(ready, files=written, distribution="Debian")["differs"]
-    assert plan(ready, files=written | {PLAN.CLOUD: {"kind": "directory"}})["differs"]
-    assert plan(ready, files=nothing | there(PLAN.OURS, files[0]["content"], "0644"))["differs"]
-    assert "enp3s0 has nothing as its default route" in plan(ready | {"gateway": ""}, files=written)["why"]
-    leased = card("enp3s0", "192.168.50.20/24", gateway="192.168.50.1", dynamic=["192.168.50.20/24"])
-    assert "for good and nothing else" in plan(leased, files=written)["why"]
-
-
-def test_others_files_are_kept_and_come_back() -> None:
-    planned = plan(home(), netplan={"/etc/netplan/50-x.yaml": SUBIQUITY})
-    kept, gone = planned["files"][1:]
-    assert kept["path"].startswith("/var/backups/aura/etc/netplan/50-x.yaml.19")
-    assert (kept["content"], gone) == (SUBIQUITY, {"path": "/etc/netplan/50-x.yaml", "absent": True})
-    later = {kept["path"]: SUBIQUITY, kept["path"].replace(".19", ".20"): "of a later run"}
-    seen = {"files": {PLAN.OURS: {"kind": "file"}, PLAN.CLOUD_FILE: NONE}, "netplan_before": later}
-    back = {file["path"]: file for file in PLAN.network_before(seen)}
-    assert set(back) == {PLAN.OURS, "/etc/netplan/50-x.yaml", *later}
-    assert back["/etc/netplan/50-x.yaml"]["content"] == SUBIQUITY
-    assert all(back[path].get("absent") for path in (PLAN.OURS, *later))
-
-
-@pytest.mark.parametrize(
-    ("state", "seen", "said"),
-    [
-        (
-            {},
-            {"owners": {"192.168.50.20": {"enp3s0": "02:a1:00:00:00:01"}}},
-            "answers there (hardware address 02:a1:00:00:00:01)",
-        ),
-        ({"carrier": False}, {}, "no link at its LAN card enp3s0"),
-        ({"carrier": False, "up": False}, {}, ""),  # its cable is not known yet
-        ({}, {"owners": {"192.168.50.20": {"enp3s0": "", "enp9s0": "02:a1:00:00:00:01"}}}, ""),  # another LAN
-        ({}, {"ifupdown": ["enp3s0"]}, "two masters"),
-    ],
-)
-def test_what_stands_in_the_way_of_an_address(state: dict[str, Any], seen: dict[str, Any], said: str) -> None:
-    nothing: dict[str, Any] = {"owners": {}, "ifupdown": []}
-    answer = PLAN.address_problem("192.168.50.20", home() | state, nothing | seen)
-    assert said in answer if said else answer == ""
-    if "carrier" not in state:  # without a cable it would not even be the LAN's, unless somebody has named it
-        assert plan(home(), **seen)["problems"] == [answer] * bool(said)
-
-
-def test_an_address_that_was_lent_is_given_back_first() -> None:
-    for manager, load in (("networkd", "netplan apply"), ("NetworkManager", "netplan generate")):
-        lacks = plan(home(manager=manager))
-        assert lacks["apply"][0][2].startswith("ip address delete 192.168.50.20/24 dev enp3s0 ")
-        has = plan(card("enp3s0", "192.168.50.20/24", manager=manager))
-        assert has["apply"][0][2].startswith(load)
-        assert has["undo"][0][2].startswith(load)
-
-
-@pytest.mark.parametrize(
-    ("found_at", "addresses", "before"),
-    [
-        ("192.168.1.57", ["192.168.1.57/24"], ""),
-        # An interrupted run has lent the new address, and there the node was found. The undo takes it away.
-        ("192.168.50.20", ["192.168.1.57/24", "192.168.50.20/24"], "192.168.1.57"),
-        # The router's lease of the address itself: it comes back with the old settings.
-        ("192.168.50.20", ["192.168.50.20/24"], ""),
-    ],
-)
-def test_where_the_node_is_when_its_network_was_taken_back(
-    found_at: str, addresses: list[str], before: str
-) -> None:
-    assert plan(card("enp3s0", *addresses), found_at=found_at)["before"] == before
-
-
-def test_the_role_says_all_that_is_wrong() -> None:
-    seen = {"cards": [wifi("192.168.50.20/24")], "netplan": {}}
-    said = problems("static_network", seen, None, **OURS)
-    assert "which is Wi-Fi" in said
-    assert "static_network_enabled: false" in said
-
-
-@pytest.mark.parametrize(
-    ("gateway", "seen", "said"),
-    [
-        ("", {"owners": {"192.168.50.1": {"enp3s0": ""}}}, r"finds no router at 192.168.50.1 on enp3s0.*\."),
-        ("", {"owners": {"192.168.50.1": {"enp3s0": "02:a1:00:00:00:01"}}, "silent": ["9.9.9.9"]}, ""),
-        ("192.168.50.1", {"silent": ["9.9.9.9"]}, r"finds no name server at 9.9.9.9, .*"),
-        (
-            "192.168.50.1",
-            {"ifupdown": ["enp3s0"], "silent": ["9.9.9.9"]},
-            r".*two masters.* finds no name server at 9.9.9.9, .*",
-        ),
-    ],
-)
-def test_a_wrong_way_out_is_said_beforehand(gateway: str, seen: dict[str, Any], said: str) -> None:
-    """A name server only where the way out is by this card today, and neither where nothing has to be done."""
-    mine = card("enp3s0", "192.168.50.77/24", gateway=gateway)
-    found = problems("static_network", before(mine) | seen, None, **SETTINGS)
-    assert re.fullmatch(said, found), found
-    ready = card("enp3s0", "192.168.50.20/24", gateway="192.168.50.1")
-    written = there(PLAN.OURS, plan(ready)["files"][0]["content"], "0600")
-    files = {path: NONE for path in (PLAN.CLOUD, PLAN.CLOUD_FILE)} | written
-    assert (
-        problems("static_network", before(ready) | {"silent": ["9.9.9.9"], "files": files}, None, **SETTINGS)
-        == ""
-    )
-
-
-def test_nobody_is_asked_for_what_is_no_address_or_what_the_node_has() -> None:
-    network = tree.plugin("module_utils/node_network")
-    mine = card("no-such-card", "192.168.50.20/24")
-    assert network.owners(["192.168.50.300", "192.168.50.20"], [mine]) == {}
