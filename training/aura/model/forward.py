@@ -45,13 +45,13 @@ def to_device(batch: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, 
     return inputs_and_targets(batch)
 
 
-@torch.no_grad()
 def validation_windows(windows: Windows, config: TrainConfig) -> NDArray[np.int64]:
     """Evenly spread over the split."""
     count = min(len(windows), config.validation_windows)
     return np.arange(count, dtype=np.int64) * len(windows) // max(1, count)
 
 
+@torch.no_grad()
 def validation_loss(
     model: LanguageModel, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
 ) -> float:
