@@ -145,7 +145,7 @@ def test_who_looks_from_outside_sees_what_is_there_without_docker(docker: Cluste
         assert answering(host(*there, *EVERY_PORT, "198.18.50.21")) == {}
     # The controller, as test_9_outside sees it.
     found = answering(host(*EVERY_PORT, "198.18.50.20"))
-    assert found == {22: "open", 6006: "open"}
+    assert found == {22: "open", 6006: "closed"}
 
 
 def test_a_stop_saves_and_the_next_launch_goes_on(docker: Cluster) -> None:
