@@ -121,7 +121,7 @@ def test_settings_that_say_nothing_new_leave_a_digest_as_it_was(corpus: Corpus, 
     assert steps_done(tmp_path, config, corpus) == 7
 
 
-@pytest.mark.parametrize("preset", ["qwen3-125m", "qwen3-350m"])
+@pytest.mark.parametrize("preset", ["qwen3-125m", "qwen3-350m", "qwen3-1b"])
 def test_the_presets_are_what_the_recipe_gives(preset: str) -> None:
     made = resolve(preset)
     tokens = 20 * parameter_count(made)
