@@ -138,7 +138,7 @@ def test_as_a_program() -> None:
 def test_the_commands_that_ansible_calls_import_nothing_heavy() -> None:
     loaded = run(
         "-c",
-        "import sys; from aura.commands import cli, config, connectivity, copy_runs, fingerprint, plan, probe; "
+        "import sys; from aura.commands import cli, compare, config, connectivity, copy_runs, fingerprint, plan, probe; "
         "print(*sys.modules)",
     )
     assert loaded.returncode == 0, loaded.stderr
