@@ -11,6 +11,7 @@ from ansible.plugins.loader import filter_loader
 
 Seen = Mapping[str, Any]  # what node_state says
 Member = dict[str, Any]
+PROCESSOR = {"uuid": "-1", "memory_mib": 0}
 MEMORY = "/dev/shm/aura-train"  # noqa: S108 - aura-train.conf of the role trainer makes it, for aura alone
 
 
@@ -54,6 +55,7 @@ def gang_member(
         "release": release,
         "build": build,
         "cards": [card["uuid"] for card in chosen["cards"]],
+        "smallest": min(chosen["cards"], key=lambda card: card["memory_mib"], default=PROCESSOR),
         # One per card, or so many on the processor.
         "ranks": len(chosen["cards"]) or max(processes, 1),
         "left_out": chosen["left_out"],
@@ -92,6 +94,19 @@ def gang_words(members: Sequence[Member]) -> list[str]:
         for one in members
         if one["left_out"]
     ]
+
+
+def sizing(members: Sequence[Member], begun: Sequence[str]) -> dict[str, Any]:
+    """Which node says what preset=auto is, for which of its cards, and for how many.
+
+    One on which the run has begun, else that with the smallest card, a processor before all. `aura plan` takes as many
+    ranks of each node: where they have unlike numbers, the mean, rounded down.
+    """
+    smallest = min(members, key=lambda one: one["smallest"]["memory_mib"])
+    node = next((one for one in members if one["name"] in begun), smallest)
+    each = sum(one["ranks"] for one in members) // len(members)
+    words = ["--nodes", str(len(members)), "--ranks-per-node", str(each)]
+    return {"node": node["name"], "card": node["smallest"]["uuid"], "words": words}
 
 
 def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -152,4 +167,5 @@ class FilterModule:
             "gang_problems": gang_problems,
             "gang_words": gang_words,
             "rank_files": rank_files,
+            "sizing": sizing,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,11 +26,22 @@ def preset_settings(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
 
 
 def launch_problem(given: Mapping[str, Any]) -> str:
+    try:
+        hours = float(given.get("hours", 1))
+    except ValueError:
+        hours = 0
     runtime, image = given.get("runtime", "process"), str(given.get("image", ""))
     if "script" in given:
         return (
             "playbooks/launch.yml launches a preset. A script: ansible-playbook launch.yml -e script=… (or "
             "playbooks/launch_script.yml)."
+        )
+    if not 0 < hours < math.inf:
+        return f"hours={given['hours']} is no number of hours above 0."
+    if "hours" in given and given.get("preset") != "auto":
+        return (
+            "-e hours=… sizes the model of -e preset=auto; how long another preset trains, -e steps=… or -e tokens=… "
+            "says."
         )
     if runtime not in ("process", "docker"):
         return f"There is no runtime {runtime}: take one of process, docker."

@@ -51,6 +51,10 @@ def test_what_is_on_this_machine_is_copied_and_all_else_is_an_option(here: Path)
     [
         ({"preset": "gpt2-nano", "runtime": "docker", "image": "mine:1"}, ""),
         ({"script": "train.py"}, "A script: ansible-playbook launch.yml -e script=…"),
+        ({"preset": "auto", "hours": "24"}, ""),
+        ({"preset": "auto", "hours": "a day"}, "hours=a day is no number of hours above 0"),
+        ({"preset": "auto", "hours": "0"}, "hours=0 is no number"),
+        ({"preset": "gpt2", "hours": 24}, "sizes the model of -e preset=auto"),
         ({"runtime": "podman"}, "There is no runtime podman"),
         ({"image": "mine"}, "of use with -e runtime=docker only"),
         ({"runtime": "docker", "image": "sha256:0f1e"}, "named by a digest (sha256:0f1e)"),

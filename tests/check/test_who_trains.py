@@ -21,7 +21,7 @@ RUN = {
 def card(number: int, name: str, capability: str, display: bool = False) -> dict[str, Any]:
     return {
         "uuid": f"GPU-{number}a1b", "name": name, "pci": f"0000:0{number}:00.0", "compute_capability": capability,
-        "display_active": display,
+        "display_active": display, "memory_mib": {"3060": 12288, "3090": 24576, "1650": 4096}.get(name[-4:], 8192),
     }  # fmt: skip
 
 

@@ -97,7 +97,11 @@ def test_the_parameters_of_a_preset(preset: str) -> None:
         of_a_layer = 5 * d * d + 3 * d * {640: 1792, 1536: 4096}[d]
         others = 2 * made.vocab_size * d
     elif made.family == "qwen3":
-        matrices = 2 * d * d + 2 * d * head * made.kv_heads + 3 * d * {128: 512, 768: 2048, 1024: 2816, 1536: 4096}[d]
+        matrices = (
+            2 * d * d
+            + 2 * d * head * made.kv_heads
+            + 3 * d * {128: 512, 768: 2048, 1024: 2816, 1536: 4096}[d]
+        )
         of_a_layer = matrices + 2 * d + 2 * head
         others = made.vocab_size * d + d
     else:

@@ -240,6 +240,34 @@ def test_aura_plan_sizes_for_the_cluster(capsys: pytest.CaptureFixture[str]) -> 
     assert f"global_batch_tokens={wanted.global_batch_tokens}" in said.err
 
 
+def test_aura_plan_of_this_machine_counts_what_is_free_and_goes_on_with_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a launch asks it."""
+    monkeypatch.setattr(gpus, "of_this_machine", lambda say: [gpus.Found("RTX 3060", 12 * 2**30, 5 * 2**30)])
+    words = [
+        "--preset",
+        "auto",
+        "--nodes",
+        "5",
+        "--json",
+        "--run-dir",
+        str(tmp_path),
+        "--set",
+        "strategy=auto",
+    ]
+    assert plan_command.main([*words, "--hours", "24"]) == 0
+    auto = json.loads(capsys.readouterr().out)["auto"]
+    made = resolve(auto["preset"], auto["settings"])
+    whole = replace(cards(24), available=0.95 * 5 * 2**30)
+    assert made == resolve(sizing.SIZED, {**sizing.size_for(whole, {})[0], "strategy": "auto"})
+    (tmp_path / "config.json").write_text(json.dumps(asdict(made)))
+    assert plan_command.main([*words, "--hours", "1"]) == 0
+    said = capsys.readouterr()
+    again = json.loads(said.out)["auto"]
+    assert resolve(again["preset"], again["settings"]) == made and "as this run has begun" in said.err
+
+
 def test_aura_train_goes_on_with_the_size_it_has_begun_with(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, corpus: Corpus
 ) -> None:

@@ -13,7 +13,7 @@ from aura.config import AUTO, TrainConfig, canonical, parse_assignments, resolve
 from aura.corpus.corpus import Corpus, check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.plan import gpus
-from aura.plan.auto import USABLE, Choice, choose, sized_for
+from aura.plan.auto import USABLE, Choice, choose, chosen_before, sized_for
 from aura.plan.candidates import Decision, cluster_of, decide, exchanging
 from aura.plan.gpus import Gpu
 from aura.plan.memory import GIB
@@ -30,11 +30,12 @@ def main(argv: list[str]) -> int:
     gpu, found = _device(arguments.gpu, arguments.peak_tflops, arguments.memory_gb)
     corpus = _described(arguments.corpus) if arguments.corpus else None
     preset = str(overrides.pop("preset", arguments.preset))
-    sized = preset == AUTO and arguments.hours
+    sized, auto = preset == AUTO and arguments.hours, {}
     if preset == AUTO:
-        choice = _sized(arguments, gpu, found, overrides, corpus) or choose(found, overrides, corpus)
+        choice = _choice(arguments, gpu, found, overrides, corpus)
         print(choice.reason, file=sys.stderr)
-        preset, overrides = choice.preset, {**choice.settings, **overrides}
+        preset, overrides = choice.preset, choice.with_these(overrides)
+        auto = {"auto": {"preset": preset, "settings": overrides, "reason": choice.reason}}
         if arguments.hours and arguments.nodes > 1:  # as launch.yml has it
             overrides = {"strategy": "auto", **overrides}
     config = resolve(preset, overrides)
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
         corpus_tokens=corpus.tokens["train"] if corpus else None,
     )
     if arguments.json:
-        print(json.dumps(plan.as_json() | (decision.as_json() if decision else {}), indent=2))
+        print(json.dumps(plan.as_json() | (decision.as_json() if decision else {}) | auto, indent=2))
     else:
         _show(plan)
     if decision and not arguments.json:
@@ -69,18 +70,20 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _sized(
+def _choice(
     arguments: argparse.Namespace,
     gpu: Gpu,
     found: list[gpus.Found],
     overrides: dict[str, Any],
     corpus: Corpus | None,
-) -> Choice | None:
-    """The model for --hours, where they are given."""
+) -> Choice:
+    """What the run has begun with; else the model for --hours, or the largest preset that fits."""
+    if arguments.run_dir and (before := arguments.run_dir / "config.json").is_file():
+        return chosen_before(before)
     if not arguments.hours:
-        return None
+        return choose(found, overrides, corpus)
     ranks = arguments.nodes * arguments.ranks_per_node
-    of_a_rank = gpu.memory if gpu.is_gpu else gpu.memory / arguments.ranks_per_node
+    of_a_rank = max((one.free for one in found), default=gpu.memory / arguments.ranks_per_node)
     cards = Cards(
         [gpu] * ranks,
         USABLE * of_a_rank,
@@ -169,6 +172,9 @@ def _parser() -> Parser:
         type=number,
         metavar="H",
         help="length of the run; with --preset auto the model is sized for it",
+    )
+    parser.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="--preset auto: go on with what this run has begun with"
     )
     parser.add_argument("--json", action="store_true", help="for machines")
     return parser

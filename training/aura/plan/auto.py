@@ -50,6 +50,13 @@ class Choice:
     reason: str
     settings: dict[str, Any] = field(default_factory=dict)
 
+    def with_these(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Its settings, but where a person says others."""
+        settings = {**self.settings, **overrides}
+        if "global_batch_tokens" in overrides and "gradient_accumulation_steps" not in overrides:
+            settings.pop("gradient_accumulation_steps", None)  # it follows
+        return settings
+
 
 def resolve_here(
     preset: str,
@@ -71,20 +78,18 @@ def resolve_here(
         return resolve(preset, overrides)
     before = run_dir / "config.json"
     if before.is_file():
-        choice = _chosen_before(before)
+        choice = chosen_before(before)
     else:
         # Whether there is a corpus at all is asked later.
         known = read_corpus(corpus) if (corpus / META).is_file() else None
         found = gpus.of_this_machine(say)
         choice = sized(hours, found, overrides, known) if hours else choose(found, overrides, known)
     say(choice.reason)
-    settings = {**choice.settings, **overrides}
-    if "global_batch_tokens" in overrides and "gradient_accumulation_steps" not in overrides:
-        settings.pop("gradient_accumulation_steps", None)  # it follows
-    return resolve(choice.preset, settings)
+    return resolve(choice.preset, choice.with_these(overrides))
 
 
-def _chosen_before(file: Path) -> Choice:
+def chosen_before(file: Path) -> Choice:
+    """What the run goes on with that has this config.json. Raises ConfigError."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         names = sizing.CHANGED if config["preset"] == sizing.SIZED else CHANGED

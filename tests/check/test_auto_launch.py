@@ -1,0 +1,119 @@
+"""`launch.yml -e preset=auto`: the role's own tasks and the real `aura plan`, for recorded nodes, up to what ranks are
+told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tree
+import yaml
+from aura.config import TrainConfig, resolve
+from test_who_trains import ADDRESS, RTX3060, RTX3090, gang, node
+
+KEPT = (
+    *("What auto is, is the same for all", "This launch has a name of its own"),
+    "Every rank has its variables, and its unit starts a container only where it shall",
+)
+PLACES = ("corpus", "run-dir", "backend")
+TEXT = "el perro y la casa, un cable y cinco nodos que aprenden de noche. "
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """With a corpus, where the nodes have theirs."""
+    (tmp_path / "text.txt").write_text(TEXT * 2000)
+    words = ["prepare", "--input", str(tmp_path / "text.txt"), "--output", str(tmp_path / "corpora/es")]
+    words += ["--vocab-size", "270"]
+    env = os.environ | {"PYTHONPATH": str(tree.ROOT / "training")}
+    subprocess.run([sys.executable, "-m", "aura", *words], check=True, capture_output=True, env=env)
+    return tmp_path
+
+
+def launched(place: Path, **variables: Any) -> tuple[str, list[str]]:
+    """node0 has a card, node1 trains on its processor: what was said, and the arguments of each rank."""
+    program = f"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES $* >>{place}/asked\nexec {sys.executable} -m aura $*\n"
+    (place / "aura").write_text(program)
+    (place / "aura").chmod(0o755)
+    for name in ("tasks", "meta", "defaults", "vars"):
+        (place / "roles/trainer" / name).mkdir(parents=True, exist_ok=True)
+        for path in (tree.ROOT / "roles/trainer" / name).glob("*.yml"):
+            text = path.read_text().replace("/opt/aura/current/venv/bin/aura", f"{place}/aura")
+            text = text.replace("/var/lib/aura/", f"{place}/")
+            (place / "roles/trainer" / name / path.name).write_text(text)
+    tasks = place / "roles/trainer/tasks/launch.yml"
+    kept = [task for task in yaml.safe_load(tasks.read_text()) if task["name"] in KEPT]
+    assert len(kept) == len(KEPT)
+    kept[-1]["ansible.builtin.debug"] = {"msg": kept[-1].pop("write_files")["files"]}
+    tasks.write_text(yaml.safe_dump(kept))
+    told = {
+        "trainer_nodes": ["node0", "node1"], "trainer_run": "mine", "trainer_corpus": "es", "trainer_preset": "auto",
+        "trainer_address": ADDRESS, "trainer_overrides": {"strategy": "auto"}, "ansible_become": False, **variables,
+    }  # fmt: skip
+    hosts = {
+        "node0": {"ansible_connection": "local", "__trainer_member": node("node0", "cu130", RTX3090)},
+        "node1": {"ansible_connection": "local", "__trainer_member": node("node1", "cpu")},
+    }
+    (place / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts, "vars": told}}))
+    role = {"ansible.builtin.import_role": {"name": "trainer", "tasks_from": "launch"}}
+    play = {"hosts": "cluster", "gather_facts": False, "any_errors_fatal": True, "tasks": [role]}
+    (place / "play.yml").write_text(yaml.safe_dump([play]))
+    done = subprocess.run(
+        ["ansible-playbook", "-i", str(place / "hosts.json"), str(place / "play.yml")], cwd=tree.ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=240, check=False,
+        env=os.environ | {
+            "ANSIBLE_ROLES_PATH": str(place / "roles"), "PYTHONPATH": str(tree.ROOT / "training"), "NO_COLOR": "1",
+        },
+    )  # fmt: skip
+    found = re.findall(r"AURA_TRAIN_ARGUMENTS=(.*)", done.stdout)
+    assert (done.returncode == 0) == bool(found), done.stdout
+    return done.stdout, found
+
+
+def config_of(arguments: str) -> TrainConfig:
+    words = shlex.split(arguments)
+    settings = {name[2:]: value for name, value in zip(words[::2], words[1::2], strict=True)}
+    return resolve(settings.pop("preset"), {name: settings[name] for name in settings if name not in PLACES})
+
+
+def test_all_ranks_get_what_the_smallest_device_allows_and_a_relaunch_the_same(place: Path) -> None:
+    said, told = launched(place, trainer_hours=0.01, trainer_overrides={"strategy": "auto", "save_every": 7})
+    asked = (place / "asked").read_text().splitlines()
+    assert len(asked) == 1 and asked[0].startswith("-1 plan") and "--hours 0.01" in asked[0]
+    assert "--nodes 2 --ranks-per-node 1" in asked[0]
+    assert re.search(r"preset=auto: qwen3-125m with .*, because in 0.01 hours 2 x ", said)
+    assert len(told) == 2 and told[0] == told[1]
+    made = config_of(told[0])
+    assert (made.preset, made.vocab_size, made.strategy, made.save_every) == ("qwen3-125m", 270, "auto", 7)
+    (place / "runs/mine").mkdir(parents=True)
+    (place / "runs/mine/config.json").write_text(json.dumps(asdict(made)))
+    said, again = launched(place, trainer_hours=9, trainer_overrides={"strategy": "auto", "save_every": 7})
+    assert "as this run has begun" in said
+    assert again[0] == again[1] and config_of(again[0]) == made
+
+
+def test_without_hours_and_with_what_cannot_be(place: Path) -> None:
+    said, told = launched(place)
+    assert "preset=auto: gpt2-nano" in said and "this machine has no GPU" in said
+    assert told[0].startswith("--preset gpt2-nano ")
+    said, told = launched(place, trainer_hours=0.01, trainer_overrides={"layers": 3})
+    assert "layers are given too" in said and "Nothing was started." in said and not told
+
+
+def test_who_is_asked() -> None:
+    two = node("node2", "cu130", RTX3060, RTX3090, wanted="all")
+    members = [node("node0", "cu130", RTX3090), two]
+    assert gang.sizing(members, []) == {
+        "node": "node2", "card": RTX3060["uuid"], "words": ["--nodes", "2", "--ranks-per-node", "1"],
+    }  # fmt: skip
+    assert gang.sizing(members, ["node0"])["node"] == "node0"
+    assert gang.sizing([two], [])["words"] == ["--nodes", "1", "--ranks-per-node", "2"]
+    assert gang.sizing([*members, node("node3", "cpu")], [])["card"] == "-1"
