@@ -171,7 +171,7 @@ def test_what_the_backward_pass_keeps(
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = step.loss()
     loss.backward()
-    predicted = Sizes(config, config.batch_size).kept
+    predicted = Sizes(config, config.batch_size, on_gpu=False).kept
     assert predicted == pytest.approx(sum(saved.values()), rel=0.01)
 
 

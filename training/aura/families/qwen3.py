@@ -65,11 +65,13 @@ def shape(config: Settings) -> Shape:
         looked_up=(vocabularies - 1) * config.vocab_size * d,
         kept=(1 + 3 + 1 + 1) * d + 4 * width,
         widest=2 * width,
-        computed_again=0,  # not measured yet, so the plan asks for more than it takes
-        in_norm=2 * d,
+        computed_again=2 * d + width + kv,
+        in_norm=d,
         statistics=1,
         norms_in_fp32=True,
-        in_head_norms=2 * (d + kv) + config.heads + kv_heads(config),
+        in_head_norms=d + kv,
+        head_statistics=config.heads + kv_heads(config),
+        norms_on_cpu=2,
         tied=tied(config),
     )
 

@@ -128,7 +128,7 @@ def checkpoint_bytes(config: TrainConfig, ranks: int) -> int:
 def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool, ranks: int = 1) -> Memory:
     """Of one of so many ranks, with that micro-batch [sequences]."""
     share = math.ceil(shape_of(config).stored / ranks) if ranks > 1 else 0  # elements that this rank owns
-    sizes = Sizes(config, micro_batch, fused=on_gpu and config.compile == "true")
+    sizes = Sizes(config, micro_batch, on_gpu)
     moments = _moments(config, sizes, on_gpu, share)
     name = max(moments, key=lambda name: sum(moments[name]))
     weight_copies, activations, logits, workspace = moments[name]
@@ -150,8 +150,8 @@ def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool, ranks: int = 
 class Sizes:
     """What the pieces of one forward pass need [bytes]."""
 
-    def __init__(self, config: TrainConfig, micro_batch: int, fused: bool = False) -> None:
-        """fused: by kernels that torch.compile has written."""
+    def __init__(self, config: TrainConfig, micro_batch: int, on_gpu: bool) -> None:
+        fused = on_gpu and config.compile == "true"  # by kernels that torch.compile has written
         d, tokens = config.d_model, micro_batch * config.seq_len
         self.parameter = BYTES[config.parameter_format]
         self.autocast = config.precision != "fp32" and self.parameter == 4
@@ -163,15 +163,15 @@ class Sizes:
         self.matrix = max(map(len, shape.matrices))  # elements
         self.widest = shape.widest * tokens
         in_norms = 4 if shape.norms_in_fp32 else self.parameter
-        self.statistics, self.input_of_norm = (
-            shape.statistics * tokens * in_norms,
-            shape.in_norm * tokens * in_norms,
-        )
+        times = 1 if on_gpu else shape.norms_on_cpu
+        self.statistics = shape.statistics * tokens * in_norms
+        self.input_of_norm = times * shape.in_norm * tokens * in_norms
+        of_heads = times * shape.in_head_norms + shape.head_statistics
         # A block keeps the inputs and statistics of its two norms, what matrix products, attention and activation
         # function read, and an fp32 number per token and head.
         self.block = 2 * (self.input_of_norm + self.statistics) + 4 * tokens * config.heads
         again = shape.computed_again if fused and self.autocast else 0
-        self.block += (self.narrow * (shape.kept - again) + in_norms * shape.in_head_norms) * tokens
+        self.block += (self.narrow * (shape.kept - again) + in_norms * of_heads) * tokens
         # Logits and their softmax in fp32, or those that come out of a product and the gradient that goes into one
         self.softmax = 2 * self.narrow if fused else 8  # bytes of each logit
         self.kept_of_block = self.parameter * self.unit if config.gradient_checkpointing else self.block
