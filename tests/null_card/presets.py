@@ -35,6 +35,7 @@ CARDS = {
     "qwen3-nano": 4,
     "qwen3-125m": 6,
     "qwen3-350m": 10,
+    "qwen3-1b": 24,
     "hrm-text-100m": 80,
     "hrm-text-1b": 80,
     "aura-72h-extended": 80,

@@ -13,11 +13,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
 from aura.model.family import model_of
-from aura.model.forward import autocast
+from aura.model.forward import autocast, validation_loss
 from aura.optim.gradient_sum import GradientSum
 from aura.optim.muon import optimizer_of
 from aura.plan.memory import (
@@ -34,6 +36,7 @@ from aura.strategy.pieces import owners
 from aura.strategy.shard import Shard
 from aura.strategy.sharded import whole_matrices
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -285,3 +288,24 @@ def test_every_rank_may_have_its_own_room() -> None:
     rooms = [memory_of(config, size, on_gpu=True, ranks=2).total for size in (2, 8)]
     assert settings_that_fit(config, rooms, on_gpu=True) == {}
     assert settings_that_fit(config, rooms[::-1], on_gpu=True) != {}
+
+
+class FewWindows:
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return 4
+
+    def batch(self, chosen: np.ndarray) -> torch.Tensor:
+        return torch.zeros((len(chosen), self.length + 1), dtype=torch.int64)
+
+
+@pytest.mark.parametrize("preset", ["gpt2-nano", "qwen3-nano"])
+def test_a_validation_keeps_nothing_for_a_backward_pass(preset: str) -> None:
+    config = resolve(preset, {"batch_size": 2})
+    kept: list[torch.Size] = []
+    ranks, windows = Ranks(0, ["node0"], CPU), FewWindows(config.seq_len)
+    with saved_tensors_hooks(lambda tensor: kept.append(tensor.shape), lambda shape: shape):
+        validation_loss(model_of(config), windows, config, ranks, CPU)  # type: ignore[arg-type]
+    assert not kept
