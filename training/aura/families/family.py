@@ -71,9 +71,7 @@ class Shape:
     norms_in_fp32: bool  # whatever the parameters are in: as torch computes it on a CPU
     in_head_norms: int = 0  # what the norms of queries and keys keep
     head_statistics: int = 0  # of these
-    norms_on_cpu: int = (
-        1  # how often a norm keeps that there, where torch puts it together of several operations
-    )
+    norms_on_cpu: int = 1  # how often a norm keeps that there: torch puts it together of several operations
     biases: int = 0  # of the matrices of a block
     stacks: int = 1
     calls: int = 1  # of stacks, that get gradients
