@@ -27,6 +27,15 @@ def test_a_preset_needs_what_the_plan_says_and_fits_its_card(card: NullCard, pre
     assert row["graph_breaks"] == 0 and row["graphs"] <= (4 if kind == "compiled" else 0)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("preset", ["qwen3-125m", "hrm-text-100m"])
+def test_a_model_in_bf16_needs_what_the_plan_says(card: NullCard, preset: str, kind: str) -> None:
+    formats = "--precision bf16 --parameter-format bf16 --optimizer adamw --moment-format int8 --batch-size 4"
+    row = card.row(preset, 80, *formats.split(), "--global-batch-tokens", "0", "--compile", KINDS[kind])
+    assert row["peak"] == pytest.approx(row["plan"], rel=0.02)
+
+
 def test_what_does_not_fit_is_said_before_the_first_step_with_what_would(card: NullCard) -> None:
     refused = card.step("gpt2-medium-10gb", 6, "--compile", "false", last=1)
     assert refused.returncode == 64

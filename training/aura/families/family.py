@@ -64,11 +64,13 @@ class Shape:
     # Of one token in a block that gets gradients
     kept: int  # what matrix products, attention and activation function read, and keep for the backward pass
     widest: int  # what that computes at once: GELU's output, or gradients of SwiGLU's factors
-    # Of `kept`, by what torch.compile writes for a GPU: what is cast, and half of SwiGLU (measured: `make null-card`)
+    # Of `kept`, by what torch.compile writes for a GPU: half of SwiGLU, and where autocast is on, what it casts
+    # (measured: `make null-card`)
     computed_again: int
+    cast_again: int
     in_norm: int  # what one of its two norms keeps, and so does the last norm of all
     statistics: int  # of a norm
-    norms_in_fp32: bool  # whatever the parameters are in: as torch computes it on a CPU
+    norms_in_fp32: bool  # whatever the parameters are in, on a CPU
     in_head_norms: int = 0  # what the norms of queries and keys keep
     head_statistics: int = 0  # of these
     norms_on_cpu: int = 1  # how often a norm keeps that there: torch puts it together of several operations

@@ -65,7 +65,9 @@ def shape(config: Settings) -> Shape:
         looked_up=(vocabularies - 1) * config.vocab_size * d,
         kept=(1 + 3 + 1 + 1) * d + 4 * width,
         widest=2 * width,
-        computed_again=2 * d + width + kv,
+        computed_again=width,
+        cast_again=(d + kv)
+        + d,  # for the norms of queries and keys, and for what attention's output is added to
         in_norm=d,
         statistics=1,
         norms_in_fp32=True,

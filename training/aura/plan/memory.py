@@ -162,7 +162,7 @@ class Sizes:
         self.chunk = config.loss_chunk if self.several_chunks else tokens  # tokens
         self.matrix = max(map(len, shape.matrices))  # elements
         self.widest = shape.widest * tokens
-        in_norms = 4 if shape.norms_in_fp32 else self.parameter
+        in_norms = 4 if shape.norms_in_fp32 and not on_gpu else self.parameter
         times = 1 if on_gpu else shape.norms_on_cpu
         self.statistics = shape.statistics * tokens * in_norms
         self.input_of_norm = times * shape.in_norm * tokens * in_norms
@@ -170,7 +170,7 @@ class Sizes:
         # A block keeps the inputs and statistics of its two norms, what matrix products, attention and activation
         # function read, and an fp32 number per token and head.
         self.block = 2 * (self.input_of_norm + self.statistics) + 4 * tokens * config.heads
-        again = shape.computed_again if fused and self.autocast else 0
+        again = fused * (shape.computed_again + self.autocast * shape.cast_again)
         self.block += (self.narrow * (shape.kept - again) + in_norms * of_heads) * tokens
         # Logits and their softmax in fp32, or those that come out of a product and the gradient that goes into one
         self.softmax = 2 * self.narrow if fused else 8  # bytes of each logit
