@@ -14,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aura.commands.launch_local import free_port
 from aura.corpus.prepare import prepare
 
 HERE = Path(__file__).parent
@@ -59,9 +61,10 @@ class NullCard:
         prepare([text], self.folder / "corpus", vocab_size=300, validation_fraction=0.1)
 
     def step(
-        self, preset: str, gib: float, *flags: str, last: int = STEPS
+        self, preset: str, gib: float, *flags: str, last: int = STEPS, of_rank: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Two accumulation steps: the second micro-batch is computed beside the gradients of the first."""
+        """Two accumulation steps: the second micro-batch is computed beside the gradients of the first. of_rank:
+        variables of one of several."""
         lib = str(self.folder)
         environment = os.environ | {
             "LD_PRELOAD": f"{lib}/libcuda.so.1",
@@ -74,18 +77,44 @@ class NullCard:
             "NULL_CARD_BYTES": str(int(gib * GIB)),
             "PYTHONPATH": str(ROOT / "training"),
             "AURA_LANG": "en",
+            **(of_rank or {}),
         }
-        words = f"--steps 9 --gradient-accumulation-steps 2 --validation-windows 4 --preset {preset}"
+        words = f"--steps 9 --gradient-accumulation-steps 2 --validation-windows 80 --preset {preset}"
         with tempfile.TemporaryDirectory() as run:
             command = [self.python, HERE / "step.py", str(last), "train", "--corpus", self.folder / "corpus"]
-            command += ["--run-dir", run, "--allow-dataset-oversubscription", "true", *words.split(), *flags]
+            command += [
+                "--run-dir",
+                f"{run}/run",
+                "--allow-dataset-oversubscription",
+                "true",
+                *words.split(),
+                *flags,
+            ]
             return subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
 
-    def row(self, preset: str, gib: float, *flags: str) -> dict[str, Any]:
-        done = self.step(preset, gib, *flags)
+    def row(
+        self, preset: str, gib: float, *flags: str, of_rank: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        done = self.step(preset, gib, *flags, of_rank=of_rank)
         if done.returncode:
             raise RuntimeError(f"{preset} {flags}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
         return json.loads(done.stdout.splitlines()[-1])
+
+    def rows_of_two(self, preset: str, gib: float, *flags: str) -> list[dict[str, Any]]:
+        """Two ranks as if on two nodes, with gloo between them."""
+        together = {
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
+
+        def row(rank: int) -> dict[str, Any]:
+            own = {"RANK": str(rank), "AURA_NODE": f"node{rank}"}
+            return self.row(preset, gib, "--join-timeout", "60", *flags, of_rank=together | own)
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(row, range(2)))
 
 
 def installed() -> Path:

@@ -36,6 +36,18 @@ def test_a_model_in_bf16_needs_what_the_plan_says(card: NullCard, preset: str, k
     assert row["peak"] == pytest.approx(row["plan"], rel=0.02)
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("delay", ["0", "0.5"])
+@pytest.mark.parametrize("wire", ["fp32", "bf16", "int8", "int4"])
+def test_two_ranks_do_their_steps_and_wait_for_the_card_a_few_times(
+    card: NullCard, wire: str, delay: str
+) -> None:
+    settings = ("--compile", "false", "--optimizer", "muon", "--wire", wire, "--delay", delay)
+    for row in card.rows_of_two("gpt2-nano", 4, *settings):
+        assert row["peak"] == pytest.approx(row["plan"], rel=0.05, abs=SMALL)
+        assert row["waits"] <= 16 and row["copies_to_host"] <= 8
+
+
 def test_what_does_not_fit_is_said_before_the_first_step_with_what_would(card: NullCard) -> None:
     refused = card.step("gpt2-medium-10gb", 6, "--compile", "false", last=1)
     assert refused.returncode == 64
