@@ -66,8 +66,8 @@ def shape(config: Settings) -> Shape:
         kept=(1 + 3 + 1 + 1) * d + 4 * width,
         widest=2 * width,
         computed_again=width,
-        cast_again=(d + kv)
-        + d,  # for the norms of queries and keys, and for what attention's output is added to
+        # For the norms of queries and keys, and what attention's output is added to
+        cast_again=(d + kv) + d,
         in_norm=d,
         statistics=1,
         norms_in_fp32=True,
