@@ -79,17 +79,11 @@ class NullCard:
             "AURA_LANG": "en",
             **(of_rank or {}),
         }
-        words = f"--steps 9 --gradient-accumulation-steps 2 --validation-windows 80 --preset {preset}"
+        words = "--steps 9 --gradient-accumulation-steps 2 --validation-windows 80"
+        words += " --allow-dataset-oversubscription true"
         with tempfile.TemporaryDirectory() as run:
             command = [self.python, HERE / "step.py", str(last), "train", "--corpus", self.folder / "corpus"]
-            command += [
-                "--run-dir",
-                f"{run}/run",
-                "--allow-dataset-oversubscription",
-                "true",
-                *words.split(),
-                *flags,
-            ]
+            command += ["--run-dir", f"{run}/run", "--preset", preset, *words.split(), *flags]
             return subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
 
     def row(

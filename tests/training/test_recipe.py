@@ -245,17 +245,7 @@ def test_aura_plan_of_this_machine_counts_what_is_free_and_goes_on_with_a_run(
 ) -> None:
     """As a launch asks it."""
     monkeypatch.setattr(gpus, "of_this_machine", lambda say: [gpus.Found("RTX 3060", 12 * 2**30, 5 * 2**30)])
-    words = [
-        "--preset",
-        "auto",
-        "--nodes",
-        "5",
-        "--json",
-        "--run-dir",
-        str(tmp_path),
-        "--set",
-        "strategy=auto",
-    ]
+    words = f"--preset auto --nodes 5 --json --run-dir {tmp_path} --set strategy=auto".split()
     assert plan_command.main([*words, "--hours", "24"]) == 0
     auto = json.loads(capsys.readouterr().out)["auto"]
     made = resolve(auto["preset"], auto["settings"])
