@@ -112,15 +112,15 @@ def gather(coming: Coming, address: str, peers: Peers | None, elsewhere: Callabl
     """Hold the store at `address` until the attempt is sealed; None when `elsewhere` says that another store goes
     first. Raises GangBroken, GangRefused."""
     me, port = coming.me, coming.place.master_port
-    base = open_store(address, port, me.node, coming.deadline, coming.report)
     try:
-        gathering = Gathering(coming, base, peers)
+        gathering = Gathering(coming, open_store(address, port, me.node, coming.deadline, coming.report), peers)
         if not gathering.wait(elsewhere):
+            gathering.close()
             return None
         members = gathering.seal()
         coming.report(text("sealed", attempt=gathering.attempt, ranks=len(members)))
-        watch = scoped(connect(address, port))
-        return Gang(me, gathering.attempt, members, base, watch, me, coming.place.world_size, coming.book)
+        watch, size = scoped(connect(address, port)), coming.place.world_size
+        return Gang(me, gathering.attempt, members, gathering.base, watch, me, size, coming.book)
     except RuntimeError as error:  # its own store is silent: this node has lost its address, say
         raise GangBroken(text("store_ended", member=me, error=first_line(error))) from error
 
@@ -148,6 +148,10 @@ class Gathering:
         self.keys.set(f"join/{self.me.rank}", json.dumps(asdict(self.me)))
         others, port = len(self.ranks) - 1, coming.place.master_port
         coming.report(text("host_waits", attempt=self.attempt, rank=self.me.rank, others=others, port=port))
+
+    def close(self) -> None:
+        """The store ends now: open, and without this rank, it would be taken for an attempt by all, this rank too."""
+        del self.base, self.store, self.keys
 
     # Who is there
 

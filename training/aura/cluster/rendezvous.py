@@ -175,7 +175,8 @@ def patiently(operation: Callable[[], T], seconds: float = PATIENCE) -> T:
     thread.start()
     thread.join(seconds)
     if errors:
-        raise errors[0]
+        # Not kept here too: in a circle of error, traceback and frames a store would stay open after its use.
+        raise errors.pop()
     if not results:
         raise RuntimeError(text("no_answer", seconds=seconds))
     return results[0]
