@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed import PrefixStore
 
 from aura.cluster.gang import SILENCE_HURT, Gang, unlike
 from aura.cluster.peers import Peers
@@ -113,7 +113,7 @@ def gather(coming: Coming, address: str, peers: Peers | None, elsewhere: Callabl
     first. Raises GangBroken, GangRefused."""
     me, port = coming.me, coming.place.master_port
     try:
-        gathering = Gathering(coming, open_store(address, port, me.node, coming.deadline, coming.report), peers)
+        gathering = Gathering(coming, address, peers)
         if not gathering.wait(elsewhere):
             gathering.close()
             return None
@@ -126,10 +126,11 @@ def gather(coming: Coming, address: str, peers: Peers | None, elsewhere: Callabl
 
 
 class Gathering:
-    def __init__(self, coming: Coming, base: Store, peers: Peers | None) -> None:
-        """Open the attempt. Raises RuntimeError where the store does not answer."""
-        self.coming, self.base, self.peers = coming, base, peers
-        self.me, self.ranks = coming.me, range(coming.place.world_size)
+    def __init__(self, coming: Coming, address: str, peers: Peers | None) -> None:
+        """Open the store and the attempt. Raises GangBroken, and RuntimeError where the store does not answer."""
+        me, port = coming.me, coming.place.master_port
+        self.base = base = open_store(address, port, me.node, coming.deadline, coming.report)
+        self.coming, self.peers, self.me, self.ranks = coming, peers, me, range(coming.place.world_size)
         self.attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         self.header = {
             "attempt": self.attempt,
@@ -146,8 +147,8 @@ class Gathering:
         Patient(base).set("attempt", json.dumps(self.header))
         self.keys.set(f"vote/{self.me.rank}", json.dumps(vote_of(coming.book)))
         self.keys.set(f"join/{self.me.rank}", json.dumps(asdict(self.me)))
-        others, port = len(self.ranks) - 1, coming.place.master_port
-        coming.report(text("host_waits", attempt=self.attempt, rank=self.me.rank, others=others, port=port))
+        others = len(self.ranks) - 1
+        coming.report(text("host_waits", attempt=self.attempt, rank=me.rank, others=others, port=port))
 
     def close(self) -> None:
         """The store ends now: open, and without this rank, it would be taken for an attempt by all, this rank too."""
