@@ -7,7 +7,9 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,11 +17,16 @@ from aura.commands.cli import main
 from aura.plan.memory import largest_micro_batch, memory_of
 from aura.run.progress import Step
 from aura.run.trainer import Trainer
+from aura.strategy.delayed import Delayed
+from aura.strategy.shard import Shard
 from aura.strategy.sharded import Sharded
 from torch._dynamo.utils import counters
 
 CARD = ctypes.CDLL("libcuda.so.1")
-WAITS, COPIES = (ctypes.c_long.in_dll(CARD, f"null_card_{what}") for what in ("waits", "copies_to_host"))
+COUNTS = {
+    what: ctypes.c_long.in_dll(CARD, f"null_card_{what}")
+    for what in ("waits", "waits_of_main", "copies_to_host")
+}
 
 
 def watch(last: int) -> None:
@@ -34,8 +41,7 @@ def watch(last: int) -> None:
                 "plan": memory_of(self.config, batch, on_gpu=True, ranks=self.ranks.world_size).tensors,
                 "peak": torch.cuda.max_memory_allocated(),
                 "reserved": torch.cuda.max_memory_reserved(),
-                "waits": WAITS.value,
-                "copies_to_host": COPIES.value,
+                **{what: count.value for what, count in COUNTS.items()},
                 "graphs": counters["stats"]["unique_graphs"],
                 "graph_breaks": sum(counters["graph_break"].values()),
             }
@@ -44,7 +50,8 @@ def watch(last: int) -> None:
             self.ranks.total([0.0])
             time.sleep(self.ranks.world_size - 1)
             os._exit(0)
-        WAITS.value = COPIES.value = 0
+        for count in COUNTS.values():
+            count.value = 0
         return step
 
     Trainer.commit = watched  # type: ignore[method-assign]
@@ -61,7 +68,30 @@ def take_no_numbers_of_the_card() -> None:
     Sharded._from_all = said  # type: ignore[method-assign]
 
 
+def hold_updates() -> None:
+    """With a delay, an owner's elements before and after the update stand beside micro-batches for as long as they may:
+    until they are waited for."""
+    apply, take_back, is_waited_for = Delayed.apply, Shard.take_back, threading.Event()
+
+    def applied(self: Delayed, *arguments: Any) -> Callable[[], Any]:
+        is_waited_for.clear()
+        wait = apply(self, *arguments)
+
+        def waited() -> Any:
+            is_waited_for.set()
+            return wait()
+
+        return waited
+
+    def held(self: Shard, before: torch.Tensor) -> None:
+        is_waited_for.wait(20)
+        take_back(self, before)
+
+    Delayed.apply, Shard.take_back = applied, held  # type: ignore[method-assign]
+
+
 take_no_numbers_of_the_card()
+hold_updates()
 watch(int(sys.argv[1]))
 sys.argv[1:2] = []
 sys.exit(main())

@@ -51,9 +51,9 @@ class Delayed(Sharded):
         self.current: dict[str, Tensor] = {}  # after a resume: the weights after them
         self.is_under_way = False  # what has been applied and not put in
         self.holds_gradients = False  # that could not leave yet
-        self.stream: torch.cuda.Stream | None = None  # of the update
-        if self.device.type == "cuda":
-            self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self.stream: torch.Stream | None = None  # of the update
+        if self.device.type != "cpu":
+            self.stream = torch.Stream(self.device)
 
     def begin_step(self) -> None:
         for parameter in self.parameters.values():
@@ -81,7 +81,7 @@ class Delayed(Sharded):
         assert self.next_round == len(self.rounds) and not self.leaving, "no gradients: see last_backward"
         self._predict()
         if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream())
+            self.stream.wait_stream(torch.accelerator.current_stream())
         self.is_under_way = True
         future: Future[Outcome] = Future()
         arguments = (future, told, lr)
@@ -104,9 +104,10 @@ class Delayed(Sharded):
         if kept:
             self.late = copies(self.flat)
         if self.stream is not None:
-            torch.cuda.current_stream().wait_stream(self.stream)
+            torch.accelerator.current_stream().wait_stream(self.stream)
         self.streams.finish()
         for round_, received in self.came:
+            self.streams.used_by_current(received)
             self._take_in_now(round_, received)
         self.came.clear()
         self.is_under_way = False
@@ -150,8 +151,7 @@ class Delayed(Sharded):
         try:
             torch.set_grad_enabled(False)
             if self.stream is not None:
-                torch.cuda.set_device(self.device)
-                torch.cuda.set_stream(self.stream)
+                torch.accelerator.set_stream(self.stream)
             future.set_result(self._update(told, lr))
         except BaseException as error:  # whatever it is: the main thread waits for this one
             future.set_exception(error)
@@ -169,7 +169,8 @@ class Delayed(Sharded):
         self.wire.wait(number)
 
     def _take_in(self, round_: Round, received: Tensor) -> None:
-        self.came.append((round_, received))
+        # Up to the card here, in a thread of the wire: the main thread would wait for all that it has asked for.
+        self.came.append((round_, received.to(self.device)))
 
     def _take_in_now(self, round_: Round, received: Tensor) -> None:
         """As without a delay, and by how much it changes the weights over the whole step."""

@@ -15,33 +15,32 @@ class Streams:
         shared one, what a lane waits for could stand in it behind what waits for this lane."""
         self.wire = wire
         self.device = device
-        self.of_lanes: list[torch.cuda.Stream] = []
-        if device.type == "cuda":
-            self.of_lanes = [torch.cuda.Stream(device) for _ in range(lanes)]  # type: ignore[no-untyped-call]
+        self.of_lanes: list[torch.Stream] = []
+        if device.type != "cpu":
+            self.of_lanes = [torch.Stream(device) for _ in range(lanes)]
 
     def prepare_thread(self, lane: int) -> None:
         torch.set_grad_enabled(False)
         if self.of_lanes:
-            torch.cuda.set_device(self.device)
-            torch.cuda.set_stream(self.of_lanes[lane])
+            torch.accelerator.set_stream(self.of_lanes[lane])
 
     def on_the_wire(self, packed: Tensor, lane: int) -> Callable[[], Tensor]:
         """It, on the device that the wire takes it from; the function, for the thread of the lane, waits for it."""
-        if not self.of_lanes or not packed.is_cuda:
+        if not self.of_lanes or packed.is_cpu:
             return lambda: packed
         if self.wire.type == "cpu":
             host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             packed = host.copy_(packed, non_blocking=True)
         else:
             packed.record_stream(self.of_lanes[lane])
-        there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        there = torch.Event(self.device)
         there.record()
 
         def wait() -> Tensor:
-            if packed.is_cuda:
-                there.wait()
-            else:
+            if packed.is_cpu:
                 there.synchronize()
+            else:
+                there.wait()
             return packed
 
         return wait
@@ -49,9 +48,14 @@ class Streams:
     def wait_for_current(self) -> None:
         """The threads may use what has been asked for until now."""
         for stream in self.of_lanes:
-            stream.wait_stream(torch.cuda.current_stream())
+            stream.wait_stream(torch.accelerator.current_stream())
+
+    def used_by_current(self, tensor: Tensor) -> None:
+        """Its memory, which a thread has allocated, stays until what is asked for from now on is done."""
+        if not tensor.is_cpu:
+            tensor.record_stream(torch.accelerator.current_stream())
 
     def finish(self) -> None:
         """What the threads have done may be used."""
         for stream in self.of_lanes:
-            torch.cuda.current_stream().wait_stream(stream)
+            torch.accelerator.current_stream().wait_stream(stream)
