@@ -35,8 +35,8 @@ class Board:
     def add_system(self, step: int, device: torch.device) -> None:
         """Load of this node's processor, memory and GPU (0 MB where there is none)."""
         used = 0
-        if device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(device)
+        if device.type != "cpu":
+            free, total = torch.accelerator.get_memory_info(device)
             used = total - free
         self.add("System/CPU_percent", psutil.cpu_percent(), step)
         self.add("System/RAM_percent", psutil.virtual_memory().percent, step)

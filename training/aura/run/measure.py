@@ -140,5 +140,5 @@ def _seconds(act: Callable[[], object], device: torch.device) -> float:
 
 
 def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -15,7 +15,7 @@ from aura.cluster.activity import Activity
 
 class Moment(NamedTuple):
     clock: float  # the host's [s]
-    event: torch.cuda.Event | None  # the device comes by here, some time after the host
+    event: torch.Event | None  # the device comes by here, some time after the host
     waited: float  # for other ranks until here [s]
 
 
@@ -23,7 +23,7 @@ class Meter:
     """A GPU's own clock is read one step later, when the host has waited for its numbers anyway."""
 
     def __init__(self, device: torch.device, activity: Activity) -> None:
-        self.on_gpu, self.activity = device.type == "cuda", activity
+        self.device, self.activity = device, activity
         # Beginning and end of every stretch of a step. With a delay a step begins before the one before it is settled.
         self.steps: deque[list[Moment]] = deque(maxlen=2)
 
@@ -47,8 +47,8 @@ class Meter:
 
     def _now(self) -> Moment:
         event = None
-        if self.on_gpu:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        if self.device.type != "cpu":
+            event = torch.Event(self.device, enable_timing=True)
             event.record()
         return Moment(time.perf_counter(), event, self.activity.waited)
 

@@ -30,7 +30,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def out_of_memory(config: TrainConfig, place: Place, device: torch.device) -> str:
     """What to do about it: the least harmful changes with which the same step fits, by the plan's memory model."""
-    size, on_gpu = config.batch_sizes(place.world_size)[place.rank], device.type == "cuda"
+    size, on_gpu = config.batch_sizes(place.world_size)[place.rank], device.type != "cpu"
     room, ranks = gpu_of(device).memory, place.world_size
     needed = memory_of(config, largest_micro_batch(config), on_gpu, ranks).total
     batch = {"size": size, "seq_len": config.seq_len}

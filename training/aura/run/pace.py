@@ -36,7 +36,7 @@ class Pace:
     def line(self, step: int) -> str:
         """The mean since the start; MFU (model FLOPs utilisation) against the peak of all devices together."""
         rate = self.tokens / self.seconds
-        peak = self.plan.peak_flops_of_all if self.device.type == "cuda" else None
+        peak = self.plan.peak_flops_of_all if self.device.type != "cpu" else None
         work = flops_per_token(self.config, range(step - self._counted, step))
         mfu = rate * work / peak if peak else None
         return console.live(step, self.config.steps, rate, mfu, self.left(step))
@@ -47,7 +47,8 @@ class Pace:
 
     def compared(self) -> str:
         """What was predicted, and what was measured."""
-        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        on_gpu = self.device.type != "cpu"
+        peak = torch.accelerator.max_memory_allocated(self.device) if on_gpu else None
         return compare(
             self.plan,
             self._seconds_per_step,

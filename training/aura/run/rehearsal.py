@@ -22,7 +22,7 @@ def rehearse(config: TrainConfig, model: LanguageModel, batches: Batches) -> Non
     device, shape = batches.device, (batches.largest, config.seq_len + 1)
     inputs, targets = inputs_and_targets(torch.zeros(shape, dtype=torch.int64, device=device))
     model.begin_step(config.steps, config.steps)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type):
         for _ in range(2 if batches.accumulates else 1):
             forward_and_backward(config, model, inputs, targets)
     for parameter in model.parameters():
@@ -31,7 +31,7 @@ def rehearse(config: TrainConfig, model: LanguageModel, batches: Batches) -> Non
 
 def is_bounded(device: torch.device) -> bool:
     """A card has the memory that it has, and computes a micro-batch in no time."""
-    return device.type == "cuda"
+    return device.type != "cpu"
 
 
 def forward_and_backward(config: TrainConfig, model: LanguageModel, inputs: Tensor, targets: Tensor) -> None:

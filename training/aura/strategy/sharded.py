@@ -121,9 +121,9 @@ class Sharded(Strategy):
     @torch.no_grad()
     def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
         assert self.next_round == len(self.rounds) and not self.leaving, "no gradients: see last_backward"
-        if self.device.type == "cuda":
+        if self.device.type != "cpu":
             # Nothing has left before that either, but it is no waiting for others: whose GPU hangs is to blame.
-            torch.cuda.current_stream().synchronize()
+            torch.accelerator.current_stream().synchronize()
         outcome = self._update(told, lr)
         return lambda: outcome
 
