@@ -121,7 +121,7 @@ test-vm: $(DEV) ## test on virtual machines what needs a kernel of its own: netw
 .PHONY: test-more
 test-more: $(DEV) $(TRAINER) ## the tests that take too long for those two: before a release
 	@python tests/run roles --more
-	@pytest tests/vm tests/e2e tests/containers tests/null_card -m more
+	@pytest tests/training tests/vm tests/e2e tests/containers tests/null_card -m more
 
 .PHONY: null-card
 null-card: $(DEV) $(TRAINER) ## the memory of every preset, with torch's CUDA build (5 GB) on a card that computes nothing
@@ -203,6 +203,7 @@ docs: $(DEV) ## write again what is made from the roles: the tables in their REA
 	@python tests/check/role_tables.py --write
 	@python tests/check/sentences.py --write
 
+EVALUATE_LOCK := training/aura/commands/evaluation/requirements.txt
 LOCK_TORCH = roles/python_env/files/lock-torch $(1) requirements/torch-$(1).txt $(UV) requirements/node.txt requirements/torch.in
 
 .PHONY: lock
@@ -212,6 +213,11 @@ lock: $(UV) ## compile requirements/*.in again (newest versions: make lock UPGRA
 	        $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	        $(if $(UPGRADE),--upgrade) requirements/$$name.in --output-file requirements/$$name.txt
 	done
+	# torch and what it brings: the trainer's.
+	$(STEP) "Compiling $(EVALUATE_LOCK)" \
+	    $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	    $(if $(UPGRADE),--upgrade) --override <(echo "torch; sys_platform == 'never'") \
+	    requirements/evaluate.in --output-file $(EVALUATE_LOCK)
 	# The build of torch that PyPI has.
 	$(call LOCK_TORCH,cu130)
 

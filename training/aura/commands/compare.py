@@ -17,7 +17,7 @@ from typing import Any
 from aura.config import BEFORE
 from aura.errors import ConfigError, DataError, Parser
 from aura.run.runlog import LOG, MODEL_CONFIG
-from aura.texts.console import duration, text
+from aura.texts.console import duration, print_table, text
 
 POINTS = 5  # of the curves, each at half the tokens of the one after it
 # What is in the table already, and what changes nothing of what is learnt or of how fast.
@@ -94,14 +94,14 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         print(json.dumps(_as_json(runs, points, target), indent=2))
         return 0
-    _print_table([["", *(run.name for run in runs)], *_rows(runs)])
+    print_table([["", *(run.name for run in runs)], *_rows(runs)])
     for sentence in _notes(runs):
         print(sentence)
     if len(with_curve) < 2 or target is None:
         return 0
     if points:
         head = [text("compare_at"), *(run.name for run in with_curve)]
-        _print_table(
+        print_table(
             [head, *([_short(at), *(f"{run.bits_at(at):.4f}" for run in with_curve)] for at in points)]
         )
     print(*_sentences(with_curve, target), sep="\n")
@@ -250,14 +250,6 @@ def _hours(run: Run) -> str:
 
 def _short(tokens: float) -> str:
     return f"{tokens:,.0f}" if tokens < 1e7 else f"{tokens:.3g}".replace("e+", "e")
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = [word.rjust(width) for word, width in zip(others, widths[1:], strict=True)]
-        print("  ".join([first.ljust(widths[0]), *cells]))
-    print()
 
 
 def _as_json(runs: Sequence[Run], points: Sequence[float], target: float | None) -> dict[str, Any]:

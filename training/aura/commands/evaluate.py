@@ -1,0 +1,152 @@
+"""`aura evaluate`: what models can do, by the tasks of EleutherAI's lm-evaluation-harness (evaluation/)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aura.checkpoint.manifest import MANIFEST
+from aura.commands.evaluation import environment
+from aura.durable import write_atomically
+from aura.errors import ConfigError, DataError, Parser
+from aura.model import export
+from aura.texts.console import print_table, text
+
+# Those whose answers are texts: a small model's choice between letters is chance.
+SPANISH = (
+    *("multiblimp_spa", "global_piqa_nonparallel_cloze_spa_latn_spai", "xstorycloze_es", "copa_es"),
+    *("hellaswag_es", "arc_es", "openbookqa_es", "lambada_openai_mt_es"),
+)
+ENGLISH = ("hellaswag", "arc_easy", "piqa", "sciq", "lambada_openai", "blimp")
+SETS = {"spanish": SPANISH, "english": ENGLISH}
+CHECKPOINTS, RESULT = "checkpoints", "evaluation.json"  # in a run's directory
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    path: Path  # a checkpoint, or what has been exported
+    exported: Path  # as transformers loads it
+    run: Path | None
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(
+        prog="aura evaluate",
+        description="Try models on the tasks of lm-evaluation-harness, which is installed when it is first asked for.",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="a run, a checkpoint, or what aura export has written",
+    )
+    sets = ", ".join(f"{name} ({len(tasks)} tasks)" for name, tasks in SETS.items())
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        default=["spanish"],
+        metavar="TASK",
+        help=f"the harness's names, or {sets}; spanish",
+    )
+    parser.add_argument(
+        "--include", type=Path, metavar="DIR", help="with tasks of your own, as the harness reads them"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="take N examples of each task only")
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="texts at once (8)")
+    parser.add_argument(
+        "--device", metavar="NAME", help="cpu, cuda, cuda:1 … (the first GPU, if there is one)"
+    )
+    arguments = parser.parse_args(argv)
+    if min(1 if arguments.limit is None else arguments.limit, arguments.batch_size) < 1:
+        raise ConfigError("evaluate_at_least_1")
+    tasks = list(dict.fromkeys(task for name in arguments.tasks for task in SETS.get(name, (name,))))
+    asked = {
+        **{"tasks": tasks, "limit": arguments.limit, "batch_size": arguments.batch_size},
+        **{"device": arguments.device, "include": arguments.include and str(arguments.include)},
+    }
+    found = {}
+    with exported(arguments.runs) as models:
+        interpreter = environment.python()
+        for model in models:
+            result = evaluate(interpreter, asked | {"model": str(model.exported)})
+            found[model.name] = result["tasks"]
+            keep(model, asked | result)
+    print_table([[text("evaluate_task"), *found, text("evaluate_chance"), ""], *_rows(found)])
+    print(text("evaluate_error"))
+    return 0
+
+
+@contextmanager
+def exported(paths: Sequence[Path]) -> Iterator[list[Model]]:
+    """All of them, before any is tried. Raises ConfigError where one is no model, and DataError."""
+    names = [path.resolve().name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    with tempfile.TemporaryDirectory(prefix="aura-evaluate-") as folder:
+        yield [
+            _model(name, path, Path(folder, str(number)))
+            for number, (name, path) in enumerate(zip(names, paths, strict=True))
+        ]
+
+
+def _model(name: str, named: Path, target: Path) -> Model:
+    """What transformers cannot load yet is written to `target`."""
+    path = next((path for path in (named, Path("runs", named)) if path.is_dir()), named)
+    if export.is_exported(path):
+        return Model(name, path, path, None)
+    run = path if (path / CHECKPOINTS).is_dir() else None
+    checkpoint = export.newest(path, print) if run else path
+    if not (checkpoint / MANIFEST).exists():
+        raise ConfigError("evaluate_no_model", path=named)
+    export.export_checkpoint(checkpoint, target)
+    return Model(name, checkpoint, target, run)
+
+
+def evaluate(interpreter: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """What harness.py answers. Raises ConfigError, DataError."""
+    with tempfile.TemporaryDirectory(prefix="aura-evaluate-") as folder:
+        output = Path(folder, "result.json")
+        command = [interpreter, "-I", environment.HARNESS, output]
+        done = subprocess.run(
+            command, input=json.dumps(asked), text=True, stdout=subprocess.DEVNULL, check=False
+        )
+        if done.returncode or not output.exists():
+            raise DataError("evaluate_failed", model=asked["model"], code=done.returncode)
+        result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    for name, near in result.get("unknown", {}).items():
+        raise ConfigError("evaluate_no_task", name=name, near=", ".join(near) or text("unknown"))
+    return result
+
+
+def keep(model: Model, result: dict[str, Any]) -> None:
+    """In the directory of a run, where it can be written."""
+    if model.run:
+        try:
+            write_atomically(model.run / RESULT, {"model": str(model.path), **result})
+        except OSError as error:
+            print(text("evaluate_not_kept", path=model.run / RESULT, error=error))
+
+
+def _rows(found: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
+    tasks = list(dict.fromkeys(task for rows in found.values() for task in rows))
+    for task in tasks:
+        of_models = [rows.get(task) for rows in found.values()]
+        first = next(row for row in of_models if row)
+        chance = "-" if first["chance"] is None else f"{first['chance']:.3f}"
+        about = text("evaluate_about", metric=first["metric"], examples=first["examples"])
+        yield [task, *(_figure(row) for row in of_models), chance, about]
+
+
+def _figure(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return text("unknown")
+    error = row["error"]
+    return f"{row['value']:.3f}" + (f" ± {error:.3f}" if isinstance(error, float) else "")

@@ -1,0 +1,1 @@
+"""What a model can do, by the tasks of EleutherAI's lm-evaluation-harness."""
