@@ -13,11 +13,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aura.commands.launch_local import free_port
 from aura.corpus.prepare import prepare
@@ -25,7 +25,8 @@ from aura.corpus.prepare import prepare
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 GIB = 2**30
-STEPS = 3
+T = TypeVar("T")
+STEPS, STEPS_OF_RUN = 3, 9
 # [GiB] The smallest card that a preset names; where it names none, one of the guides', and for gpt2-nano any.
 CARDS = {
     "gpt2-nano": 4,
@@ -79,7 +80,7 @@ class NullCard:
             "AURA_LANG": "en",
             **(of_rank or {}),
         }
-        words = "--steps 9 --gradient-accumulation-steps 2 --validation-windows 80"
+        words = f"--steps {STEPS_OF_RUN} --gradient-accumulation-steps 2 --validation-windows 80"
         words += " --allow-dataset-oversubscription true"
         with tempfile.TemporaryDirectory() as run:
             command = [self.python, HERE / "step.py", str(last), "train", "--corpus", self.folder / "corpus"]
@@ -95,20 +96,25 @@ class NullCard:
         return json.loads(done.stdout.splitlines()[-1])
 
     def rows_of_two(self, preset: str, gib: float, *flags: str) -> list[dict[str, Any]]:
-        """Two ranks as if on two nodes, with gloo between them."""
-        together = {
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-        }
+        return of_two(lambda rank: self.row(preset, gib, "--join-timeout", "60", *flags, of_rank=rank))
 
-        def row(rank: int) -> dict[str, Any]:
-            own = {"RANK": str(rank), "AURA_NODE": f"node{rank}"}
-            return self.row(preset, gib, "--join-timeout", "60", *flags, of_rank=together | own)
+    def runs_of_two(self, preset: str, gib: float, *flags: str) -> list[subprocess.CompletedProcess[str]]:
+        """To their end."""
+        words = ("--join-timeout", "60", *flags)
+        return of_two(lambda rank: self.step(preset, gib, *words, last=STEPS_OF_RUN + 1, of_rank=rank))
 
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(row, range(2)))
+
+def of_two(act: Callable[[dict[str, str]], T]) -> list[T]:
+    """Two ranks as if on two nodes, with gloo between them; `act` gets a rank's variables."""
+    together = {
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    ranks = [together | {"RANK": str(rank), "AURA_NODE": f"node{rank}"} for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(act, ranks))
 
 
 def installed() -> Path:

@@ -69,13 +69,17 @@ def take_no_numbers_of_the_card() -> None:
 
 
 def hold_updates() -> None:
-    """With a delay, an owner's elements before and after the update stand beside micro-batches for as long as they may:
-    until they are waited for."""
-    apply, take_back, is_waited_for = Delayed.apply, Shard.take_back, threading.Event()
+    """With a delay, an owner's elements before and after the update stand beside the next step's micro-batches for as
+    long as they may: from the first one until they are waited for."""
+    apply, take_back = Delayed.apply, Shard.take_back
+    is_held, is_waited_for = threading.Event(), threading.Event()
+    is_waited_for.set()
 
     def applied(self: Delayed, *arguments: Any) -> Callable[[], Any]:
         is_waited_for.clear()
+        is_held.clear()
         wait = apply(self, *arguments)
+        is_held.wait(20)
 
         def waited() -> Any:
             is_waited_for.set()
@@ -84,6 +88,7 @@ def hold_updates() -> None:
         return waited
 
     def held(self: Shard, before: torch.Tensor) -> None:
+        is_held.set()
         is_waited_for.wait(20)
         take_back(self, before)
 

@@ -114,7 +114,7 @@ def evaluate(interpreter: Path, asked: dict[str, Any]) -> dict[str, Any]:
     """What harness.py answers. Raises ConfigError, DataError."""
     with tempfile.TemporaryDirectory(prefix="aura-evaluate-") as folder:
         output = Path(folder, "result.json")
-        command = [interpreter, "-I", environment.HARNESS, output]
+        command: list[str | Path] = [interpreter, "-I", environment.HARNESS, output]
         done = subprocess.run(
             command, input=json.dumps(asked), text=True, stdout=subprocess.DEVNULL, check=False
         )
