@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 import threading
 import time
@@ -11,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ansible import constants
+from ansible import constants, context
 from ansible.plugins.callback.default import CallbackModule as Default
 from ansible.utils.display import Display
 
@@ -150,7 +152,7 @@ class CallbackModule(Default):
 
     def _say(self, message: str, colour: str | None = None) -> None:
         with self.line.aside():
-            self._display.display(message, color=colour)
+            self._display.display(as_typed(message), color=colour)
 
     def _move(self) -> None:
         self.line.show(f"{self.done}/{self.hosts}  {self.task}" if self.hosts > 1 else self.task)
@@ -229,6 +231,19 @@ def so_far(then: tuple[int, int], now: tuple[int, int]) -> str:
 
 def text(said: Any) -> str:
     return "\n".join(map(str, said)) if isinstance(said, list) else str(said).rstrip()
+
+
+def as_typed(message: str) -> str:
+    """What it says is to be typed is about the inventory that this command was given, where it was given one."""
+    given = tuple(context.CLIARGS.get("inventory") or ())
+    if given == tuple(constants.DEFAULT_HOST_LIST):
+        return message
+    words = "ansible-playbook " + "".join(f"-i {shlex.quote(_from_here(place))} " for place in given)
+    return re.sub(r"\bansible-playbook (?=(playbooks/)?\w+\.yml)", lambda _: words, message)
+
+
+def _from_here(place: str) -> str:
+    return os.path.relpath(place, os.environ.get("PWD") or ".") if place.startswith("/") else place
 
 
 def named(message: str, hosts: list[str]) -> bool:

@@ -110,6 +110,29 @@ def test_on_a_terminal_one_line_moves_and_none_of_it_stays(command: list[str]) -
     assert not [line for line in shown if "Nothing happens" in line]
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [([], ""), (["-i", "inventory/lab"], "-i inventory/lab "), (["-i", "a,", "-i", "b,"], "-i a, -i b, ")],
+)
+def test_what_is_to_be_typed_is_about_the_inventory_that_was_given(
+    tmp_path: Path, given: list[str], named: str
+) -> None:
+    play = tmp_path / "play.yml"
+    play.write_text("""
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.debug: {msg: "See: ansible-playbook playbooks/status.yml (ansible-playbook -i other site.yml)"}
+    - ansible.builtin.set_stats: {aggregate: false, data: {next: "Next: ansible-playbook site.yml"}}
+""")
+    done = subprocess.run(
+        ["ansible-playbook", *given, "-c", "local", str(play)],
+        cwd=tree.ROOT, env=environment() | {"PWD": str(tree.ROOT)}, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert f"See: ansible-playbook {named}playbooks/status.yml (ansible-playbook -i other" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"Next: ansible-playbook {named}site.yml"
+
+
 def test_a_long_wait_shows_what_this_machine_has_received_and_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
