@@ -20,12 +20,13 @@ from aura.run.trainer import Trainer
 from aura.strategy.delayed import Delayed
 from aura.strategy.shard import Shard
 from aura.strategy.sharded import Sharded
+from aura.strategy.streams import Streams
 from torch._dynamo.utils import counters
 
 CARD = ctypes.CDLL("libcuda.so.1")
 COUNTS = {
     what: ctypes.c_long.in_dll(CARD, f"null_card_{what}")
-    for what in ("waits", "waits_of_main", "copies_to_host")
+    for what in ("waits", "waits_of_computing", "copies_to_host")
 }
 
 
@@ -71,7 +72,7 @@ def take_no_numbers_of_the_card() -> None:
 def hold_updates() -> None:
     """With a delay, an owner's elements before and after the update stand beside the next step's micro-batches for as
     long as they may: from the first one until they are waited for."""
-    apply, take_back = Delayed.apply, Shard.take_back
+    apply, take_back, send_weights = Delayed.apply, Shard.take_back, Delayed._send_weights
     is_held, is_waited_for = threading.Event(), threading.Event()
     is_waited_for.set()
 
@@ -79,7 +80,7 @@ def hold_updates() -> None:
         is_waited_for.clear()
         is_held.clear()
         wait = apply(self, *arguments)
-        is_held.wait(20)
+        assert is_held.wait(20), "no update has come so far"
 
         def waited() -> Any:
             is_waited_for.set()
@@ -89,14 +90,33 @@ def hold_updates() -> None:
 
     def held(self: Shard, before: torch.Tensor) -> None:
         is_held.set()
-        is_waited_for.wait(20)
+        assert is_waited_for.wait(20), "nobody waits for the update"
         take_back(self, before)
 
-    Delayed.apply, Shard.take_back = applied, held  # type: ignore[method-assign]
+    def sent(self: Delayed, stream: torch.Tensor) -> None:
+        is_held.set()  # with fp32 on the wire there is nothing to be taken back
+        send_weights(self, stream)
+
+    Delayed.apply, Shard.take_back, Delayed._send_weights = applied, held, sent  # type: ignore[method-assign]
+
+
+def mark_threads_of_the_wire() -> None:
+    prepare_thread, work = Streams.prepare_thread, Delayed._work
+
+    def prepared(self: Streams, lane: int) -> None:
+        CARD.null_card_this_thread_is_of_the_wire()
+        prepare_thread(self, lane)
+
+    def worked(self: Delayed, *arguments: Any) -> None:
+        CARD.null_card_this_thread_is_of_the_wire()
+        work(self, *arguments)
+
+    Streams.prepare_thread, Delayed._work = prepared, worked  # type: ignore[method-assign]
 
 
 take_no_numbers_of_the_card()
 hold_updates()
+mark_threads_of_the_wire()
 watch(int(sys.argv[1]))
 sys.argv[1:2] = []
 sys.exit(main())

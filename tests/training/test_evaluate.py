@@ -37,11 +37,12 @@ doc_to_text: "{{{{text}}}}"
 doc_to_target: " {{{{word}}}}"
 metric_list: [{{metric: perplexity, aggregation: perplexity, higher_is_better: false}}]
 """
+TAGGED = CHOICE + "tag: some_tag\n"
 GROUP = """group: choices
 task: [of_three, of_four]
 aggregate_metric_list: [{metric: acc, aggregation: mean, weight_by_size: true}]
 """
-TASKS = ["of_two", "choices", "last_word"]
+TASKS = ["of_two", "choices", "last_word"]  # and, by a tag, of_five
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"text": " ".join(words[:i]), "word": words[i]} for i in range(1, 9)]
     write(folder / "last_word", WORD.format(data=folder / "last_word.jsonl"), rows)
     (folder / "choices.yaml").write_text(GROUP)
+    rows = [{"text": "", "choices": words[:5], "label": i % 5} for i in range(5)]
+    write(folder / "of_five", TAGGED.format(name="of_five", data=folder / "of_five.jsonl"), rows)
     return folder
 
 
@@ -91,8 +94,9 @@ def test_the_figures_are_those_of_the_harness(
 ) -> None:  # fmt: skip
     """A run's are written into it."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    words = ["--tasks", *TASKS, "--include", str(tasks), "--device", "cpu"]
-    assert cli.main(["evaluate", str(run), str(model), *words]) == 0
+    words = ["--include", str(tasks), "--device", "cpu", "--tasks"]
+    assert cli.main(["evaluate", str(run), *words, "some_tag"]) == 0
+    assert cli.main(["evaluate", str(run), str(model), *words, *TASKS]) == 0
     table = capfd.readouterr().out
     ours = json.loads((run / evaluate.RESULT).read_text())["tasks"]
     theirs = by_hand(run / "final", tasks, tmp_path / "theirs")
@@ -101,10 +105,21 @@ def test_the_figures_are_those_of_the_harness(
         assert ours[task]["value"] == pytest.approx(theirs[task][f"{metric},none"], rel=1e-6)
         if metric == "acc":
             assert ours[task]["error"] == pytest.approx(theirs[task]["acc_stderr,none"], rel=1e-6)
+    assert list(ours) == ["of_five", *TASKS]  # of both calls
     assert [ours[task]["examples"] for task in TASKS] == [30, 40, 8]
     chances = [ours[task]["chance"] for task in TASKS]
     assert chances == [0.5, pytest.approx((30 / 3 + 10 / 4) / 40), None]
     assert run.name in table and "exported" in table and f"{ours['of_two']['value']:.3f} ±" in table
+
+
+@pytest.mark.more
+def test_a_text_begins_behind_the_end_of_another(model: Path) -> None:
+    script = "import sys; from lm_eval.models.huggingface import HFLM; "
+    script += "print(HFLM(sys.argv[1], add_bos_token=True, device='cpu').tok_encode('el'))"
+    command = [environment.python(), "-I", "-c", script, model]
+    done = subprocess.run(command, text=True, capture_output=True, check=True, timeout=300)
+    beginning = json.loads((model / export.CONFIG).read_text())["bos_token_id"]
+    assert json.loads(done.stdout.splitlines()[-1])[0] == beginning
 
 
 def by_hand(model: Path, tasks: Path, output: Path) -> dict[str, dict[str, float]]:
@@ -132,6 +147,6 @@ def test_what_is_no_model_is_said_before_anything_is_installed(
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="empty is no run with a checkpoint"):
         evaluate.main([str(model), str(tmp_path / "empty")])
-    with pytest.raises(ConfigError, match="--limit and --batch-size are 1 at least"):
+    with pytest.raises(ConfigError, match="--limit and --batch-size must be at least 1"):
         evaluate.main([str(model), "--limit", "0"])
     assert not (tmp_path / "environment").exists()

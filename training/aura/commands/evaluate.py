@@ -31,8 +31,7 @@ CHECKPOINTS, RESULT = "checkpoints", "evaluation.json"  # in a run's directory
 @dataclass(frozen=True)
 class Model:
     name: str
-    path: Path  # a checkpoint, or what has been exported
-    exported: Path  # as transformers loads it
+    path: Path  # a checkpoint, or what transformers loads as it is
     run: Path | None
 
 
@@ -67,47 +66,55 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if min(1 if arguments.limit is None else arguments.limit, arguments.batch_size) < 1:
         raise ConfigError("evaluate_at_least_1")
+    if arguments.include and not arguments.include.is_dir():
+        raise ConfigError("evaluate_no_directory", path=arguments.include)
     tasks = list(dict.fromkeys(task for name in arguments.tasks for task in SETS.get(name, (name,))))
     asked = {
         **{"tasks": tasks, "limit": arguments.limit, "batch_size": arguments.batch_size},
         **{"device": arguments.device, "include": arguments.include and str(arguments.include)},
     }
-    found = {}
-    with exported(arguments.runs) as models:
-        interpreter = environment.python()
+    models = find(arguments.runs)
+    interpreter = environment.python()
+    found: dict[str, dict[str, Any]] = {}
+    try:
         for model in models:
-            result = evaluate(interpreter, asked | {"model": str(model.exported)})
+            with exported(model) as path:
+                result = evaluate(interpreter, asked | {"model": str(path)})
             found[model.name] = result["tasks"]
-            keep(model, asked | result)
-    print_table([[text("evaluate_task"), *found, text("evaluate_chance"), ""], *_rows(found)])
-    print(text("evaluate_error"))
+            keep(model, result)
+    finally:  # those before one that failed
+        if found:
+            print_table([[text("evaluate_task"), *found, text("evaluate_chance"), ""], *_rows(found)])
+            print(text("evaluate_footnote"))
     return 0
 
 
-@contextmanager
-def exported(paths: Sequence[Path]) -> Iterator[list[Model]]:
+def find(paths: Sequence[Path]) -> list[Model]:
     """All of them, before any is tried. Raises ConfigError where one is no model, and DataError."""
     names = [path.resolve().name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
+    return [_model(name, path) for name, path in zip(names, paths, strict=True)]
+
+
+def _model(name: str, named: Path) -> Model:
+    for path in (named, Path("runs", named)):
+        if export.is_exported(path) or (path / MANIFEST).exists():
+            return Model(name, path, None)
+        if (path / CHECKPOINTS).is_dir():
+            return Model(name, export.newest(path, print), path)
+    raise ConfigError("evaluate_no_model", path=named)
+
+
+@contextmanager
+def exported(model: Model) -> Iterator[Path]:
+    """As transformers loads it. Raises DataError."""
+    if export.is_exported(model.path):
+        yield model.path
+        return
     with tempfile.TemporaryDirectory(prefix="aura-evaluate-") as folder:
-        yield [
-            _model(name, path, Path(folder, str(number)))
-            for number, (name, path) in enumerate(zip(names, paths, strict=True))
-        ]
-
-
-def _model(name: str, named: Path, target: Path) -> Model:
-    """What transformers cannot load yet is written to `target`."""
-    path = next((path for path in (named, Path("runs", named)) if path.is_dir()), named)
-    if export.is_exported(path):
-        return Model(name, path, path, None)
-    run = path if (path / CHECKPOINTS).is_dir() else None
-    checkpoint = export.newest(path, print) if run else path
-    if not (checkpoint / MANIFEST).exists():
-        raise ConfigError("evaluate_no_model", path=named)
-    export.export_checkpoint(checkpoint, target)
-    return Model(name, checkpoint, target, run)
+        export.export_checkpoint(model.path, target := Path(folder, "model"))
+        yield target
 
 
 def evaluate(interpreter: Path, asked: dict[str, Any]) -> dict[str, Any]:
@@ -127,12 +134,19 @@ def evaluate(interpreter: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep(model: Model, result: dict[str, Any]) -> None:
-    """In the directory of a run, where it can be written."""
-    if model.run:
-        try:
-            write_atomically(model.run / RESULT, {"model": str(model.path), **result})
-        except OSError as error:
-            print(text("evaluate_not_kept", path=model.run / RESULT, error=error))
+    """In the directory of a run, beside what other tasks have said about the same checkpoint."""
+    if not model.run:
+        return
+    file, name = model.run / RESULT, model.path.name
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        others = before["tasks"] if before["model"] == name else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        others = {}
+    try:
+        write_atomically(file, {"model": name, **result, "tasks": others | result["tasks"]})
+    except OSError as error:
+        print(text("evaluate_not_kept", path=file, error=error))
 
 
 def _rows(found: dict[str, dict[str, Any]]) -> Iterator[list[str]]:

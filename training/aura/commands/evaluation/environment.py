@@ -16,7 +16,7 @@ from aura.texts.console import put, text
 
 HARNESS = Path(__file__).with_name("harness.py")  # what runs there
 LOCK = Path(__file__).with_name("requirements.txt")  # made by `make lock`
-VARIABLE = "AURA_EVALUATE_ENV"
+VARIABLE = "AURA_EVALUATE_IN"  # in place of the cache directory
 
 
 def python() -> Path:
@@ -24,8 +24,8 @@ def python() -> Path:
     trainer = sysconfig.get_path("purelib")
     which = hashlib.sha256(LOCK.read_bytes() + trainer.encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aura"
-    folder = Path(os.environ.get(VARIABLE) or cache / f"evaluate-{which}")
-    interpreter, complete = folder / "bin/python", folder / f"complete-{which}"
+    folder = Path(os.environ.get(VARIABLE) or cache) / f"evaluate-{which}"
+    interpreter, complete = folder / "bin/python", folder / "complete"
     if complete.exists():
         return interpreter
     put(text("evaluate_installs", path=folder))

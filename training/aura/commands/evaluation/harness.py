@@ -1,10 +1,10 @@
 """Runs in the harness's own environment (environment.py), so that nothing of aura is imported here.
 
 Reads from standard input what is asked for: `model` (a directory that transformers loads), `tasks`, `include` (a
-directory with tasks of one's own, or null), `limit` (examples of each task, or null), `batch_size`, `device`. Writes to
-the file that it is called with either `unknown` (names that are no tasks, each with similar ones) or `version` and
-`tasks`: for each `metric`, `value`, `error` (one standard error), `chance` (what guessing gives; null where nothing can
-be guessed) and `examples`.
+directory with tasks of one's own, or null), `limit` (examples of each task, or null), `batch_size`, `device` (or null).
+Writes to the file that it is called with either `unknown` (names that are no tasks, each with similar ones) or
+`version` and `tasks`: for each `metric`, `value`, `error` (one standard error), `chance` (what guessing gives; null
+where nothing can be guessed), `examples` and `limit`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-METRICS = ("acc_norm", "acc")  # the first one that a task has; the former divides by the length of an answer
 
 
 def main() -> None:
@@ -42,34 +40,36 @@ def main() -> None:
         **{name: asked[name] for name in ("limit", "batch_size")},
         log_samples=True,
     )
-    rows = {name: row_of(found, name) for asked_for in asked["tasks"] for name in scored(found, asked_for)}
+    order = {name: place for place, name in enumerate(asked["tasks"])}  # tasks of a tag come last
+    scored_ones = sorted(scored(found), key=lambda name: order.get(name, len(order)))
+    rows = {name: row_of(found, name) | {"limit": asked["limit"]} for name in scored_ones}
     content = {"version": found["lm_eval_version"], "tasks": rows}
     output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def scored(found: Mapping[str, Any], name: str) -> Iterator[str]:
-    """The name itself, or the tasks of a group that has no figure of its own."""
-    if any("," in metric for metric in found["results"].get(name, ())):
-        yield name
-    else:
-        for part in found["group_subtasks"].get(name, ()):
-            yield from scored(found, part)
+def scored(found: Mapping[str, Any]) -> list[str]:
+    """Groups that have a figure of their own, and tasks that are in none of those."""
+    with_figure = [name for name, values in found["results"].items() if any("," in key for key in values)]
+    parts = {part for name in with_figure for part in found["group_subtasks"].get(name, ())}
+    return [name for name in with_figure if name not in parts]
 
 
 def row_of(found: Mapping[str, Any], name: str) -> dict[str, Any]:
-    values = {
-        metric.partition(",")[0]: value
-        for metric, value in found["results"][name].items()
-        if "," in metric and isinstance(value, float | int)
-    }
-    figures = [metric for metric in values if not metric.endswith("_stderr")]
-    metric = next((metric for metric in METRICS if metric in values), figures[0])
-    chances = [chance for task in tasks_of(found, name) for chance in chances_of(found["samples"][task])]
+    values: dict[str, float] = {}
+    for key, value in found["results"][name].items():
+        if "," in key and isinstance(value, float | int):
+            values.setdefault(key.partition(",")[0], value)  # of several filters the first
+    samples = [sample for task in tasks_of(found, name) for sample in found["samples"][task]]
+    chances = list(chances_of(samples))
+    # Divided by the length of an answer, unless whole sentences are compared: those are given no beginning.
+    begun = any(sample["arguments"][0][0] for sample in samples)
+    order = ("acc_norm", "acc") if begun else ("acc",)
+    metric = next((metric for metric in order if metric in values), next(iter(values)))
     return {
         "metric": metric,
         "value": values[metric],
         "error": values.get(f"{metric}_stderr"),
-        "chance": sum(chances) / len(chances) if chances and metric in METRICS else None,
+        "chance": sum(chances) / len(chances) if chances and metric in order else None,
         "examples": sum(found["n-samples"][task]["effective"] for task in tasks_of(found, name)),
     }
 
@@ -84,9 +84,10 @@ def tasks_of(found: Mapping[str, Any], name: str) -> Iterator[str]:
 def chances_of(samples: list[dict[str, Any]]) -> Iterator[float]:
     """Of each example that has several answers to choose from."""
     for sample in samples:
-        answers = len(sample["arguments"])
-        if answers > 1 and all(isinstance(answer[0], list | tuple) for answer in sample["resps"]):
-            yield 1 / answers
+        if all(len(request) == 2 and isinstance(request[1], str) for request in sample["arguments"]):
+            answers = {answer for _, answer in sample["arguments"]}
+            if len(answers) > 1:
+                yield 1 / len(answers)
 
 
 if __name__ == "__main__":
