@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     try:
         for model in models:
             with exported(model) as path:
-                result = evaluate(interpreter, asked | {"model": str(path)})
+                result = evaluate(interpreter, model.name, asked | {"model": str(path)})
             found[model.name] = result["tasks"]
             keep(model, result)
     finally:  # those before one that failed
@@ -117,8 +117,8 @@ def exported(model: Model) -> Iterator[Path]:
         yield target
 
 
-def evaluate(interpreter: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """What harness.py answers. Raises ConfigError, DataError."""
+def evaluate(interpreter: Path, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """What harness.py answers; `name` is for a sentence. Raises ConfigError, DataError."""
     with tempfile.TemporaryDirectory(prefix="aura-evaluate-") as folder:
         output = Path(folder, "result.json")
         command: list[str | Path] = [interpreter, "-I", environment.HARNESS, output]
@@ -126,10 +126,10 @@ def evaluate(interpreter: Path, asked: dict[str, Any]) -> dict[str, Any]:
             command, input=json.dumps(asked), text=True, stdout=subprocess.DEVNULL, check=False
         )
         if done.returncode or not output.exists():
-            raise DataError("evaluate_failed", model=asked["model"], code=done.returncode)
+            raise DataError("evaluate_failed", model=name, code=done.returncode)
         result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-    for name, near in result.get("unknown", {}).items():
-        raise ConfigError("evaluate_no_task", name=name, near=", ".join(near) or text("unknown"))
+    for task, near in result.get("unknown", {}).items():
+        raise ConfigError("evaluate_no_task", name=task, near=", ".join(near) or text("unknown"))
     return result
 
 
