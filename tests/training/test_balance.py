@@ -170,8 +170,8 @@ def test_waiting_for_others_is_not_measured(device: str, monkeypatch: pytest.Mon
     class Event:
         """Of a GPU that is as quick as the host."""
 
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
+        def __init__(self, of: torch.device, enable_timing: bool) -> None:
+            assert enable_timing and of.type == device
 
         def record(self) -> None:
             self.at = now
@@ -181,7 +181,7 @@ def test_waiting_for_others_is_not_measured(device: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "Event", Event)
     activity = Activity()
     meter = Meter(torch.device(device), activity)
     meter.begin_step()
