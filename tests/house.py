@@ -24,6 +24,8 @@ Figures = dict[str, int | str]
 
 def room_of(path: Path) -> str:
     first, *others = path.parts
+    if path.suffix == ".txt" and "requirements" in str(path):
+        return "lock files"
     if first in PROVISIONING:
         return f"{first}, molecule and READMEs" if {"molecule", "README.md"} & set(others) else first
     if first == "tests":
