@@ -1,8 +1,8 @@
 """One rank for test_gang.py: joins, all-reduces in a loop, prints what happens, exits as the trainer does.
 
 Its faults: `refuse` (cannot take part), `give-up` (ends alone with 64), `hang` (the main thread stops while computing),
-`sleep` (the machine sleeps for a minute), `deaf`, `deaf-while-waiting` and `deaf-at-end` (the store is
-silent).
+`sleep` (the machine sleeps for a minute), `stops-gathering` (and its store answers), `deaf`, `deaf-while-waiting` and
+`deaf-at-end` (the store is silent).
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from aura.cluster import activity as activity_module
 from aura.cluster import gang as gang_module
 from aura.cluster import gather as gather_module
+from aura.cluster import join as join_module
 from aura.cluster.activity import Activity
 from aura.cluster.join import join
 from aura.cluster.place import Place
@@ -70,6 +71,9 @@ def work(
     gang_module.LINGER = 60.0
     if fault == "impatient":
         gather_module.LATECOMERS = 2.0
+    if fault == "stops-gathering":
+        gather_module.Gathering.wait = lambda *_: time.sleep(1000)
+    join_module.NOBODY = 5.0
     if fault == "deaf-while-waiting":
         threading.Timer(4, become_deaf, (port,)).start()
     try:

@@ -116,6 +116,13 @@ def test_rank_0_that_waits_ends_when_its_own_store_gives_no_answer(start: Start)
     assert "its store no longer answers" in rank0.lines("BROKEN")[0]
 
 
+def test_who_waits_at_a_store_where_nobody_gathers_starts_again(start: Start) -> None:
+    start(0, fault="stops-gathering")
+    waiting = start(1)
+    assert waiting.end(30) == 75
+    assert "nobody gathers the ranks at 127.0.0.1" in waiting.lines("BROKEN")[0]
+
+
 def test_a_rank_leaves_though_the_store_gives_no_answer(start: Start) -> None:
     gang = [start(rank, seconds=1, fault="deaf-at-end" if rank == 1 else "") for rank in range(3)]
     assert [rank.end(50) for rank in gang] == [0, 0, 0]

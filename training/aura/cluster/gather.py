@@ -43,6 +43,7 @@ Report = Callable[[str], None]
 # start-rank, and a start.
 LATECOMERS = 90.0
 SAY_EVERY = 10.0  # seconds
+GATHERS = "gathers"  # a key that whoever gathers counts up
 
 
 @dataclass
@@ -188,6 +189,7 @@ class Gathering:
 
     def _who_is_there(self) -> tuple[list[Member], list[Member]]:
         """Who has joined, and who of them beats and can take part."""
+        self.store.add(GATHERS, 1)
         others = (rank for rank in self.ranks if rank != self.me.rank)
         joined = [self.me, *(member for rank in others if (member := self._joined(rank)))]
         there = [one for one in joined if one is self.me or self._is_alive(one)]

@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, Store
 
 from aura.cluster import register
 from aura.cluster.gang import Gang
-from aura.cluster.gather import LATECOMERS, Coming, Report, gather, proposal_of, vote_of
+from aura.cluster.gather import GATHERS, LATECOMERS, Coming, Report, gather, proposal_of, vote_of
 from aura.cluster.peers import Peers
 from aura.cluster.place import Place
 from aura.cluster.register import Ballot, Book, Record
@@ -35,6 +35,9 @@ from aura.cluster.rendezvous import (
 )
 from aura.errors import AuraError
 from aura.texts.console import text
+
+# Seconds after which who gathers has stopped doing so; one round of it takes as long as a silent store lets it.
+NOBODY = 30.0
 
 
 def join(
@@ -230,8 +233,9 @@ class WayIn:
 
     def _wait_for_seal(self, store: Patient, keys: Patient, attempt: str) -> Any:
         """Beat, and vote when asked, until the attempt is sealed. Raises RuntimeError when it is given up meanwhile,
-        GangRefused when a rank cannot take part."""
+        GangRefused when a rank cannot take part, GangBroken when nobody gathers here any more."""
         me, coming, proposals, promised = self.me, self.coming, 0, False
+        rounds, since = 0, now()
         while not keys.check("sealed"):
             for key in ("refused", f"excused/{me.token}"):
                 if keys.check(key):
@@ -246,6 +250,11 @@ class WayIn:
                 keys.set(f"accept/{proposals}/{me.rank}", answer)
                 proposals += 1
             keys.count(f"beat/{me.token}")
+            before, rounds = rounds, keys.ask(lambda there: there.add(GATHERS, 0))
+            if promised or rounds != before:
+                since = now()
+            elif now() - since > NOBODY:
+                raise GangBroken(text("nobody_gathers", attempt=attempt, address=self.address))
             if store.ask(read_header)["attempt"] != attempt or now() > coming.deadline:
                 raise RuntimeError("the attempt was given up")
             time.sleep(0.1 if promised else 0.3)
