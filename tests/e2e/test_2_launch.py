@@ -49,7 +49,7 @@ def test_a_dead_pc_is_named_and_the_world_size_follows(cluster: Cluster, tmp_pat
     assert "node4" in output
     assert "3/4   node3" in status
     assert "node4 does not answer: nobody knows what its ranks do." in status
-    assert "When it is back: ansible-playbook -i inventory/lab playbooks/stop.yml --limit node4" in stop
+    assert "When it is back: ansible-playbook playbooks/stop.yml --limit node4" in stop
     assert {rank["world_size"] for rank in cluster.ranks(four)} == {4}
     assert [done["step"] for done in cluster.done("four", four)] == [5] * 4
     nodes = json.loads(seen.read_text())
