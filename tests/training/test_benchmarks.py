@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import gpu
-import hrm
 import paired_seeds
 import pytest
 import reference_loop
@@ -28,7 +26,6 @@ from aura.plan.plan import plan_for
 from learning import Job
 from measuring import student
 from ranks import LOOPBACK
-from torch.utils.flop_counter import FlopCounterMode
 from trainers import complete, start
 from waits import Gpu, Model, moved_bytes
 from wire_arms import CARDS, GROUPS, Arm, arms, lengths, scaled
@@ -61,24 +58,6 @@ def test_the_interval_is_that_of_student_s_t() -> None:
     half = 2.13145 * (0.56 / 15) ** 0.5 / 4
     assert found["interval"] == pytest.approx([-half, half], abs=1e-4)
     assert (found["pairs"], found["largest"]) == (16, pytest.approx(-0.3))
-
-
-@pytest.mark.usefixtures("torchs_products")
-def test_the_arms_beside_hrm_text_have_its_size_and_its_work(corpus: Corpus) -> None:
-    jobs = {arm: hrm.Job(arm, 4e-3, 0, 400) for arm in hrm.ARMS}
-    size, work = hrm.model_for(jobs["HRM-Text"]).parameter_count(), hrm.flops(jobs["HRM-Text"])
-    for arm, job in jobs.items():
-        model = hrm.model_for(job)
-        if "parameters" in arm:
-            assert model.parameter_count() == pytest.approx(size, rel=0.1)
-        elif "FLOP" in arm:
-            assert hrm.flops(job) == pytest.approx(work, rel=0.05)
-        with FlopCounterMode(display=False) as counter:
-            model.loss_sum(*torch.zeros(2, 1, 64, dtype=torch.long)).backward()
-        # Without attention, which torch does not count on a CPU; HRM-Text begins at its deepest
-        assert counter.get_total_flops() == pytest.approx(64 * hrm.flops(job), rel=0.2)
-    once = hrm.Job("its blocks once, as many parameters", 1e-6, 0, 2)
-    assert hrm.compute(once, corpus.path)["loss"] == pytest.approx(math.log(512), abs=1)
 
 
 def test_without_a_gpu_the_gpu_benchmark_says_so(
