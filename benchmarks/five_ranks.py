@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from aura.config import TrainConfig
@@ -26,36 +26,10 @@ from aura.corpus.windows import Order, Windows, inputs_and_targets
 from aura.model.gpt import GPT
 from aura.optim.muon import optimizer_of
 from aura.optim.schedule import learning_rate
-from aura.strategy.codec import decode, encode, is_finite
 from aura.strategy.interface import clip_factor
-from torch import Tensor, nn
-
-VALIDATED_TOGETHER = 64  # windows
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What an arm does otherwise than the synchronous one."""
-
-    gradients: str = "fp32"  # format of leg 1
-    differences: str = "fp32"  # format of leg 2
-    error_feedback: bool = False  # a rank adds what leg 1 lost to its next gradient
-    late: float = 0.0  # fraction of a step that computes before the last update has come
-    predicted: float = 0.0  # c: … on w + c · (w - w before) in place of w
-    others_late: float = 1.0  # at most this fraction, for everything but the matrices of the blocks
-    from_step: int = 0  # no micro-batch is late before this one
-    corrected: float = 0.0  # c: the owner applies u + c · (u - u before), u being the optimizer's update
-    ranks: int = 5
-    micro_batches: int = 8  # of one window each, per step and rank
-
-    @property
-    def windows(self) -> int:
-        """Per step."""
-        return self.ranks * self.micro_batches
-
-    def own(self) -> dict[str, object]:
-        """What differs from the synchronous fp32 arm."""
-        return {name: value for name, value in asdict(self).items() if value != getattr(Setting, name)}
+from five_rounds import FiveRounds
+from playing import Setting, flatten, over_the_wire, validated
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -70,7 +44,8 @@ def train(config: TrainConfig, setting: Setting, train_on: Windows, validate_on:
     if needed > len(train_on):
         raise ValueError(f"{config.steps} steps need {needed} windows of {len(train_on)}")
     started = time.perf_counter()
-    ranks, order = FiveRanks(config, setting), Order(len(train_on), config.seed)
+    play, order = FiveRounds if setting.local_steps else FiveRanks, Order(len(train_on), config.seed)
+    ranks = play(config, setting)
     for step in range(config.steps):
         batch = train_on.batch(order.at(step * setting.windows, setting.windows))
         ranks.step(batch.view(setting.ranks, setting.micro_batches, -1), learning_rate(config, step))
@@ -163,28 +138,4 @@ class FiveRanks:
     def validate(self, windows: Windows) -> float:
         """With the last update, which the end of a run waits for."""
         self.weights.copy_(self.versions[0])
-        whole = windows.batch(torch.arange(len(windows)).numpy())
-        parts = [inputs_and_targets(part) for part in torch.split(whole, VALIDATED_TOGETHER)]
-        total = sum(self.model.loss_sum(inputs, targets).item() for inputs, targets in parts)
-        return total / (len(windows) * self.config.seq_len)
-
-
-def over_the_wire(values: Tensor, format_: str) -> Tensor:
-    """What comes out of the codec."""
-    buffer = encode(values, format_)
-    if not is_finite(buffer, format_, len(values)):
-        raise ValueError("something is not finite")
-    return decode(buffer, format_, len(values))
-
-
-def flatten(model: nn.Module) -> tuple[Tensor, Tensor]:
-    """All parameters, and all gradients, as one tensor each; the model's own become views of them."""
-    parameters = list(model.parameters())
-    values = torch.cat([parameter.data.view(-1) for parameter in parameters])
-    gradients = torch.zeros_like(values)
-    sizes = [parameter.numel() for parameter in parameters]
-    parts = zip(parameters, torch.split(values, sizes), torch.split(gradients, sizes), strict=True)
-    for parameter, value, gradient in parts:
-        parameter.data = value.view_as(parameter)
-        parameter.grad = gradient.view_as(parameter)
-    return values, gradients
+        return validated(self.model, windows, self.config.seq_len)

@@ -6,7 +6,8 @@ the mean of the differences and its 95 % interval (Student's t over the paired s
 
 Short form, about ten minutes on two cores: two seeds of the arms that are asked about most, at the learning rates that
 the long form has chosen. `SEEDS=5` for more seeds; `ARMS=causes` for what a delay's cost is made of, `ARMS=alone` for
-when one PC, at another batch, comes to the loss of five, `ARMS="formats delays"` for the finer points, `ARMS=all`.
+when one PC, at another batch, comes to the loss of five, `ARMS=rounds` for rounds of local steps, `ARMS="formats
+delays"` for the finer points, `ARMS=all`.
 Long form (`LONG=1`): everything, five seeds; the synchronous arm of each optimizer takes the best of its learning rates
 (by the first two seeds); every arm that loses to it is tried at half that rate too, and judged by the better one.
 
@@ -31,10 +32,11 @@ from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import read_corpus
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
-from five_ranks import Setting, train
+from five_ranks import train
 from learning_arms import ALONE, ARMS, CHOSEN, FIVE, GROUPS, SYNCHRONOUS
 from measuring import Kept, corpus_of, interval, options_of_jobs, part_until, show
 from measuring import Row as Line
+from playing import Setting
 
 Losses = Callable[
     ..., list[float]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from five_ranks import Setting
+from playing import Setting
 
 VOCABULARY = 512
 # 134,912 parameters; 384,000 tokens, a third of the text. betas as in gpt2-medium; the last learning rate is zero.
@@ -58,12 +58,23 @@ ASKED: list[tuple[str, Setting, str, str]] = [
         "",
     ),
 ]
+ASKED += [
+    (f"rounds of {steps}{more}", Setting(local_steps=steps, **own), "rounds", both)
+    for steps, more, own, both in (
+        (5, "", {}, ""),
+        (10, "", {}, ""),
+        (30, "", {}, "rounds"),
+        (30, ", int4", {"gradients": "int4", "differences": "int4"}, ""),
+        (30, ", a tenth late", {"late": 0.1}, ""),
+        (30, ", a half late", {"late": 0.5}, ""),
+    )
+]
 GROUPS = {
     group: {
         "muon": [arm for arm, _, muon, _ in ASKED if group in muon.split()],
         "adamw": [arm for arm, _, _, adamw in ASKED if group in adamw.split()],
     }
-    for group in ("main", "causes", "formats", "delays")
+    for group in ("main", "causes", "formats", "delays", "rounds")
 }
 ALONE, FIVE = "alone", "int4 + 1 late, predicted"
 # One PC on its own, and the learning rates that are tried. With all 40 windows it computes what five do in fp32.

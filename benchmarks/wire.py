@@ -38,9 +38,9 @@ from typing import Any
 
 import wire_arms as of
 from aura.plan.plan import GIGABIT
-from five_ranks import Setting
 from learning_arms import ARMS
 from measuring import HERE, interval, options, show, write_results
+from playing import Setting
 from ranks import Place, places, run_ranks
 from wire_arms import CARDS, DILOCO, GROUPS, LOCAL_STEPS, Arm, Lengths, Task, diloco, lengths
 
@@ -137,8 +137,8 @@ def measure(arm: Arm, where: Sequence[Place], given: argparse.Namespace) -> Row 
 
 
 def steps_of(arm: Arm, given: argparse.Namespace) -> tuple[int, int]:
-    """That warm up, and that are measured; of DiLoCo each with an exchange."""
-    if arm.rival == DILOCO:
+    """That warm up, and that are measured; of rounds each with an exchange."""
+    if arm.rival == DILOCO or arm.local_steps:
         return LOCAL_STEPS, LOCAL_STEPS
     usual = STEPS if of.expected_seconds(arm, given.mfu) < LONG else STEPS_OF_LONG_ONES
     return given.warm_up, given.steps or usual
@@ -155,7 +155,7 @@ def difference(rank: dict[str, Any], name: str, *kinds: str) -> float:
 def goodput(ranks: Sequence[dict[str, Any]], arm: Arm, scale: int) -> float | None:
     """Of all ranks: what they sent by the time their wire was busy [Mbit/s at full size]. The first round of a leg
     waits for other ranks, not for the wire; so do gradients that leave during the backward pass."""
-    if arm.rival:
+    if arm.rival or arm.local_steps:
         return None
     kinds = ("gradients", "weights") if arm.delay else ("weights",)
     sent, busy = (sum(difference(rank, name, *kinds) for rank in ranks) for name in ("sent", "wire"))
@@ -184,7 +184,8 @@ def best(rows: Sequence[Row]) -> dict[str, Row]:
     found: dict[tuple[bool, float], dict[str, Row]] = {}
     for row in rows:
         arm = row.arm
-        if arm.delay and (arm.wire, arm.nodes, arm.link, arm.slow, arm.rival) == ("int4", 5, 1000, False, ""):
+        usual = replace(arm, wire="int4", nodes=5, link=1000, slow=False, rival="", local_steps=0)
+        if arm.delay and arm == usual:
             found.setdefault((not arm.encoded_beforehand, arm.delay), {})[arm.card] = row
     whole = {key: of_cards for key, of_cards in found.items() if len(of_cards) == len(CARDS)}
     if not whole:
@@ -245,7 +246,7 @@ def chosen_arms(given: argparse.Namespace) -> Iterator[Arm]:
             continue
         if given.scale > 1:
             yield arm
-        if (given.encoded_beforehand or given.scale == 1) and not arm.rival:
+        if (given.encoded_beforehand or given.scale == 1) and not (arm.rival or arm.local_steps):
             yield replace(arm, encoded_beforehand=True)
 
 

@@ -27,6 +27,8 @@ MEMORY_SPEED = {"RTX 4090": 1008e9, "RTX 3060": 360e9}  # bytes/s, NVIDIA's spec
 DDP, DILOCO = "DDP", "DiLoCo"
 # DiLoCo (Douillard et al., 2023, arXiv 2311.08105) exchanges once in so many steps; the papers have 30 to 500.
 LOCAL_STEPS = 30
+# Of the guide's step, 163,840 tokens: what rounds are for. So many steps by oneself take a minute there.
+SEQUENCES_OF_GUIDE = 160
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,15 @@ class Arm:
     slow: bool = False  # the last node has a quarter of the others' speed
     rival: str = ""  # "DDP": torch's DistributedDataParallel; "DiLoCo": torchft's
     encoded_beforehand: bool = False
+    local_steps: int = 0  # of the strategy `rounds`, with the guide's step
 
     @property
     def setting(self) -> str:
         """What one can choose: the same on every card, link and number of nodes."""
         if self.rival:
             return f"{self.rival} {self.wire}"
+        if self.local_steps:
+            return f"rounds of {self.local_steps}, {self.wire}, {self.delay:g} of one late"
         return f"{self.wire}, {self.delay:g} of a step late" if self.delay else f"{self.wire}, strict"
 
     @property
@@ -70,7 +75,11 @@ class Arm:
         if self.slow:
             usual, slow = MICRO_BATCHES_WITH_SLOW
             settings["rank_batch_sizes"] = ",".join(map(str, [usual] * (self.nodes - 1) + [slow]))
-        settings["global_batch_tokens"] = SEQUENCES * resolve(PRESET).seq_len
+        sequences = SEQUENCES
+        if self.local_steps:
+            settings |= {"strategy": "rounds", "local_steps": self.local_steps}
+            sequences = SEQUENCES_OF_GUIDE
+        settings["global_batch_tokens"] = sequences * resolve(PRESET).seq_len
         return resolve(PRESET, settings)
 
     @property
@@ -118,7 +127,7 @@ class Lengths:
     """Of the waits [seconds]."""
 
     micro_batches: tuple[tuple[float, ...], ...]  # of every node
-    update: tuple[float, ...]  # of every node: Newton-Schulz of what it owns
+    update: tuple[float, ...]  # of every node: Newton-Schulz of what it owns, or of everything
     whole_update: float  # on one node that owns everything
     alone: float  # a step of one node, without any framework
     tokens: int  # of a step
@@ -142,13 +151,13 @@ def lengths(arm: Arm, mfu: float | None = None) -> Lengths:
     config, card = arm.config(), gpus.find(arm.card)
     speed = card.peak[config.precision] * utilisation(config, card, mfu)[0]
     sequence, whole_update = config.seq_len * flops_per_token(config) / speed, update_flops(config) / speed
-    shares = config.shares(arm.nodes)
+    shares, owners = config.shares(arm.nodes), 1 if arm.local_steps else arm.nodes
     return Lengths(
         micro_batches=tuple(
             tuple(sequence * slower * count for count in micro_batches(share, size))
             for share, size, slower in zip(shares, config.batch_sizes(arm.nodes), arm.slowness, strict=True)
         ),
-        update=tuple(whole_update / arm.nodes * slower for slower in arm.slowness),
+        update=tuple(whole_update / owners * slower for slower in arm.slowness),
         whole_update=whole_update,
         alone=sequence * sum(shares) + whole_update,
         tokens=sum(shares) * config.seq_len,
@@ -172,6 +181,8 @@ def expected_seconds(arm: Arm, mfu: float | None = None) -> float:
     if arm.rival == DILOCO:
         return lengths(arm, mfu).alone / diloco(arm.card, arm.nodes, arm.link, mfu)
     compute, wire = lengths(arm, mfu).of_a_step, wire_seconds(arm)
+    if arm.local_steps:
+        return compute + max(0.0, wire - arm.delay * compute)
     return max(compute, wire, (1 - arm.delay) * compute + wire)
 
 
@@ -206,6 +217,10 @@ GROUPS: dict[str, list[Arm]] = {
         Arm(FAST, "bf16", rival=DDP, link=2500),
     ],
     "diloco": [Arm(FAST, "fp32", rival=DILOCO)],
+    "rounds": [
+        *(Arm(FAST, "int4", delay, local_steps=LOCAL_STEPS) for delay in (0.0, 0.1)),
+        *(Arm(FAST, "int4", 0.3333, link=link, local_steps=LOCAL_STEPS) for link in (300, 100)),
+    ],
     "nodes": [Arm(FAST, "int4", LATE, nodes=nodes) for nodes in (2, 3)],
     "slow": [Arm(card, "int4", LATE, slow=True) for card in CARDS],
 }

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from waits import FORWARD, Gpu, Model, Update, Waiting, moved_bytes
 from wire_arms import DILOCO, Task, lengths, scaled
+from wire_rounds import InRounds
 
 LR = 1e-3
 BUCKET = 25  # MB, of DistributedDataParallel at full size: torch's default
@@ -244,12 +245,14 @@ def main() -> None:
         from diloco import TorchftDiLoCo
 
         way = TorchftDiLoCo(task, given.rank, given.store)
+    elif task.arm.local_steps:
+        way = InRounds(task, given.rank)
     else:
         way = Ddp(task, given.rank) if task.arm.rival else Ours(task, given.rank, meter)
     dist.barrier()
     while not meter.is_over:
         way.step()
-        if task.arm.rival:
+        if not isinstance(way, Ours):
             meter.step_has_ended()
     equal = way.end()
     result = {"ends": meter.ends[task.warm_up - 1 :], "moments": meter.moments, "equal": equal}

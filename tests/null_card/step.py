@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from aura.cluster.ranks import Ranks
 from aura.commands.cli import main
 from aura.plan.memory import largest_micro_batch, memory_of
 from aura.run.progress import Step
@@ -60,13 +61,16 @@ def watch(last: int) -> None:
 
 def take_no_numbers_of_the_card() -> None:
     """What ranks tell each other of a step decides whether there is one; the card has computed none of it."""
-    from_all = Sharded._from_all
 
-    def said(self: Sharded, row: list[float]) -> list[list[float]]:
-        _, tokens, stop, *others = row
-        return from_all(self, [0.0, tokens, stop, *[0.0] * len(others)])
+    def silent(ask: Callable[[Any, list[float]], list[list[float]]]) -> Callable[..., list[list[float]]]:
+        def said(self: Any, row: list[float]) -> list[list[float]]:
+            _, tokens, stop, *others = row
+            return ask(self, [0.0, tokens, stop, *[0.0] * len(others)])
 
-    Sharded._from_all = said  # type: ignore[method-assign]
+        return said
+
+    Sharded._from_all = silent(Sharded._from_all)  # type: ignore[method-assign]
+    Ranks.rows = silent(Ranks.rows)  # type: ignore[method-assign]
 
 
 def hold_updates() -> None:

@@ -61,6 +61,16 @@ def test_an_update_beside_the_next_step_needs_what_the_plan_says(card: NullCard,
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("delay", ["0", "0.5"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounds_need_what_the_plan_says(card: NullCard, kind: str, delay: str) -> None:
+    rounds = ("--strategy", "rounds", "--local-steps", "2", "--wire", "int4", "--delay", delay)
+    for row in card.rows_of_two("qwen3-125m", 8, "--compile", KINDS[kind], *rounds):
+        assert row["peak"] == pytest.approx(row["plan"], rel=0.05)
+        assert row["graph_breaks"] == 0
+
+
+@pytest.mark.timeout(300)
 def test_a_run_measures_what_suits_it_and_comes_to_its_end(card: NullCard) -> None:
     settings = ("--compile", "auto", "--optimizer", "muon", "--strategy", "auto")
     for rank, run in enumerate(card.runs_of_two("gpt2-nano", 4, *settings)):

@@ -26,6 +26,7 @@ from aura.strategy.checksum import checksum
 from aura.strategy.delayed import Delayed
 from aura.strategy.interface import Outcome, Told
 from aura.strategy.pieces import owners, rounds
+from aura.strategy.rounds import Rounds
 from aura.strategy.sharded import Sharded, _round_count, whole_matrices
 from safetensors.torch import load_file, save_file
 
@@ -62,6 +63,8 @@ class Task:
     unlike: tuple[int, ...] = ()  # ranks without the vector instructions of the others
     nodes: tuple[str, ...] = ()  # of every rank; one each, unless said
     links: tuple[int, ...] = ()  # of every rank [Mbit/s]; LINK_MBIT, unless said
+    shares: tuple[int, ...] = ()  # sequences of every rank; as many each, unless said
+    looked_at: tuple[int, ...] = ()  # behind these steps (from 1) somebody looks at the parameters
 
     @property
     def config(self) -> TrainConfig:
@@ -76,11 +79,11 @@ class Rank:
         nodes = list(task.nodes) or [f"node{number}" for number in range(task.world_size)]
         self.model = model_of(config)
         self.ranks = Ranks(rank, nodes, torch.device("cpu"))
-        kind = Delayed if config.delay else Sharded
-        self.strategy: Sharded | Alone = (
+        kind = Rounds if config.strategy == "rounds" else Delayed if config.delay else Sharded
+        self.strategy: Sharded | Rounds | Alone = (
             kind(self.model, self.ranks, config) if task.world_size > 1 else Alone(self.model, config)
         )
-        self.late = math.ceil(config.delay * task.micro_batches)
+        self.late = math.ceil(config.delay * task.micro_batches) if kind is Delayed else 0
         self.under_way: Callable[[], Outcome] | None = None
         self.outcomes: list[dict[str, Any]] = []
         self.sums: list[int] = []  # checksum of the parameters after each step
@@ -95,8 +98,8 @@ class Rank:
         numbers = step * task.sequences + torch.arange(task.sequences)
         starts, strides = numbers[:, None] * 37, 1 + numbers[:, None] % 5
         tokens = (starts + strides * torch.arange(config.seq_len + 1)) % config.vocab_size
-        mine = tokens.view(task.world_size, -1, config.seq_len + 1)[self.rank]
-        return list(mine.chunk(task.micro_batches))
+        shares = task.shares or [task.sequences // task.world_size] * task.world_size
+        return list(tokens.split(list(shares))[self.rank].chunk(task.micro_batches))
 
     def step(self, number: int) -> None:
         batches, loss_sum = self.batches(number), 0.0
@@ -112,7 +115,8 @@ class Rank:
         self.after_backward()
         self.spoiled_loss, self.after_backward = 1.0, lambda: None
         tokens = sum(batch[:, 1:].numel() for batch in batches)
-        told = Told(loss_sum, tokens, loss_scale=self.task.loss_scale)
+        looked_at = number + 1 in self.task.looked_at
+        told = Told(loss_sum, tokens, loss_scale=self.task.loss_scale, looked_at=looked_at)
         if self.late == len(batches):
             self.settle()
         self.under_way = self.strategy.apply(told, self.task.config.lr)
@@ -125,7 +129,7 @@ class Rank:
         self.outcomes.append(asdict(self.under_way()))
         self.under_way = None
         self.strategy.put_in(kept=False)
-        if not self.task.overlap:
+        if not self.task.overlap and self.strategy.is_whole:
             self.strategy.complete()
             self.sums.append(checksum(self.model.parameters()))
 
@@ -149,7 +153,8 @@ class Rank:
         collect = self.strategy.whole_state(wanted=self.rank != 1, copied=True)
         whole = {name: tensor.contiguous() for name, tensor in collect().items()}
         save_file(whole, task.folder / f"whole-{self.rank}.safetensors")
-        sent = self.strategy.wire.sent_bytes if isinstance(self.strategy, Sharded) else 0
+        engine = self.strategy.outer if isinstance(self.strategy, Rounds) else self.strategy
+        sent = engine.wire.sent_bytes if isinstance(engine, Sharded) else 0
         result = {"outcomes": self.outcomes, "sums": self.sums, "odd": odd, "sent": sent, "seen": self.seen}
         result["capability"] = torch.backends.cpu.get_cpu_capability()
         (task.folder / f"result-{self.rank}.json").write_text(json.dumps(result))

@@ -83,6 +83,26 @@ def test_a_step_takes_as_long_as_a_simulation_of_it(
 
 
 @pytest.mark.parametrize(
+    ("of_ranks", "legs", "delay", "step"),
+    [
+        ([(8, 1.0)] * 2, 40.0, 0.0, 9.0),  # of 40 steps one exchange
+        ([(8, 1.0)] * 2, 40.0, 0.1, 8.2),  # four steps hide 32 of 40 seconds
+        ([(8, 1.0)] * 2, 40.0, 0.2, 8.0),
+        ([(4, 1.0), (8, 1.0)], 400.0, 0.5, 14.0),  # of 8 s a step: 160 of 400 are hidden
+        ([(4, 1.0), (8, 1.0)], 200.0, 0.5, 9.0),
+    ],
+)
+def test_a_round_is_waited_for_once(
+    of_ranks: list[tuple[int, float]], legs: float, delay: float, step: float
+) -> None:
+    """Who computes less of a step has to wait for longer, and so decides."""
+    strict = resolve("gpt2-nano", {})
+    config = replace(strict, strategy="rounds", local_steps=40, delay=delay)
+    speed = speed_for(legs, strict, len(of_ranks))
+    assert step_seconds(config, works(*of_ranks), len(of_ranks), speed) == pytest.approx(step, rel=1e-4)
+
+
+@pytest.mark.parametrize(
     ("of_ranks", "legs", "delay"),
     [
         ([(8, 1.0)], 0.5, 0.125),
@@ -259,6 +279,8 @@ def test_the_guides_command_hears_the_truth(capsys: pytest.CaptureFixture[str]) 
         "5 nodes are 1.40 times one PC to the same loss with this optimizer and this batch, at the best",
         "With global_batch_tokens=327680: wire=int4, 2.18 times one PC to the same loss",
         "With global_batch_tokens=655360: wire=int4, 3.03 times one PC to the same loss",
+        "With strategy=rounds wire=int4 delay=0.1 (each rank trains for 30 steps by itself): 5.00 times one PC, "
+        "4.02 times to the same loss, expected +0.0816 nats",
         "With optimizer=muon: wire=int4 delay=1, 1.91 times one PC to the same loss, expected +0.0145 nats",
         "strategy=auto: wire=int4, because",
     ):

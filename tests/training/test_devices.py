@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from aura.backend import agreed_backend
 from aura.cluster.place import link_mbit
-from aura.config import agreed_backend, resolve
+from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
 from aura.plan import gpus

@@ -12,9 +12,11 @@ from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from aura.optim.muon import Muon, optimizer_of
-from five_ranks import FiveRanks, Setting, train
+from five_ranks import FiveRanks, train
+from five_rounds import FiveRounds
 from learning import Job
 from learning_arms import ARMS, CHOSEN, GROUPS, RATES, RATES_ALONE, SYNCHRONOUS
+from playing import Setting
 from torch import Tensor
 
 STEPS, LR = 5, 0.01
@@ -113,6 +115,24 @@ def test_what_the_codec_loses_of_a_difference_stays_in_the_masters(format_: str)
     lost = (ranks.master - ranks.versions[0]).square().mean().sqrt()
     step = (ranks.versions[0] - ranks.versions[1]).square().mean().sqrt()
     assert 0 < lost < 0.3 * step
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5])
+def test_who_is_alone_in_rounds_learns_what_it_does_without(late: float) -> None:
+    """Where the outer step goes just as far as the mean; five go elsewhere."""
+    config = config_of("muon")
+    alone = Setting(ranks=1, local_steps=2, late=late, outer_momentum=0.0)
+    rounds, synchronous = FiveRounds(config, alone), FiveRanks(config, Setting(ranks=1))
+    five, weights = FiveRounds(config, replace(alone, ranks=RANKS)), []
+    for step, batch in enumerate(batches(config), 1):
+        for players in (rounds, synchronous):
+            players.step(batch[:1], LR)
+        five.step(batch, LR)
+        weights.append(torch.stack([player.weights for player in five.players]))
+        equal = bool((weights[-1] == weights[-1][0]).all())
+        assert equal == (step == STEPS or (step % 2 == 0 and not late))
+    torch.testing.assert_close(rounds.players[0].weights, synchronous.versions[0], atol=1e-4, rtol=0)
+    assert not torch.allclose(five.players[0].weights, rounds.players[0].weights, atol=1e-3)
 
 
 def test_with_error_feedback_no_gradient_is_lost() -> None:

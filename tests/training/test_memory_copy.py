@@ -57,6 +57,20 @@ def test_who_dies_costs_a_step_or_two(
     assert not list(folder.glob("memory*/*")), "a run that is done leaves nothing in memory"
 
 
+def test_copies_are_made_at_the_end_of_a_round_and_change_no_bit(tmp_path: Path, corpus: Corpus) -> None:
+    settings = "--strategy rounds --local-steps 7"
+    usual = complete(start(tmp_path / "usual", corpus, 2, f"{SETTINGS} {settings}"))
+    copied = complete(ranks(tmp_path / "copied", corpus, settings=settings))
+    last = [[one.files("checkpoint-step-120") for one in both] for both in (usual, copied)]
+    assert last[0] == last[1]
+
+    killed = ranks(tmp_path / "run", corpus, {1: at_step(80, send_self(signal.SIGKILL))}, settings)
+    assert [trainer.end() for trainer in killed] == [75, -signal.SIGKILL]
+    again = complete(ranks(tmp_path / "run", corpus, settings=settings))
+    (line,) = [line for line in again[0].text.splitlines() if "Continuing after step" in line]
+    assert int(line.split()[-1].rstrip(".")) in (63, 70, 77), line
+
+
 def test_without_room_training_goes_on_and_says_so(tmp_path: Path, corpus: Corpus) -> None:
     """On one of two nodes."""
 

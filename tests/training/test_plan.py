@@ -212,7 +212,7 @@ def test_the_json_keeps_its_form(capsys: pytest.CaptureFixture[str]) -> None:
         "nodes ranks link_mbit parameters memory "
         "sequences_per_step tokens_per_step flops_per_token compute_seconds communication_bytes "
         "communication_seconds exposed_seconds seconds_per_step checkpoint_bytes checkpoints_on_disk "
-        "save_every collecting_seconds steps "
+        "save_every copies_apart collecting_seconds steps "
         "passes tokens seconds tokens_per_parameter assumptions notes candidates chosen".split()
     )
     assert set(answer["memory"]) == set(

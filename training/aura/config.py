@@ -25,17 +25,6 @@ from aura.families.known import FAMILIES
 from aura.recipe import rate
 
 
-def agreed_backend(wishes: Sequence[str], nodes: Sequence[str]) -> str:
-    """What all ranks talk, gloo or nccl. wishes: of every rank; gloo, nccl, or auto of one that could do both.
-
-    Between nodes auto is gloo: NCCL's kernels hold a part of the card while they wait for the link, on gigabit for
-    seconds of every step, beside which the next one shall be computed. Inside one node they are done at once.
-    """
-    if "gloo" in wishes:
-        return "gloo"
-    return "nccl" if "nccl" in wishes or len(set(nodes)) == 1 else "gloo"
-
-
 def _setting(**limits: Any) -> Any:
     """minimum and maximum (inclusive), above and below (exclusive), choices. What it is, and its unit, says help_<name>
     in aura/texts."""
@@ -92,13 +81,16 @@ class TrainConfig:
     clip: float = _setting(above=0)
     allow_dataset_oversubscription: bool = _setting()
     # How ranks agree
-    strategy: str = _setting(choices=("sharded", "auto"))
+    strategy: str = _setting(choices=("sharded", "rounds", "auto"))
     loss_tolerance: float = _setting(minimum=0)
     wire: str = _setting(choices=("fp32", "bf16", "int8", "int4"))
     delay: float = _setting(minimum=0, maximum=1)
     delay_after: int = _setting(minimum=0)
     predicted_weights: bool = _setting()
     allow_delayed_adamw: bool = _setting()
+    local_steps: int = _setting(minimum=1)
+    outer_lr: float = _setting(above=0)
+    outer_momentum: float = _setting(minimum=0, below=1)
     collective_timeout: int = _setting(minimum=5)
     # The run
     seed: int = _setting(minimum=0)
@@ -120,7 +112,8 @@ class TrainConfig:
             )
         if self.strategy == "auto" and (self.wire != "fp32" or self.delay):
             raise ConfigError("auto_chooses", wire=self.wire, delay=self.delay)
-        if self.delay and self.optimizer == "adamw" and not self.allow_delayed_adamw:
+        late_gradients = self.delay > 0 and self.strategy != "rounds"
+        if late_gradients and self.optimizer == "adamw" and not self.allow_delayed_adamw:
             raise ConfigError("delay_ruins_adamw", delay=self.delay)
         if self.balance == "speed" and not self.global_batch_tokens:
             raise ConfigError("balance_needs_global_batch", tokens=self.global_batch_tokens)
@@ -208,6 +201,9 @@ LATER = {
     "head_lr": 0.0,
     "gain_lr": 0.0,
     "decay_embeddings": True,
+    "local_steps": 30,
+    "outer_lr": 1.0,
+    "outer_momentum": 0.5,
 }
 BEFORE = LATER | {
     "family": "gpt2",

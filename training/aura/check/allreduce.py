@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from aura.config import agreed_backend
+from aura.backend import agreed_backend
 from aura.errors import AuraError, ConfigError
 
 ELEMENTS = 1024 * 1024  # float32: 4 MiB, more than one packet, less than a second on 100 Mbit/s

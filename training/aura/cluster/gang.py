@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch.distributed import PrefixStore, Store
 
+from aura.backend import agreed_backend
 from aura.cluster.activity import Activity, Report, stalled
 from aura.cluster.register import Book, enough
 from aura.cluster.rendezvous import (
@@ -30,7 +31,6 @@ from aura.cluster.rendezvous import (
     read,
     read_header,
 )
-from aura.config import agreed_backend
 from aura.errors import EXIT_TEMPORARY, FOR_GOOD, ConfigError
 from aura.texts.console import text
 

@@ -64,9 +64,16 @@ class Ranks:
 
     def gather(self, values: list[int]) -> list[list[int]]:
         """The values of every rank, by rank; 64-bit integers."""
+        return self._rows(values, torch.int64)
+
+    def rows(self, values: list[float]) -> list[list[float]]:
+        """The values of every rank, by rank; in fp64."""
+        return self._rows(values, torch.float64)
+
+    def _rows(self, values: list[Any], kind: torch.dtype) -> list[list[Any]]:
         if self.world_size == 1:
             return [values]
-        tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
+        tensor = torch.tensor(values, dtype=kind, device=self.device)
         rows = [torch.empty_like(tensor) for _ in range(self.world_size)]
         with self.together():
             dist.all_gather(rows, tensor)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from aura.config import TrainConfig
-from aura.plan.evidence import Loss, expected_loss, tokens_factor
+from aura.plan.evidence import LATE_STEPS, LOCAL_STEPS, Loss, expected_loss, loss_of_rounds, tokens_factor
 from aura.plan.gpus import Gpu
 from aura.plan.memory import CODE_BITS, fits, wire_bytes
 from aura.plan.plan import bytes_per_second, ranks_of
@@ -20,6 +20,7 @@ from aura.plan.step_time import (
     Coding,
     Work,
     compute_seconds,
+    fraction,
     one_pc_seconds,
     smallest_delay,
     step_seconds,
@@ -134,7 +135,7 @@ def _decided(config: TrainConfig, cluster: Cluster) -> Decision:
 
 def _candidates(config: TrainConfig, cluster: Cluster, one_pc: float) -> Iterator[Candidate]:
     """The exact one first; with a delay the smallest that hides the exchange, where the optimizer bears one."""
-    tokens = sum(config.shares(len(cluster.works))) * config.seq_len * config.steps
+    tokens = _tokens(config, cluster)
     settings = [(wire, 0.0) for wire in ("fp32", "bf16", *CODE_BITS)]
     if config.optimizer == "muon":
         for wire in CODE_BITS:
@@ -183,8 +184,38 @@ def _notes(config: TrainConfig, cluster: Cluster, decision: Decision) -> Iterato
         works = tuple(replace(work, micro_batches=factor * work.micro_batches) for work in cluster.works)
         other = _decided(config, replace(cluster, works=works)).chosen
         yield text("note_larger_batch", tokens=factor * tokens, name=other.name, times=other.times_to_loss)
+    yield _note_on_rounds(config, cluster, decision.one_pc_seconds)
     formats = (config.parameter_format, config.moment_format)
     if config.optimizer != "muon" and formats == ("fp32", "fp32"):
         other = _decided(replace(config, optimizer="muon"), cluster).chosen
         loss = {"nats": other.loss.nats, "evidence": other.loss.evidence}
         yield text("note_muon", name=other.name, times=other.times_to_loss, **loss)
+
+
+def _note_on_rounds(config: TrainConfig, cluster: Cluster, one_pc: float) -> str:
+    """What another algorithm would give, which asks less of the link; with a delay whose cost somebody has measured."""
+    ranks = len(cluster.works)
+    rounds = replace(config, strategy="rounds", wire="int4", local_steps=LOCAL_STEPS)
+
+    def seconds(one: TrainConfig) -> float:
+        return step_seconds(one, cluster.works, cluster.nodes, cluster.speed, cluster.codings)
+
+    delays = (replace(rounds, delay=fraction(late, LOCAL_STEPS)) for late in range(LATE_STEPS + 1))
+    rounds = min(delays, key=lambda one: (round(seconds(one), 3), one.delay))
+    times, loss = one_pc / seconds(rounds), loss_of_rounds(rounds, ranks)
+    said = text(
+        "note_rounds",
+        local_steps=LOCAL_STEPS,
+        delay=rounds.delay,
+        times=times,
+        to_loss=times / tokens_factor(loss.nats, _tokens(config, cluster)),
+        nats=loss.nats,
+        evidence=loss.evidence,
+    )
+    has_room = not cluster.rooms or fits(rounds, cluster.rooms, cluster.on_gpu, ranks)
+    return said + (text("candidate_has_no_room") if not has_room else "")
+
+
+def _tokens(config: TrainConfig, cluster: Cluster) -> float:
+    """Of the whole run."""
+    return sum(config.shares(len(cluster.works))) * config.seq_len * config.steps

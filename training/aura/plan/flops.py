@@ -51,6 +51,11 @@ def update_flops(config: TrainConfig) -> int:
     return config.layers * 5 * work
 
 
+def update_flops_of_a_rank(config: TrainConfig, ranks: int) -> float:
+    """Of so many owners each does a part; with rounds each rank updates everything."""
+    return update_flops(config) / (1 if config.strategy == "rounds" else ranks)
+
+
 def utilisation(config: TrainConfig, gpu: Gpu, given: float | None) -> tuple[float, str]:
     """MFU: flops_per_token's part of the peak; and the sentence that says where the number comes from.
 

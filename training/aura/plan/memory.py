@@ -32,7 +32,7 @@ class Memory:
 
     parameters: int
     gradients: int
-    moments: int  # and the owner's own weights, where it has some
+    moments: int  # and the owner's own weights, where it has some; with rounds also what all have agreed on
     weight_copies: int  # 2-byte copies that autocast makes of fp32 weights
     activations: int  # kept from the forward for the backward pass
     logits: int  # of one chunk, with their gradient
@@ -66,7 +66,7 @@ def wire_bytes(config: TrainConfig) -> int:
 
 def link_bytes(config: TrainConfig, ranks: int, nodes: int) -> int:
     """That a node's link sends in a step, and receives, on the node where it is most; ranks are spread over the nodes
-    as evenly as they go.
+    as evenly as they go. With rounds: on the average, of those that send little and the one that ends a round.
 
     With N ranks on M nodes, L of them on this one, it sends (N - L) / N of the gradients, added up inside the node, and
     L / N of the weights to each of the M - 1 others (strategy/by_node.py): together N + L (M - 2) of N parts.
@@ -74,7 +74,16 @@ def link_bytes(config: TrainConfig, ranks: int, nodes: int) -> int:
     if nodes == 1:
         return 0
     most = math.ceil(ranks / nodes)
-    return (ranks + most * (nodes - 2)) * wire_bytes(config) // ranks
+    return (ranks + most * (nodes - 2)) * wire_bytes(config) // (ranks * steps_apart(config))
+
+
+def has_rounds(config: TrainConfig, ranks: int) -> bool:
+    return config.strategy == "rounds" and ranks > 1
+
+
+def steps_apart(config: TrainConfig) -> int:
+    """From one exchange of weights to the next."""
+    return config.local_steps if config.strategy == "rounds" else 1
 
 
 def is_delayed(config: TrainConfig, ranks: int) -> bool:
@@ -85,12 +94,14 @@ def is_delayed(config: TrainConfig, ranks: int) -> bool:
 def master_bytes(config: TrainConfig, ranks: int) -> int:
     """Of all owners: the weights in fp32 that each has beside everybody's, see strategy/formats.py."""
     has_some = config.wire in CODE_BITS or config.delay > 0
+    has_some |= config.strategy == "rounds" and config.parameter_format == "bf16"
     return 4 * shape_of(config).stored if ranks > 1 and has_some else 0
 
 
 def change_bytes(config: TrainConfig, ranks: int) -> int:
     """By how much the last step has changed the weights, in bf16: what predicts them (strategy/delayed.py)."""
-    return 2 * shape_of(config).stored if is_delayed(config, ranks) and config.predicted_weights else 0
+    predicts = is_delayed(config, ranks) and config.predicted_weights and config.strategy != "rounds"
+    return 2 * shape_of(config).stored if predicts else 0
 
 
 def moment_bytes(config: TrainConfig) -> int:
@@ -110,14 +121,21 @@ def moment_bytes(config: TrainConfig) -> int:
 
 
 def owned_bytes(config: TrainConfig, ranks: int) -> int:
-    """What of an optimizer's state the owners divide among them."""
-    return moment_bytes(config) + master_bytes(config, ranks)
+    """What of an optimizer's state the owners divide among them; with rounds that is the outer one."""
+    of_optimizer = 4 * shape_of(config).stored if has_rounds(config, ranks) else moment_bytes(config)
+    return of_optimizer + master_bytes(config, ranks)
+
+
+def local_bytes(config: TrainConfig, ranks: int) -> int:
+    """With rounds: the state of an optimizer that each rank has for itself, and does not send."""
+    return moment_bytes(config) if has_rounds(config, ranks) else 0
 
 
 def state_bytes(config: TrainConfig, ranks: int) -> int:
     """What is in a checkpoint beside the parameters. With a delay also the weights of late micro-batches."""
-    late = parameter_bytes(config) if is_delayed(config, ranks) else 0
-    return owned_bytes(config, ranks) + change_bytes(config, ranks) + late
+    has_late = is_delayed(config, ranks) and config.strategy != "rounds"
+    late = parameter_bytes(config) if has_late else 0
+    return owned_bytes(config, ranks) + local_bytes(config, ranks) + change_bytes(config, ranks) + late
 
 
 def checkpoint_bytes(config: TrainConfig, ranks: int) -> int:
@@ -136,7 +154,10 @@ def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool, ranks: int = 
         parameters=parameter_bytes(config),
         # An owner adds up the gradients of all ranks in fp32.
         gradients=parameter_bytes(config) + 4 * share,
-        moments=math.ceil(owned_bytes(config, ranks) / ranks),
+        moments=math.ceil(owned_bytes(config, ranks) / ranks)
+        + local_bytes(config, ranks)
+        # With a delay also what a rank had when the last round ended
+        + parameter_bytes(config) * has_rounds(config, ranks) * (2 if config.delay else 1),
         weight_copies=weight_copies,
         activations=activations,
         logits=logits,
@@ -243,7 +264,10 @@ def _moments(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> dict[st
 
 
 def _of_update(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> int:
-    """Where there are several owners, all gradients have left, and what an owner sends is a copy of its weights."""
+    """Where there are several owners, all gradients have left, and what an owner sends is a copy of its weights. With
+    rounds each rank updates with all of them; what an owner has to do at the end of a round takes no more."""
+    if config.strategy == "rounds":
+        return _temporary(config, s, on_gpu)
     return _temporary(config, s, on_gpu) + (s.parameter * share - parameter_bytes(config) if share else 0)
 
 

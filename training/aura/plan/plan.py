@@ -10,14 +10,16 @@ from typing import Any
 
 from aura.config import TrainConfig, as_words
 from aura.errors import ConfigError
-from aura.plan.flops import flops_per_token, update_flops, utilisation
+from aura.plan.flops import flops_per_token, update_flops_of_a_rank, utilisation
 from aura.plan.gpus import Gpu
 from aura.plan.memory import (
     CODE_BITS,
     Memory,
     checkpoint_bytes,
+    has_rounds,
     is_delayed,
     link_bytes,
+    local_bytes,
     memory_of,
     settings_that_fit,
     state_bytes,
@@ -62,6 +64,7 @@ class Plan:
     checkpoint_bytes: int
     checkpoints_on_disk: int
     save_every: int
+    copies_apart: int  # steps between two places where a copy in memory can be made
     collecting_seconds: float  # of a checkpoint's parts from other nodes, where nothing else uses the link
     steps: int
     passes: float | None  # over the corpus, where that is known
@@ -87,7 +90,8 @@ class Plan:
         if self.seconds_per_step is None:
             return None
         disk = self.save_every * self.seconds_per_step
-        memory = max(COPY_EVERY, self.collecting_seconds / COPY_BUSY, self.seconds_per_step)
+        apart = self.copies_apart * self.seconds_per_step
+        memory = max(COPY_EVERY, self.collecting_seconds / COPY_BUSY, apart)
         return disk / 2, min(disk, memory) / 2
 
     def as_json(self) -> dict[str, Any]:
@@ -210,7 +214,7 @@ def plan_for(
         *_memory_assumptions(config, fullest.device),
         *(sentence for rank in kinds.values() for sentence in rank.assumptions(config)),
         *([text("assumed_idle_processor")] if not all(device.is_gpu for device in devices) else []),
-        *([text("assumed_overlap" if is_delayed(config, ranks) else "assumed_no_overlap")] if sent else []),
+        *([text(_overlap(config, ranks), local_steps=config.local_steps)] if sent else []),
     ]
     notes = [
         *_note_on_memory(config, of_ranks, fullest_rank),
@@ -219,6 +223,7 @@ def plan_for(
         *_note_on_traffic(compute, exposed, config),
     ]
     peaks = [rank.peak for rank in of_ranks]
+    collected = state_bytes(config, ranks) - local_bytes(config, ranks)
     return Plan(
         preset=config.preset,
         device=_names(devices),
@@ -242,12 +247,26 @@ def plan_for(
         checkpoint_bytes=checkpoint_bytes(config, ranks),
         checkpoints_on_disk=config.keep_checkpoints + 2,  # the best one, and one that is being written
         save_every=config.save_every,
-        collecting_seconds=state_bytes(config, ranks) * (1 - 1 / nodes) / bytes_per_second(link_mbit),
+        copies_apart=_copies_apart(config, ranks),
+        collecting_seconds=collected * (1 - 1 / nodes) / bytes_per_second(link_mbit),
         steps=steps,
         passes=steps * tokens_per_step / corpus_tokens if corpus_tokens else None,
         assumptions=tuple(assumptions),
         notes=tuple(notes),
     )
+
+
+def _copies_apart(config: TrainConfig, ranks: int) -> int:
+    if not has_rounds(config, ranks):
+        return 1
+    return min(config.save_every, config.validate_every) if config.delay else config.local_steps
+
+
+def _overlap(config: TrainConfig, ranks: int) -> str:
+    """The sentence that says what goes on beside an exchange."""
+    if has_rounds(config, ranks):
+        return "assumed_rounds"
+    return "assumed_overlap" if is_delayed(config, ranks) else "assumed_no_overlap"
 
 
 def bytes_per_second(link_mbit: float) -> float:
@@ -288,7 +307,7 @@ class RankPlan:
             speed, count = self.peak * self.utilisation / sharing, math.ceil(share / micro_batch)
             tokens = share * config.seq_len
             work = tokens * flops_per_token(config)
-            self.seconds = (work + update_flops(config) / ranks) / speed
+            self.seconds = (work + update_flops_of_a_rank(config, ranks)) / speed
             self.work = Work(count, work / speed / count, tokens / count)
 
     def assumptions(self, config: TrainConfig) -> Iterator[str]:

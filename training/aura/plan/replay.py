@@ -64,7 +64,8 @@ def parse(data: bytes) -> Replay:
 
 def replayed(config: TrainConfig, file: Path, given: Mapping[str, Any]) -> TrainConfig:
     """The configuration with what the file says. given: the settings of the command line. Raises ConfigError."""
-    if said := sorted({"wire", "delay", "predicted_weights"} & set(given)):
+    others = {"strategy"} if config.strategy == "rounds" else set()
+    if said := sorted(({"wire", "delay", "predicted_weights"} | others) & set(given)):
         raise ConfigError("plan_and_settings", file=file, names=", ".join(said))
     try:
         return parse(file.read_bytes()).applied_to(config)

@@ -120,7 +120,8 @@ def _sized(
 
 def steps_in_time(config: TrainConfig, cards: Cards) -> int:
     """With the wire and the delay that `strategy=auto` would take."""
-    if cards.nodes > 1 and not config.delay and config.wire == "fp32":
+    is_open = config.strategy != "rounds" and not config.delay and config.wire == "fp32"
+    if cards.nodes > 1 and is_open:
         cluster = cluster_of(config, cards.devices, cards.nodes, cards.link_mbit, cards.mfu)
         if cluster:
             chosen = decide(config, cluster).chosen

@@ -17,6 +17,9 @@ Without a delay j = 0, and nothing is hidden. Of unlike ranks the slowest decide
 an exchange begins when the last gradients are there. The legs of wire=int8 and int4 have to be encoded and decoded,
 which is counted as computing.
 
+With strategy=rounds each rank updates everything itself, and once in `local_steps` steps both legs are waited for, less
+what a delay of whole steps hides: a step is longer by the part of that which falls to it.
+
 Not counted, so that it is an upper bound there: what of leg 1 happens during the last backward pass (where j < k), and
 of leg 2 during the next forward pass (where j = 0). Not counted either: the numbers, some hundred bytes of each rank.
 """
@@ -28,8 +31,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aura.config import TrainConfig
-from aura.plan.flops import flops_per_token, update_flops
-from aura.plan.memory import link_bytes
+from aura.plan.flops import flops_per_token, update_flops_of_a_rank
+from aura.plan.memory import link_bytes, steps_apart
 from aura.plan.shapes import shape_of
 
 
@@ -58,14 +61,15 @@ def late_micro_batches(delay: float, micro_batches: int) -> int:
 def compute_seconds(config: TrainConfig, work: Work, ranks: int) -> float:
     """k c + u; u as a part of c by their floating-point operations."""
     of_tokens = work.tokens * flops_per_token(config)
-    return work.seconds * (work.micro_batches + update_flops(config) / ranks / of_tokens)
+    return work.seconds * (work.micro_batches + update_flops_of_a_rank(config, ranks) / of_tokens)
 
 
 def coding_seconds(config: TrainConfig, ranks: int, codings: Mapping[str, Coding]) -> float:
     """Each rank encodes all gradients and what it owns, and decodes from all as many gradients as it owns, and all
     changes. `codings`: by wire; what is not in it takes no time."""
     coding = codings.get(config.wire, Coding())
-    return shape_of(config).stored * ((1 + 1 / ranks) * coding.encode + 2 * coding.decode)
+    coded = (1 + 1 / ranks) * coding.encode + 2 * coding.decode
+    return shape_of(config).stored * coded / steps_apart(config)
 
 
 def step_seconds(
@@ -79,11 +83,15 @@ def step_seconds(
     ranks = len(works)
     legs = link_bytes(config, ranks, nodes) / speed
     coding = coding_seconds(config, ranks, codings or {})
+    computing = [compute_seconds(config, work, ranks) for work in works]
+    hidden = [
+        late_micro_batches(config.delay, config.local_steps) / config.local_steps * seconds
+        if config.strategy == "rounds"
+        else late_micro_batches(config.delay, work.micro_batches) * work.seconds
+        for work, seconds in zip(works, computing, strict=True)
+    ]
     return max(
-        compute_seconds(config, work, ranks)
-        + coding
-        + max(0.0, legs - late_micro_batches(config.delay, work.micro_batches) * work.seconds)
-        for work in works
+        seconds + coding + max(0.0, legs - behind) for seconds, behind in zip(computing, hidden, strict=True)
     )
 
 
@@ -97,12 +105,12 @@ def smallest_delay(config: TrainConfig, works: Sequence[Work], nodes: int, speed
     which hides most."""
     hidden = step_seconds(config, works, nodes, math.inf)
     k = max(work.micro_batches for work in works)
-    fractions = (_fraction(j, k) for j in range(1, k))
+    fractions = (fraction(j, k) for j in range(1, k))
     enough = (f for f in fractions if step_seconds(replace(config, delay=f), works, nodes, speed) <= hidden)
     return next(enough, 1.0)
 
 
-def _fraction(late: int, micro_batches: int) -> float:
+def fraction(late: int, micro_batches: int) -> float:
     """late / micro_batches with four digits, rounded so that `late_micro_batches` gives `late`."""
     digits = math.floor(late / micro_batches * 10_000)
     while late_micro_batches(digits / 10_000, micro_batches) > late:  # 0.28 x 25 is a little more than 7

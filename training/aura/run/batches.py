@@ -42,7 +42,9 @@ class Batches:
         self.offset, self.share = share_of(self.rank, self.division.of_step(step))
         self.tokens = self.share * self.config.seq_len  # of this rank
         # So many micro-batches are computed before the weights of the step before are there.
-        has_delay = len(self.division.first) > 1 and step > self.config.delay_after
+        # With rounds it is steps that are late.
+        has_delay = len(self.division.first) > 1 and self.config.strategy != "rounds"
+        has_delay &= step > self.config.delay_after
         delay = self.config.delay if has_delay else 0
         self.late = math.ceil(delay * math.ceil(self.share / self.size))
 

@@ -37,12 +37,13 @@ class MemoryCopy:
         self.seconds: deque[float] = deque(maxlen=31)  # of steps
         self.stall = self.busy = 0.0  # seconds, of the last copy: the mean of all ranks
 
-    def is_due(self, step: int, seconds: float) -> bool:
-        """After step number `step`, which has taken so long. All ranks ask."""
+    def is_due(self, step: int, seconds: float, whole: bool = True) -> bool:
+        """After step number `step`, which has taken so long; whole: with the same parameters on all ranks. All ranks
+        ask."""
         self.seconds.append(seconds)
         if step == self.first_plan:
             self.plan(step)
-        return step == self.next
+        return whole and self.next is not None and step >= self.next
 
     def plan(self, step: int) -> None:
         """When the next one is, after a copy or a checkpoint at `step`. Never, where those on the disks come as often.

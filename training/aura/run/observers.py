@@ -34,7 +34,7 @@ class Comparison(Observer):
         self.compare()
 
     def after(self, step: Step) -> None:
-        if step.is_logged:
+        if step.is_logged and self.strategy.is_whole:
             step.sync = self.compare()
 
     def compare(self) -> str:

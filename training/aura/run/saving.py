@@ -95,7 +95,7 @@ class Saving(Observer):
         if self._may_be_written():
             self.strategy.expect_delay()
         if not step.is_saved:
-            if self.copies and self.copies.is_due(step.number, step.seconds):
+            if self.copies and self.copies.is_due(step.number, step.seconds, self.strategy.is_whole):
                 self._copy(self.copies)
             return
         if step.outcome.suspect:

@@ -54,6 +54,7 @@ from aura.run.trainer import Trainer
 from aura.strategy.alone import Alone
 from aura.strategy.delayed import Delayed
 from aura.strategy.interface import Strategy
+from aura.strategy.rounds import Rounds
 from aura.strategy.sharded import Sharded
 from aura.texts import console
 from aura.texts.console import Console
@@ -112,7 +113,7 @@ def trainer_of(run: Run) -> Trainer:
     run = replace(run, config=setting.config)
     plan = plan_of(run, setting.lines)
     strategy = strategy_of(run.config, ranks, model)
-    loss_scale = loss_scale_of(run.config, delayed=run.config.delay > 0 and ranks.world_size > 1)
+    loss_scale = loss_scale_of(run.config, delayed=isinstance(strategy, Delayed))
     batches = Batches(windows, run.shared, Division(run.shared, ranks.nodes), ranks.rank, run.device)
     say_what_is_trained(run, model, batches)
     state = newest_state(run, model, strategy)
@@ -169,6 +170,8 @@ def plan_of(run: Run, said: Sequence[str]) -> Plan:
 def strategy_of(config: TrainConfig, ranks: Ranks, model: LanguageModel) -> Strategy:
     if ranks.world_size == 1:
         return Alone(model, config)
+    if config.strategy == "rounds":
+        return Rounds(model, ranks, config)
     return Delayed(model, ranks, config) if config.delay else Sharded(model, ranks, config)
 
 

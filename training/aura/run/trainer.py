@@ -75,11 +75,18 @@ class Trainer:
             loss_sum = self.forward_and_backward()
             if loss_sum is None:  # the step before has turned out to be the last one
                 break
-            told = Told(loss_sum, self.batches.tokens, self.stop.weight, self.loss_scale.value)
+            number = self.progress.step + 1
+            told = Told(
+                loss_sum,
+                self.batches.tokens,
+                self.stop.weight,
+                self.loss_scale.value,
+                self.looked_at(number),
+            )
             lr = learning_rate(self.config, self.progress.step)
             self.under_way = UnderWay(self.strategy.apply(told, lr), lr)
             self.loss_scale.begin_next()
-            if not self.batches.late or self.progress.step + 1 == self.config.steps:
+            if not self.batches.late or number == self.config.steps:
                 self.settle()
         for observer in self.observers:
             observer.end()
@@ -89,6 +96,18 @@ class Trainer:
     @property
     def is_over(self) -> bool:
         return self.stopping or self.progress.step >= self.config.steps
+
+    def looked_at(self, number: int) -> bool:
+        """Are the parameters behind that step (from 1) saved or validated, as the settings say?"""
+        config = self.config
+        often = number % config.save_every == 0 or number % config.validate_every == 0
+        return often or self.ends_epoch or number == config.steps
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Does the step that comes next, or is under way, see the last windows of an epoch?"""
+        seen, windows = self.progress.windows_seen, len(self.batches.windows)
+        return (seen + self.batches.per_step) // windows > seen // windows
 
     def go_on(self) -> None:
         self.activity.begin_step(self.progress.step + 1)
@@ -160,8 +179,8 @@ class Trainer:
 
     def commit(self, outcome: Outcome, lr: float, seconds: float, waited: float) -> Step:
         """The step is part of the run from here on."""
-        config, progress, epoch_windows = self.config, self.progress, len(self.batches.windows)
-        epoch, scale_before = progress.windows_seen // epoch_windows, self.loss_scale.next
+        config, progress, ends_epoch = self.config, self.progress, self.ends_epoch
+        epoch, scale_before = progress.windows_seen // len(self.batches.windows), self.loss_scale.next
         self.loss_scale.update(outcome.left_out)
         progress.step += 1
         progress.windows_seen += self.batches.per_step
@@ -179,7 +198,7 @@ class Trainer:
             seconds=seconds,
             is_first=is_first,
             is_last=is_last,
-            ends_epoch=progress.windows_seen // epoch_windows > epoch,
+            ends_epoch=ends_epoch,
             is_logged=progress.step % config.log_every == 0 or is_first or is_last or outcome.stopping,
             is_saved=progress.step % config.save_every == 0 or is_last or outcome.stopping,
             waited=waited,

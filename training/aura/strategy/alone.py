@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from aura.config import TrainConfig
+from aura.optim.adamw import Optimizer
 from aura.optim.muon import optimizer_of
 from aura.strategy.interface import SUSPECT, Outcome, Strategy, Told, clip_factor
 from aura.strategy.pieces import Segment
 from aura.strategy.state import copies, take
+
+
+def fill_missing(parameters: Iterable[nn.Parameter]) -> None:
+    """A parameter without a gradient has one of zeros, as with several owners."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def norm_of_sum(gradients: Sequence[Tensor]) -> Tensor:
+    """L2 of all together, () in fp64."""
+    norms = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients])
+    return torch.linalg.vector_norm(norms, dtype=torch.float64)
+
+
+def take_all(whole: Mapping[str, Tensor], optimizer: Optimizer, sizes: Mapping[str, int]) -> None:
+    """Overwrite the state of an optimizer of whole parameters. sizes: their elements. Raises DataError."""
+    for text, tensor in optimizer.tensors().items():
+        name, _, kind = text.rpartition(".")
+        take(whole, Segment(name, 0, sizes[name]), kind, tensor)
 
 
 class Alone(Strategy):
@@ -30,15 +51,12 @@ class Alone(Strategy):
     @contextmanager
     def last_backward(self) -> Iterator[None]:
         yield
-        for parameter in self.parameters:
-            if parameter.grad is None:  # as with several ranks
-                parameter.grad = torch.zeros_like(parameter)
+        fill_missing(self.parameters)
 
     @torch.no_grad()
     def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norms = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients])
-        sum_norm = torch.linalg.vector_norm(norms, dtype=torch.float64)
+        sum_norm = norm_of_sum(gradients)
         loss_sum = torch.as_tensor(told.loss_sum, dtype=torch.float64, device=sum_norm.device)
         loss, norm = torch.stack(
             [loss_sum, sum_norm]
@@ -70,6 +88,4 @@ class Alone(Strategy):
         return lambda: tensors
 
     def load(self, whole: dict[str, Tensor]) -> None:
-        for text, tensor in self.optimizer.tensors().items():
-            name, _, kind = text.rpartition(".")
-            take(whole, Segment(name, 0, self.sizes[name]), kind, tensor)
+        take_all(whole, self.optimizer, self.sizes)

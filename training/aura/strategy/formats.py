@@ -49,5 +49,7 @@ def format_of(config: TrainConfig, parameters: torch.dtype) -> WireFormat:
     narrow = min(FLOATS[config.wire], parameters, key=lambda format_: torch.finfo(format_).bits)
     # In bf16, weights would lose the small changes; the changes themselves only lose their last bits.
     changes = torch.finfo(narrow).bits < torch.finfo(parameters).bits
-    # While there is a delay, everybody's weights are in use when the owner makes new ones.
-    return WireFormat(narrow, changes, master=config.delay > 0)
+    # While there is a delay, everybody's weights are in use when the owner makes new ones. In bf16 an outer step of
+    # rounds would be rounded to nearest.
+    rounds = config.strategy == "rounds" and parameters == torch.bfloat16
+    return WireFormat(narrow, changes, master=config.delay > 0 or rounds)

@@ -20,6 +20,7 @@ class Told:
     tokens: int
     stop: int = 0  # STOP: this rank was asked to stop; SUSPECT: because it cannot trust its numbers
     loss_scale: float = 1.0  # fp16: what the losses were multiplied with before the backward passes
+    looked_at: bool = True  # something may look at the parameters behind this step; the same on every rank
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Outcome:
 
 class Strategy:
     gathers = False  # the optimizer's whole state is nowhere, and has to be put together
+    is_whole = True  # behind the last step, parameters are the same on all ranks
 
     def start(self) -> None:
         """Make the parameters of all ranks equal."""

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,9 @@ from torch import Tensor, nn
 from aura.cluster.place import compiles, link_mbit
 from aura.cluster.ranks import Ranks, collective
 from aura.config import TrainConfig
+from aura.optim.adamw import Optimizer
 from aura.optim.muon import matrices_in, optimizer_of
+from aura.optim.nesterov import MOMENTUM
 from aura.strategy.by_node import legs_of
 from aura.strategy.checksum import checksum, make_equal
 from aura.strategy.codec import bytes_of
@@ -47,15 +50,26 @@ ROUND_BYTES = 4 * 2**20
 # at 100 Mbit/s: 0.61 s with two rounds, 0.50 with 8 and 0.48 with 16; at 1 Gbit/s: 0.18 s with 8, 0.16 with two.
 FEWEST_ROUNDS = 16
 ROUND_SECONDS = 0.01
+# Of a checkpoint: one with another format on the wire has the weights and no more, one of another strategy no outer
+# momentum.
+MAY_LACK = (MASTER, MOMENTUM)
 
 
 class Sharded(Strategy):
     gathers = True
     awaits_by_layer = True  # the weights of leg 2, where the model lets us
 
-    def __init__(self, model: nn.Module, ranks: Ranks, config: TrainConfig) -> None:
-        """All ranks have to call this together."""
+    def __init__(
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        config: TrainConfig,
+        optimizer_for: Callable[[nn.Module], Optimizer] | None = None,
+    ) -> None:
+        """All ranks have to call this together. optimizer_for: of what an owner has; the one that `config` asks for,
+        unless said."""
         self.model, self.ranks, self.config = model, ranks, config
+        self.optimizer_for = optimizer_for or partial(optimizer_of, config=config)
         self.parameters = dict(model.named_parameters())
         self.flat = {name: parameter.data.view(-1) for name, parameter in self.parameters.items()}
         first = next(iter(self.flat.values()))
@@ -69,7 +83,7 @@ class Sharded(Strategy):
         self.rounds = rounds(self.owned, _round_count(self.owned, config.wire, slowest))
         self.shard = Shard(self.parameters, self.owned[ranks.rank], set(matrices), self.format.master)
         self.has_loaded = False
-        self.optimizer = optimizer_of(self.shard, config)
+        self.optimizer = self.optimizer_for(self.shard)
         self.gradient = GradientSum(self.shard.gradient, ranks.world_size)
         self.rounds_of: dict[str, list[int]] = {name: [] for name in self.parameters}
         for number, round_ in enumerate(self.rounds):
@@ -177,7 +191,7 @@ class Sharded(Strategy):
 
     def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
         outline = Outline(self.parameters)
-        outlined = optimizer_of(outline, self.config).tensors()
+        outlined = self.optimizer_for(outline).tensors()
         if self.format.master:
             outlined |= {f"{name}.{MASTER}": part.float() for name, part in outline.named_parameters()}
         shapes = shapes_of(self.parameters, outlined)
@@ -186,8 +200,7 @@ class Sharded(Strategy):
     def load(self, whole: dict[str, Tensor]) -> None:
         self.shard.begin_anew()
         for segment, kind, tensor in self._owned_state():
-            # Written with another format on the wire: the weights are all there is.
-            if kind != MASTER or f"{segment.name}.{MASTER}" in whole:
+            if kind not in MAY_LACK or f"{segment.name}.{kind}" in whole:
                 take(whole, segment, kind, tensor)
         self.has_loaded = True
 

@@ -1,0 +1,71 @@
+"""What both ways of playing five ranks in one process share: the setting, the wire, flat parameters, validation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+from aura.corpus.windows import Windows, inputs_and_targets
+from aura.model.gpt import GPT
+from aura.strategy.codec import decode, encode, is_finite
+from torch import Tensor, nn
+
+VALIDATED_TOGETHER = 64  # windows
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an arm does otherwise than the synchronous one."""
+
+    gradients: str = "fp32"  # format of leg 1
+    differences: str = "fp32"  # format of leg 2
+    error_feedback: bool = False  # a rank adds what leg 1 lost to its next gradient
+    late: float = 0.0  # fraction of a step (of a round) that computes before the last update has come
+    predicted: float = 0.0  # c: … on w + c · (w - w before) in place of w
+    others_late: float = 1.0  # at most this fraction, for everything but the matrices of the blocks
+    from_step: int = 0  # no micro-batch is late before this one
+    corrected: float = 0.0  # c: the owner applies u + c · (u - u before), u being the optimizer's update
+    local_steps: int = 0  # of every round (five_rounds.py); 0: there are none
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.5
+    ranks: int = 5
+    micro_batches: int = 8  # of one window each, per step and rank
+
+    @property
+    def windows(self) -> int:
+        """Per step."""
+        return self.ranks * self.micro_batches
+
+    def own(self) -> dict[str, object]:
+        """What differs from the synchronous fp32 arm."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(Setting, name)}
+
+
+@torch.no_grad()
+def validated(model: GPT, windows: Windows, seq_len: int) -> float:
+    """The loss of all of them [nats per token]."""
+    whole = windows.batch(torch.arange(len(windows)).numpy())
+    parts = [inputs_and_targets(part) for part in torch.split(whole, VALIDATED_TOGETHER)]
+    total = sum(model.loss_sum(inputs, targets).item() for inputs, targets in parts)
+    return total / (len(windows) * seq_len)
+
+
+def over_the_wire(values: Tensor, format_: str) -> Tensor:
+    """What comes out of the codec."""
+    buffer = encode(values, format_)
+    if not is_finite(buffer, format_, len(values)):
+        raise ValueError("something is not finite")
+    return decode(buffer, format_, len(values))
+
+
+def flatten(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """All parameters, and all gradients, as one tensor each; the model's own become views of them."""
+    parameters = list(model.parameters())
+    values = torch.cat([parameter.data.view(-1) for parameter in parameters])
+    gradients = torch.zeros_like(values)
+    sizes = [parameter.numel() for parameter in parameters]
+    parts = zip(parameters, torch.split(values, sizes), torch.split(gradients, sizes), strict=True)
+    for parameter, value, gradient in parts:
+        parameter.data = value.view_as(parameter)
+        parameter.grad = gradient.view_as(parameter)
+    return values, gradients

@@ -1,0 +1,202 @@
+"""The strategy `rounds`: every rank trains by itself for some steps, and then they agree (DiLoCo, arXiv 2311.08105).
+
+    local step   the numbers are exchanged as in every step; each rank clips its own gradient and updates its weights
+    end          behind `local_steps` of them, and before anything looks at the parameters: by how much a rank has moved
+                 from the weights that all have agreed on goes to their owners, as gradients do. These take the mean,
+                 weighted by tokens, make an outer step with it (Nesterov's momentum), and send what comes of it to all
+    delay        a part of the next round is trained while that goes on (as in arXiv 2502.12996); then every rank moves
+                 by the difference between what has been agreed on and what it had when the round ended
+
+So the wire carries in a round what `sharded` sends in a step: the exchange is one of `sharded`, of the weights that all
+have agreed on. It is another algorithm: what it costs in loss grows with the ranks and with the local steps
+(docs/engine.md).
+
+Each rank's own optimizer goes on from round to round, and nobody sends its state. A checkpoint, which is taken at the
+end of a round that was waited for, holds that of the rank which writes it, under the names that any strategy knows:
+where each node has one rank and its own disk, a resume is exact. A rank whose disk is new goes on with the state of the
+rank that sends it the checkpoint, and so do ranks that share a disk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aura.cluster.ranks import Ranks
+from aura.config import TrainConfig
+from aura.optim.muon import optimizer_of
+from aura.optim.nesterov import Nesterov
+from aura.strategy.alone import fill_missing, norm_of_sum, take_all
+from aura.strategy.checksum import checksum
+from aura.strategy.delayed import LATE, Delayed
+from aura.strategy.interface import Outcome, Strategy, Told, clip_factor, outcome_of
+from aura.strategy.sharded import Sharded
+from aura.strategy.state import copies
+
+
+class Agreed(nn.Module):
+    """The weights that all ranks have agreed on, under the names that they have in the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.weights = {name: nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
+        self.fixed = list(model.buffers())
+
+    def buffers(self, *_: Any, **__: Any) -> Iterator[Tensor]:
+        """The model's own, which are never trained: they shall be the same on all ranks, too."""
+        yield from self.fixed
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.weights.items()
+
+
+class Rounds(Strategy):
+    gathers = True
+
+    def __init__(self, model: nn.Module, ranks: Ranks, config: TrainConfig) -> None:
+        """All ranks have to call this together."""
+        self.model, self.ranks, self.config = model, ranks, config
+        self.parameters = dict(model.named_parameters())
+        self.local = optimizer_of(model, config)
+        self.agreed = Agreed(model)
+        # NCCL wants its operations in one order, and those of local steps come beside the exchange.
+        delay = config.delay if ranks.device.type == "cpu" else 0.0
+        # Nothing is clipped twice, Nesterov needs no matrix whole, and nobody computes on what is being agreed on.
+        exchange = replace(config, optimizer="adamw", predicted_weights=False, clip=math.inf, delay=delay)
+        kind = Delayed if delay else Sharded
+        self.outer = kind(self.agreed, ranks, exchange, partial(Nesterov, momentum=config.outer_momentum))
+        self.late = math.ceil(delay * config.local_steps)  # steps of a round that do not know the last one
+        self.steps = self.tokens = 0  # of this round; the tokens of this rank
+        self.under_way: Callable[[], Outcome] | None = None  # the exchange of the last one
+        self.left: dict[str, Tensor] = {}  # what this rank had when it ended
+
+    def start(self) -> None:
+        self._agree_on_own()
+        self.outer.start()
+        self._take_agreed()
+
+    def begin_step(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    @contextmanager
+    def last_backward(self) -> Iterator[None]:
+        yield
+        fill_missing(self.parameters.values())
+
+    @torch.no_grad()
+    def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
+        outcome = self._local_step(told, lr)
+        self.steps += 1
+        at_once = told.looked_at or outcome.stopping
+        if self.under_way and (at_once or self.steps == self.late):
+            outcome = self._put_in(outcome)
+        self.is_whole = False
+        if at_once or self.steps == self.config.local_steps:
+            self.is_whole = at_once or not self.late
+            outcome = self._end_round(outcome)
+        return lambda: outcome
+
+    def _local_step(self, told: Told, lr: float) -> Outcome:
+        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        norm_of_all = norm_of_sum(gradients)
+        loss_sum = torch.as_tensor(told.loss_sum, dtype=torch.float64, device=norm_of_all.device)
+        # The one time in a step that the host waits for the device
+        loss, norm = torch.stack([loss_sum, norm_of_all]).tolist()
+        norm /= told.loss_scale
+        bad = [0.0] * self.ranks.world_size
+        bad[self.ranks.rank] = float(not math.isfinite(norm))
+        rows = self.ranks.rows([loss, float(told.tokens), float(told.stop), norm**2, *bad])
+        # Each rank clips its own; what is said is their root mean square.
+        own_norms = [square / tokens**2 for _, tokens, _, square, *_ in rows]
+        outcome = replace(outcome_of(rows), gradient_norm=math.sqrt(sum(own_norms) / len(rows)))
+        if not outcome.left_out:
+            factor = clip_factor(norm / told.tokens, self.config.clip, told.tokens) / told.loss_scale
+            for gradient in gradients:
+                gradient.mul_(factor)
+            self.local.step(lr)
+            self.tokens += told.tokens
+        return outcome
+
+    def _end_round(self, outcome: Outcome) -> Outcome:
+        """is_whole: and wait for what it comes to. Of a step, with what became of the round."""
+        self.steps = 0
+        if not self.tokens:  # fp16: on no rank a step that was not left out
+            self._take_agreed()
+            return outcome
+        weights = self.agreed.weights
+        for name, parameter in self.parameters.items():
+            parameter.grad = None
+            # Times tokens: the owners come to the mean over all of them.
+            weights[name].grad = torch.sub(weights[name], parameter).mul_(self.tokens)
+        if not self.is_whole:
+            self.left = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        with self.outer.last_backward():
+            pass
+        told, self.tokens = Told(0.0, self.tokens), 0
+        if self.is_whole:
+            # It may take far longer than the steps by which hanging ranks are found.
+            self.ranks.activity.expect_delay()
+        self.under_way = self.outer.apply(told, self.config.outer_lr)
+        return self._put_in(outcome) if self.is_whole else outcome
+
+    def _put_in(self, outcome: Outcome) -> Outcome:
+        """What the last round has come to. Of a step, with what became of that round."""
+        assert self.under_way
+        self.ranks.activity.expect_delay()
+        of_round, self.under_way = self.under_way(), None
+        self.outer.put_in(kept=False)
+        self.outer.complete()
+        if self.left:
+            for name, parameter in self.parameters.items():
+                parameter.sub_(self.left[name].sub_(self.agreed.weights[name]))
+        else:
+            self._take_agreed()
+        self.left = {}
+        if not of_round.left_out:
+            return outcome
+        return replace(outcome, left_out=True, bad_gradient=outcome.bad_gradient or of_round.bad_gradient)
+
+    def expect_delay(self) -> None:
+        self.outer.expect_delay()
+
+    def compare(self) -> list[int]:
+        return self.ranks.odd_ones(checksum(self.parameters.values()))
+
+    def state(self) -> dict[str, Tensor]:
+        """This rank's part of what the owners have."""
+        return self.outer.state()
+
+    def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
+        collect = self.outer.whole_state(wanted, copied)
+        if not wanted:
+            return collect
+        own = copies(self.local.tensors()) if copied else self.local.tensors()
+        return lambda: collect() | own
+
+    @torch.no_grad()
+    def load(self, whole: dict[str, Tensor]) -> None:
+        self._agree_on_own()
+        # Weights of late micro-batches are those of another strategy.
+        self.outer.load({name: tensor for name, tensor in whole.items() if not name.endswith(f".{LATE}")})
+        take_all(whole, self.local, {name: p.numel() for name, p in self.parameters.items()})
+
+    def close(self) -> None:
+        self.outer.close()
+
+    @torch.no_grad()
+    def _agree_on_own(self) -> None:
+        for name, parameter in self.parameters.items():
+            self.agreed.weights[name].copy_(parameter)
+
+    @torch.no_grad()
+    def _take_agreed(self) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(self.agreed.weights[name])
