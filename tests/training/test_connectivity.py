@@ -1,139 +1,22 @@
 """The report of playbooks/connectivity.yml, from hand-made documents of five nodes."""
 
-import copy
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aura.check.connectivity.blame import blame
-from aura.check.connectivity.checks import Check
 from aura.check.connectivity.evidence import read_evidence
-from aura.check.connectivity.report import CHECKS, TITLES, draw, judge
+from aura.check.connectivity.report import CHECKS, TITLES, draw
+from judged_cluster import ALL_PAIRS, NAMES, PORTS, STALLED, Cluster, Json, pairs_of
 
-Json = dict[str, Any]
-Pairs = Iterable[tuple[str, str]]
 ROOT = Path(__file__).parents[2]
-NAMES = [f"node{i}" for i in range(5)]
-ADDRESSES = {name: f"192.168.50.{20 + i}" for i, name in enumerate(NAMES)}
-PORTS = {"rendezvous": 12355, "ephemeral": 51234}
-STALLED = {"ok": False, "error": "stalled: nothing arrived for 2 s"}
-
-
-def document(name: str) -> Json:
-    """What `aura probe` prints on a healthy node."""
-    others = [other for other in NAMES if other != name]
-    found: Json = {
-        "schema": 1,
-        "node": name,
-        "address": ADDRESSES[name],
-        "complete": True,
-        "coordinator": "node0",
-        "busy_ports": {},
-        "tcp": {other: {port: {"ok": True, "milliseconds": 0.4} for port in PORTS} for other in others},
-        "lost": {},
-        "bandwidth": {other: {"ok": True, "mbit_per_second": 941.0} for other in others},
-        "about": {
-            "hostname": name,
-            "addresses": {"lo": ["127.0.0.1"], "eno1": [ADDRESSES[name]]},
-            "interface": "eno1",
-            "link": {"speed_mbit": 1000, "duplex": "full", "physical": True},
-            "routes": {other: {"interface": "eno1", "source": ADDRESSES[name]} for other in others},
-            "resolves": {other: [ADDRESSES[other]] for other in NAMES},
-            "release": "3f2a-cu130-91bc",
-            "versions": {"python": "3.11.7", "torch": "2.13.0"},
-            "disk": {"path": "/var/lib/aura", "free_bytes": 400e9, "total_bytes": 500e9},
-        },
-    }
-    if name != "node0":
-        found["clock"] = {
-            "ok": True,
-            "reference": "node0",
-            "offset_seconds": 4e-4,
-            "round_trip_seconds": 2e-4,
-        }
-    return found
-
-
-class Cluster:
-    """Five healthy nodes, to be spoilt."""
-
-    def __init__(self) -> None:
-        self.documents = {name: document(name) for name in NAMES}
-        self.evidence: Json = {
-            "addresses": dict(ADDRESSES),
-            "trainer": {name: {"changed": False, "rc": 0} for name in NAMES},
-            "probe": {},
-            "all_reduce": {},
-            "rendezvous_port": "12355",  # Ansible's templates make text of numbers
-            "ephemeral_port": 51234,
-            "link_speed": 1000,
-        }
-        for rank, name in enumerate(NAMES):
-            line = (
-                f"[Rank {rank}/5 | Node {name} | Device cpu] Backend=gloo | all_reduce = 15 (esperado 15) OK"
-            )
-            self.evidence["all_reduce"][name] = {"rc": 0, "stdout": line, "stderr": ""}
-
-    def about(self, name: str) -> Json:
-        return self.documents[name]["about"]
-
-    def rate(self, pairs: Pairs, mbit: float) -> None:
-        for sender, receiver in pairs:
-            self.documents[sender]["bandwidth"][receiver] = {"ok": True, "mbit_per_second": mbit}
-
-    def close(self, pairs: Pairs, error: str = "timeout", ports: Iterable[str] = PORTS) -> None:
-        for caller, called in pairs:
-            for port in ports:
-                no = {"ok": False, "error": error, "detail": "no answer"}
-                self.documents[caller]["tcp"][called][port] = no
-
-    def skip_all_reduce(self) -> None:
-        self.evidence["all_reduce"] = {name: {"skipped": True, "changed": False} for name in NAMES}
-
-    def text(self) -> str:
-        evidence = copy.deepcopy(self.evidence)
-        for name, found in self.documents.items():
-            evidence["probe"].setdefault(name, {"rc": 0, "stdout": json.dumps(found), "stderr": ""})
-        return json.dumps(evidence)
-
-    def judge(self) -> list[Check]:
-        return judge(read_evidence(self.text()))
-
-    def bad(self) -> list[Check]:
-        return [check for check in self.judge() if check.status != "ok"]
-
-    def only(self) -> Check:
-        """The single thing that is not ok."""
-        bad = self.bad()
-        assert len(bad) == 1, bad
-        return bad[0]
-
-    def only_this(
-        self, check_id: str, subject: str, message: str = "", remedy: str = "", status: str = "failed"
-    ) -> None:
-        check = self.only()
-        assert (check.id, check.subject, check.status) == (check_id, subject, status)
-        assert message in check.message
-        assert remedy in check.remedy
 
 
 @pytest.fixture
 def cluster() -> Cluster:
     return Cluster()
-
-
-def pairs_of(*names: str) -> list[tuple[str, str]]:
-    return [(a, b) for a in NAMES for b in NAMES if a != b and (a in names or b in names)]
-
-
-ALL_PAIRS = pairs_of(*NAMES)
-
-
-# --- Healthy ---
 
 
 def test_a_healthy_cluster(cluster: Cluster) -> None:
@@ -145,9 +28,6 @@ def test_a_healthy_cluster(cluster: Cluster) -> None:
     assert lines[-1] == "5 nodes: all 17 checks ok"
     assert "20 of 20 ordered pairs" in "\n".join(lines)
     assert any(line.strip().startswith("node3") and line.count("941") == 4 for line in lines), "the matrix"
-
-
-# --- Nodes ---
 
 
 @pytest.mark.parametrize(
@@ -280,9 +160,6 @@ def test_the_rendezvous_port_is_taken(
     cluster.documents["node0"]["busy_ports"] = {"rendezvous": {"reason": "in use", "holder": holder}}
     cluster.close([pair for pair in ALL_PAIRS if pair[1] == "node0"], "silent", ["rendezvous"])
     cluster.only_this("rendezvous_port", "node0", message, remedy)
-
-
-# --- Pairs ---
 
 
 def test_a_firewall_that_stops_one_peer(cluster: Cluster) -> None:
@@ -426,9 +303,6 @@ def test_with_two_nodes_both_are_named(cluster: Cluster) -> None:
     cluster.only_this("bandwidth", "node0 <-> node1", remedy=remedy)
 
 
-# --- Clocks, all_reduce ---
-
-
 def test_a_wrong_clock(cluster: Cluster) -> None:
     clock = cluster.documents["node3"]["clock"]
     clock["offset_seconds"] = 0.05
@@ -454,9 +328,6 @@ def test_all_reduce_goes_wrong(cluster: Cluster) -> None:
     # Exit code 0 without the line is not enough.
     cluster.evidence["all_reduce"]["node4"] = {"rc": 0, "stdout": "", "stderr": ""}
     cluster.only_this("all_reduce", "node4")
-
-
-# --- As the playbook calls it ---
 
 
 def call(text: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -504,9 +375,6 @@ def test_every_check_is_explained_in_the_documentation() -> None:
         assert f"### {title}" in text and f"`{check}`" in text, (
             f"docs/troubleshooting.md does not explain {check}"
         )
-
-
-# --- Linux under Windows ---
 
 
 def test_what_is_not_seen_from_wsl_is_said(cluster: Cluster) -> None:

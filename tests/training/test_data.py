@@ -23,6 +23,8 @@ def test_windows_are_the_text_in_order_and_share_one_token(corpus: Corpus) -> No
     assert np.array_equal(inputs.flatten().numpy(), stream[:used])
     assert np.array_equal(targets.flatten().numpy(), stream[1 : used + 1])
     assert len(stream) - 1 - used < 16
+    # A window needs one token more than it has inputs.
+    assert [len(Windows(corpus, "train", len(stream) + more)) for more in (-1, 0, 1)] == [1, 0, 0]
 
 
 def test_windows_do_not_see_the_borders_of_files(
@@ -34,7 +36,7 @@ def test_windows_do_not_see_the_borders_of_files(
     assert all(entry["tokens"] >= 3000 for entry in made.files["train"][:-1])
     cut = Windows(made, "train", 16)
     whole = Windows(corpus, "train", 16)
-    assert len(cut.shards) > 3
+    assert len(cut.shards) > 3 and len(cut) == len(whole)
     everything = np.arange(len(whole))
     assert cut.read(everything)[0].equal(whole.read(everything)[0])
 

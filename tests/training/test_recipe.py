@@ -90,6 +90,11 @@ def test_what_decays() -> None:
     assert group_of("embed_tokens.weight", matrix, small("qwen3", weight_decay=0.1)).weight_decay == 0.1
 
 
+def test_matrices_of_the_blocks_have_the_rate_itself() -> None:
+    config = resolve("gpt2-nano", NAMED | {"lr": 0.5, "weight_decay": 0.25})
+    assert group_of("h.0.attn.c_attn.weight", torch.zeros(2, 2), config) == (1.0, 0.25)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_projections_begin_at_zero_and_nothing_else_changes(family: str) -> None:
     usual, zero = (model_of(small(family, zero_projections=value)) for value in (False, True))

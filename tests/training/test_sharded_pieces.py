@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from aura.plan.memory import memory_of, wire_bytes
 from aura.plan.shapes import shape_of
 from aura.strategy import pieces, wire
 from aura.strategy.codec import bytes_of
-from aura.strategy.interface import clip_factor, outcome_of
+from aura.strategy.interface import STOP, SUSPECT, clip_factor, outcome_of
 from aura.strategy.pieces import Segment, newton_schulz_work, owners, rounds
 from aura.strategy.sharded import ROUND_BYTES, _round_count, whole_matrices
 from aura.strategy.state import take
@@ -36,6 +37,21 @@ def cut(
 def test_a_gradient_is_shortened_to_the_clip_and_never_stretched() -> None:
     norms = (0.0, 0.5, 1.0, 4.0)
     assert [clip_factor(norm, 1.0, tokens=10) for norm in norms] == [0.1, 0.1, 0.1, 0.025]
+
+
+def test_who_wants_to_stop_and_who_cannot_trust_its_numbers() -> None:
+    rows = [[3.0, 10.0, 0.0, 100.0, 0.0, 0.0], [5.0, 10.0, 0.0, 300.0, 0.0, 0.0]]
+    usual = outcome_of(rows)
+    assert (usual.loss, usual.gradient_norm, usual.tokens) == (0.4, 1.0, 20)
+    assert not (usual.stopping or usual.suspect or usual.left_out)
+    rows[1][2] = STOP
+    assert (outcome_of(rows).stopping, outcome_of(rows).suspect) == (True, False)
+    rows[0][2] = SUSPECT
+    assert (outcome_of(rows).stopping, outcome_of(rows).suspect) == (True, True)
+    rows[0][3] = rows[1][3] = 0.0
+    assert outcome_of(rows).gradient_norm == 0 and not outcome_of(rows).left_out
+    rows[0][3] = -math.inf  # what a sum of squares that overflows may become
+    assert outcome_of(rows).left_out
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from aura.checkpoint import store as checkpoint
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.corpus.prepare import prepare
 from aura.corpus.windows import Windows
@@ -387,30 +386,3 @@ def test_ranks_that_mean_something_else_are_refused(corpus: Corpus, text: Path, 
     assert {
         path: path.read_bytes() for path in (tmp_path / "b").rglob("*.json") if "status" not in path.name
     } == before
-
-
-def test_ranks_of_one_disk_go_back_together(corpus: Corpus, tmp_path: Path) -> None:
-    """No rank takes the newer checkpoints for its own before rank 0 has set them aside."""
-
-    def be_slow() -> None:
-        go_back_to = checkpoint.go_back_to
-
-        def slowly(path: Path) -> None:
-            time.sleep(1)
-            go_back_to(path)
-
-        checkpoint.go_back_to = slowly
-
-    first = complete(start(tmp_path, corpus, 2, one_disk=True))[0]
-    path = first.run_dir / "checkpoints" / "checkpoint-step-15"
-    with_flag = f"--resume-from {path}"
-    for trainer in complete(start(tmp_path, corpus, 2, with_flag, {0: be_slow}, one_disk=True)):
-        assert "Continuing after step 15." in trainer.text
-
-    # A checkpoint that cannot be used is refused before the newer one is touched.
-    (path / "model.safetensors").write_bytes(b"x")
-    before = first.checkpoints()
-    for trainer in start(tmp_path, corpus, 2, with_flag, one_disk=True):
-        assert trainer.end() == 65
-        assert "cannot be used: model.safetensors has 1 bytes" in trainer.text
-    assert first.checkpoints() == before

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from aura.checkpoint import store
 from aura.cluster import activity
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
@@ -268,3 +269,30 @@ def test_a_lone_rank_that_hangs_says_so_and_no_longer_answers_systemd(corpus: Co
                 systemd.settimeout(8)
     assert "This rank hangs: step 10 has not ended for" in trainer.text
     trainer.process.kill()
+
+
+def test_ranks_of_one_disk_go_back_together(corpus: Corpus, tmp_path: Path) -> None:
+    """No rank takes the newer checkpoints for its own before rank 0 has set them aside."""
+
+    def be_slow() -> None:
+        go_back_to = store.go_back_to
+
+        def slowly(path: Path) -> None:
+            time.sleep(1)
+            go_back_to(path)
+
+        store.go_back_to = slowly
+
+    first = complete(start(tmp_path, corpus, 2, one_disk=True))[0]
+    path = first.run_dir / "checkpoints" / "checkpoint-step-15"
+    with_flag = f"--resume-from {path}"
+    for trainer in complete(start(tmp_path, corpus, 2, with_flag, {0: be_slow}, one_disk=True)):
+        assert "Continuing after step 15." in trainer.text
+
+    # A checkpoint that cannot be used is refused before the newer one is touched.
+    (path / "model.safetensors").write_bytes(b"x")
+    before = first.checkpoints()
+    for trainer in start(tmp_path, corpus, 2, with_flag, one_disk=True):
+        assert trainer.end() == 65
+        assert "cannot be used: model.safetensors has 1 bytes" in trainer.text
+    assert first.checkpoints() == before

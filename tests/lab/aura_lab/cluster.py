@@ -7,19 +7,17 @@ import json
 import re
 import secrets
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from aura_lab import host, image, network
 from aura_lab.container import Container
+from aura_lab.interrupts import interruptible, uninterruptible
 from aura_lab.node import Node, names
 from aura_lab.vm import VM
 
@@ -76,7 +74,7 @@ def _image(kind: str) -> Path:
 def up(wanted: Iterable[Node], internet: bool = True) -> None:
     """Start the wanted nodes that do not run yet, and everything that they need."""
     host.require_root()
-    with _interruptible(), host.locked():
+    with interruptible(), host.locked():
         require_own_lab()
         was_up = _MEMORY.exists()
         host.OWN.mkdir(parents=True, exist_ok=True)
@@ -152,7 +150,7 @@ def _prepare(wanted: Node, rootfs: str) -> Node:
 
 def down() -> None:
     host.require_root()
-    with host.locked(), _uninterruptible():
+    with host.locked(), uninterruptible():
         require_own_lab()
         _down()
 
@@ -168,7 +166,7 @@ def _down() -> None:
 def down_only(name: str) -> None:
     """Remove one node and leave the others; with the last one goes the lab."""
     host.require_root()
-    with host.locked(), _uninterruptible():
+    with host.locked(), uninterruptible():
         require_own_lab()
         node = load(name)
         if node:
@@ -219,7 +217,7 @@ def restore(name: str, label: str) -> None:
 def _changing(name: str) -> Iterator[Node]:
     """A node of a lab that is up, for a command that may not be left half done."""
     host.require_root()
-    with host.locked(), _uninterruptible():
+    with host.locked(), uninterruptible():
         require_own_lab()
         node = existing(name)
         if not network.exists():
@@ -336,48 +334,6 @@ def _each(action: Callable[[Node], None], nodes: list[Node]) -> None:
         raise
     finally:
         pool.shutdown()
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C and `kill` end an `up` in the same way: as an exception, so that it cleans up. Once is enough."""
-    stopped = False
-
-    def stop(number: int, _: FrameType | None) -> None:
-        nonlocal stopped
-        if stopped:
-            host.say("still cleaning up, a moment")
-            return
-        stopped = True
-        raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
-
-    with _handlers(stop):
-        yield
-
-
-@contextmanager
-def _uninterruptible() -> Iterator[None]:
-    """Cleaning up takes seconds and is not left half done."""
-
-    def refuse(number: int, _: FrameType | None) -> None:
-        host.say("still cleaning up, a moment")
-
-    with _handlers(refuse):
-        yield
-
-
-@contextmanager
-def _handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handler) for number in caught}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def ssh_command(name: str, words: list[str]) -> list[str]:
