@@ -120,6 +120,3 @@ def pairs_of(*names: str) -> list[tuple[str, str]]:
 
 
 ALL_PAIRS = pairs_of(*NAMES)
-
-
-ALL_PAIRS = pairs_of(*NAMES)

@@ -160,6 +160,13 @@ class Rank:
         (task.folder / f"result-{self.rank}.json").write_text(json.dumps(result))
 
 
+def batches_of(task: Task, rank: int) -> list[list[torch.Tensor]]:
+    """What a rank of the task sees, by step and micro-batch."""
+    one = Rank.__new__(Rank)
+    one.task, one.rank = task, rank
+    return [one.batches(step) for step in range(task.steps)]
+
+
 def dawdle(number: int, rank: Rank) -> None:
     """A fault: weights come late, those of the output matrix last."""
     if number:

@@ -16,7 +16,7 @@ from aura.optim.loss_scale import LossScale
 from aura.optim.muon import optimizer_of
 from aura.strategy.delayed import Delayed
 from aura.strategy.interface import clip_factor
-from sharded_ranks import Rank, Task, check_equal, complete, losses, parameters
+from sharded_ranks import Task, batches_of, check_equal, complete, losses, parameters
 from trainers import (
     Fault,
     at_step,
@@ -37,7 +37,7 @@ RUN = "--optimizer muon --lr 0.02 --gradient-accumulation-steps 4 --batch-size 1
 def reference(task: Task) -> tuple[dict[str, torch.Tensor], list[float]]:
     """What the ranks of the task have to arrive at, in one process and by the definition: w + (w - the w before)."""
     config, predicted = task.config, task.config.predicted_weights
-    everybody = [_batches_of(task, rank) for rank in range(task.world_size)]
+    everybody = [batches_of(task, rank) for rank in range(task.world_size)]
     model = GPT(config)
     named = dict(model.named_parameters())
     optimizer = optimizer_of(model, config)
@@ -76,12 +76,6 @@ def reference(task: Task) -> tuple[dict[str, torch.Tensor], list[float]]:
         before, exact = exact, after
         losses.append(loss_sum / tokens)
     return exact, losses
-
-
-def _batches_of(task: Task, rank: int) -> list[list[torch.Tensor]]:
-    one = Rank.__new__(Rank)
-    one.task, one.rank = task, rank
-    return [one.batches(step) for step in range(task.steps)]
 
 
 @pytest.mark.parametrize("predicted", [True, False], ids=["predicted", "plain"])

@@ -21,7 +21,7 @@ from aura.plan.memory import memory_of, state_bytes
 from aura.strategy.rounds import Agreed, Rounds
 from safetensors.torch import load_file
 from services import wait_until
-from sharded_ranks import Rank, Task, check_equal, complete, losses, parameters
+from sharded_ranks import Rank, Task, batches_of, check_equal, complete, losses, parameters
 from trainers import at_step, curve, infinite_gradient, send_self, start, stop_at
 from trainers import complete as completed
 
@@ -35,7 +35,7 @@ def reference(task: Task) -> tuple[dict[str, torch.Tensor], list[float]]:
     """DiLoCo (arXiv 2311.08105, algorithm 1) in one process, torch's own SGD being the outer optimizer; with a delay
     what it comes to is added later."""
     config, shares = task.config, task.shares or (1,) * task.world_size
-    everybody = [_batches_of(task, rank) for rank in range(task.world_size)]
+    everybody = [batches_of(task, rank) for rank in range(task.world_size)]
     models = [model_of(config) for _ in everybody]
     optimizers = [optimizer_of(model, config) for model in models]
     agreed = [torch.nn.Parameter(p.detach().clone()) for p in models[0].parameters()]
@@ -78,12 +78,6 @@ def reference(task: Task) -> tuple[dict[str, torch.Tensor], list[float]]:
                         parameter.copy_(now)
     names = [name for name, _ in models[0].named_parameters()]
     return dict(zip(names, (p.detach() for p in agreed), strict=True)), found
-
-
-def _batches_of(task: Task, rank: int) -> list[list[torch.Tensor]]:
-    one = Rank.__new__(Rank)
-    one.task, one.rank = task, rank
-    return [one.batches(step) for step in range(task.steps)]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
-from aura.optim.adamw import Optimizer
 from aura.strategy.interface import Outcome, Told
 from aura.strategy.pieces import Round
 from aura.strategy.sharded import Sharded
@@ -38,15 +37,9 @@ LATE, CHANGE = "late", "change"
 class Delayed(Sharded):
     awaits_by_layer = False
 
-    def __init__(
-        self,
-        model: nn.Module,
-        ranks: Ranks,
-        config: TrainConfig,
-        optimizer_for: Callable[[nn.Module], Optimizer] | None = None,
-    ) -> None:
-        """As of Sharded."""
-        super().__init__(model, ranks, config, optimizer_for)
+    def __init__(self, model: nn.Module, ranks: Ranks, config: TrainConfig) -> None:
+        """All ranks have to call this together."""
+        super().__init__(model, ranks, config)
         self.change: dict[str, Tensor] = {}
         if config.predicted_weights:
             # Half of the digits are enough: what is predicted wrong, leg 2 puts right.

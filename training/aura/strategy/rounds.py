@@ -23,7 +23,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +31,6 @@ from torch import Tensor, nn
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.optim.muon import optimizer_of
-from aura.optim.nesterov import Nesterov
 from aura.strategy.alone import fill_missing, norm_of_sum, take_all
 from aura.strategy.checksum import checksum
 from aura.strategy.delayed import LATE, Delayed
@@ -62,7 +60,7 @@ class Rounds(Strategy):
 
     def __init__(self, model: nn.Module, ranks: Ranks, config: TrainConfig) -> None:
         """All ranks have to call this together."""
-        self.model, self.ranks, self.config = model, ranks, config
+        self.ranks, self.config = ranks, config
         self.parameters = dict(model.named_parameters())
         self.local = optimizer_of(model, config)
         self.agreed = Agreed(model)
@@ -71,7 +69,7 @@ class Rounds(Strategy):
         # Nothing is clipped twice, Nesterov needs no matrix whole, and nobody computes on what is being agreed on.
         exchange = replace(config, optimizer="adamw", predicted_weights=False, clip=math.inf, delay=delay)
         kind = Delayed if delay else Sharded
-        self.outer = kind(self.agreed, ranks, exchange, partial(Nesterov, momentum=config.outer_momentum))
+        self.outer = kind(self.agreed, ranks, exchange)
         self.late = math.ceil(delay * config.local_steps)  # steps of a round that do not know the last one
         self.steps = self.tokens = 0  # of this round; the tokens of this rank
         self.under_way: Callable[[], Outcome] | None = None  # the exchange of the last one

@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,7 +29,7 @@ from aura.cluster.ranks import Ranks, collective
 from aura.config import TrainConfig
 from aura.optim.adamw import Optimizer
 from aura.optim.muon import matrices_in, optimizer_of
-from aura.optim.nesterov import MOMENTUM
+from aura.optim.nesterov import MOMENTUM, Nesterov
 from aura.strategy.by_node import legs_of
 from aura.strategy.checksum import checksum, make_equal
 from aura.strategy.codec import bytes_of
@@ -59,17 +58,9 @@ class Sharded(Strategy):
     gathers = True
     awaits_by_layer = True  # the weights of leg 2, where the model lets us
 
-    def __init__(
-        self,
-        model: nn.Module,
-        ranks: Ranks,
-        config: TrainConfig,
-        optimizer_for: Callable[[nn.Module], Optimizer] | None = None,
-    ) -> None:
-        """All ranks have to call this together. optimizer_for: of what an owner has; the one that `config` asks for,
-        unless said."""
+    def __init__(self, model: nn.Module, ranks: Ranks, config: TrainConfig) -> None:
+        """All ranks have to call this together."""
         self.model, self.ranks, self.config = model, ranks, config
-        self.optimizer_for = optimizer_for or partial(optimizer_of, config=config)
         self.parameters = dict(model.named_parameters())
         self.flat = {name: parameter.data.view(-1) for name, parameter in self.parameters.items()}
         first = next(iter(self.flat.values()))
@@ -83,7 +74,7 @@ class Sharded(Strategy):
         self.rounds = rounds(self.owned, _round_count(self.owned, config.wire, slowest))
         self.shard = Shard(self.parameters, self.owned[ranks.rank], set(matrices), self.format.master)
         self.has_loaded = False
-        self.optimizer = self.optimizer_for(self.shard)
+        self.optimizer = owners_optimizer(self.shard, config)
         self.gradient = GradientSum(self.shard.gradient, ranks.world_size)
         self.rounds_of: dict[str, list[int]] = {name: [] for name in self.parameters}
         for number, round_ in enumerate(self.rounds):
@@ -191,7 +182,7 @@ class Sharded(Strategy):
 
     def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
         outline = Outline(self.parameters)
-        outlined = self.optimizer_for(outline).tensors()
+        outlined = owners_optimizer(outline, self.config).tensors()
         if self.format.master:
             outlined |= {f"{name}.{MASTER}": part.float() for name, part in outline.named_parameters()}
         shapes = shapes_of(self.parameters, outlined)
@@ -312,6 +303,13 @@ class Sharded(Strategy):
     def _wait(self, number: int) -> None:
         with self.ranks.activity.waiting():
             self.wire.wait(number)
+
+
+def owners_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
+    """Of what an owner has; of rounds the outer one."""
+    if config.strategy == "rounds":
+        return Nesterov(model, config.outer_momentum)
+    return optimizer_of(model, config)
 
 
 def whole_matrices(model: nn.Module) -> dict[str, int]:
