@@ -44,6 +44,7 @@ class Corpus:
     bytes_per_token: int  # in the files
     text_bytes: int  # UTF-8, of all documents
     skipped: dict[str, int]  # places that could not be used, per kind
+    special: dict[str, str]  # what transformers calls bos_token, eos_token, pad_token and chat_template
 
 
 def fingerprint_of(meta: dict[str, Any]) -> str:
@@ -101,7 +102,19 @@ def corpus_of(meta: dict[str, Any], path: Path) -> Corpus:
         bytes_per_token=meta.get("bytes_per_token", 2),
         text_bytes=meta["text_bytes"] if "text_bytes" in meta else meta["source"]["bytes"],
         skipped=meta.get("skipped", {}),
+        special=special_of(meta),
     )
+
+
+def special_of(meta: dict[str, Any]) -> dict[str, str]:
+    """Of a text, what ends a document begins the next; in dialogues an answer has an end of its own."""
+    end = meta.get("end_of_text", END_OF_TEXT)
+    special = {
+        "bos_token": end,
+        "eos_token": meta.get("end_of_answer", end),
+        "pad_token": meta.get("pad", end),
+    }
+    return special | {name: meta[name] for name in ("chat_template",) if name in meta}
 
 
 def check_vocabulary(corpus: Corpus, vocab_size: int, preset: str) -> None:
