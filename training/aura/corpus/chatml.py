@@ -1,9 +1,9 @@
 """ChatML: how a dialogue is written down as text, exactly as Qwen's models, llama.cpp and ollama know it.
 
-    <|im_start|>user
-    ¿Qué hora es?<|im_end|>
-    <|im_start|>assistant
-    Las tres.<|im_end|>
+<|im_start|>user
+¿Qué hora es?<|im_end|>
+<|im_start|>assistant
+Las tres.<|im_end|>
 """
 
 from __future__ import annotations
