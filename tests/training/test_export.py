@@ -97,12 +97,14 @@ def test_greedy_generation_agrees_token_by_token(
     output = tmp_path / "final"
     path = run_dir / "checkpoints" / "checkpoint-step-40"
     export_command.main(["--checkpoint", str(path), "--output", str(output)])
-    model, tokenizer = sample.load(path)
+    trained = sample.load(path)
+    model, tokenizer = trained.model, trained.tokenizer
     theirs, their_tokenizer = GPT2LMHeadModel.from_pretrained(output), AutoTokenizer.from_pretrained(output)
     for prompt in ("el", "la casa", "¿"):
         begin = [tokenizer.token_to_id(END_OF_TEXT), *tokenizer.encode(prompt).ids]
         count = model.seq_len - len(begin)
-        ours = sample.generate(model, begin, count, export.token_ids(tokenizer), 0, 0, 0, begin[0])
+        made = sample.generate(model, begin, count, export.token_ids(tokenizer), 0, 0, 0, begin[:1])
+        ours = [*begin, *made]
         generated = theirs.generate(torch.tensor([begin]), max_new_tokens=count, do_sample=False)[0].tolist()
         assert generated == ours
         assert their_tokenizer.decode(ours) == tokenizer.decode(ours, skip_special_tokens=False)

@@ -106,7 +106,7 @@ def test_the_same_ids_and_the_same_greedy_tokens(
     asked = text[: text.index(" ", 20)]
     prompt = [begin, *tokenizer.encode(asked).ids]
     assert prompt == tokens[: len(prompt)]
-    ours = sample.generate(model, prompt, 200, rows, 0, 0, 0)
+    ours = [*prompt, *sample.generate(model, prompt, 200, rows, 0, 0, 0)]
     theirs = AutoModelForCausalLM.from_pretrained(final)
     made = theirs.generate(torch.tensor([prompt]), max_new_tokens=200, do_sample=False)[0].tolist()
     assert ours == made == tokens[: len(ours)], "it has not been learnt by heart"
