@@ -60,7 +60,7 @@ def tuned_run(run_dir: Path, corpus: Corpus, **settings: object) -> Path:
     tokenizer = Tokenizer.from_str(train([line.replace("🙂", "") for line in spanish_lines(200)], 400).json)
     tokenizer.add_special_tokens([chatml.BEGIN, chatml.END])
     ids = tokenizer.encode(chatml.written(DIALOGUE)).ids
-    context = {"seq_len": len(ids) - 1, "vocab_size": export.token_ids(tokenizer)}
+    context = {"seq_len": 2 * len(ids), "vocab_size": export.token_ids(tokenizer)}
     config = resolve("gpt2-nano", {**SMALL, "family": "qwen3", "kv_heads": 2, **context, **settings})
     own = run_dir.with_name("tuned-corpus")
     own.mkdir(parents=True)

@@ -51,7 +51,7 @@ def special_tokens(directory: Path, tokenizer: Tokenizer) -> dict[str, str]:
     return special | ({"chat_template": template} if isinstance(template, str) else {})
 
 
-def is_tuned(special: Mapping[str, str]) -> bool:
+def is_tuned(special: Mapping[str, Any]) -> bool:
     """Has a model with these learnt to answer? Its texts are dialogues then, and no token stands before them."""
     return {"chat_template", "eos_token"} <= special.keys()
 
