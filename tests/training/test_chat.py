@@ -67,7 +67,7 @@ def test_what_does_not_fit_any_more_is_left_out(
     trained = sample.load(run / "checkpoints/checkpoint-step-80")
     system = "Sé breve."
     lines = [*QUESTIONS * 4, "¿" + "perro " * 200, QUESTIONS[0]]
-    said = talked([str(run), "--system", system, "--tokens", "15"], lines, monkeypatch, capsys)
+    said = talked([str(run), "--system", system, "--tokens", "30"], lines, monkeypatch, capsys)
     notes = [
         line for line in said if line.startswith("(The conversation is longer than what the model reads")
     ]
@@ -75,7 +75,7 @@ def test_what_does_not_fit_any_more_is_left_out(
     assert sum("the model reads no more than" in line for line in said) == 1
     assert len(seen) == 9, "the question that is too long ended the conversation"
     texts = [trained.tokenizer.decode(ids, skip_special_tokens=False) for ids in seen]
-    assert all(len(ids) + 15 <= trained.model.seq_len for ids in seen)
+    assert all(len(ids) + 30 <= trained.model.seq_len for ids in seen)
     assert all(
         text.startswith(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n") for text in texts
     )

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import gguf
 import pytest
 import torch
 import xllamacpp
 from aura.config import resolve
 from aura.corpus import chatml
-from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, Corpus
+from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, TOKENIZER_CONFIG, Corpus
 from aura.corpus.tokenizer import train
 from aura.errors import ConfigError
 from aura.model import export, gguf_file, sample
@@ -110,8 +111,16 @@ def test_a_tuned_model_answers_and_stops(corpus: Corpus, tmp_path: Path) -> None
     said = model.generate(torch.tensor([asked]), max_new_tokens=50, do_sample=False)[0].tolist()
     assert said == asked + answer
 
+    assert json.loads((tmp_path / "final" / TOKENIZER_CONFIG).read_text())["add_bos_token"] is False
     for form in gguf_file.FORMATS:
-        llama = Llama(tmp_path / "final" / gguf_file.name_of(form))
+        file = tmp_path / "final" / gguf_file.name_of(form)
+        # llama.cpp would know <|im_end|> by its name too; others go by what the file says.
+        said = {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
+        ids = {name: said[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "eot", "padding")}
+        assert ids == {"bos": begin, "eos": end, "eot": end, "padding": begin}
+        assert said["tokenizer.ggml.add_bos_token"] is False
+        assert said["tokenizer.chat_template"] == chatml.TEMPLATE
+        llama = Llama(file)
         text = chatml.question(question)
         assert llama.ask("tokenize", content=text, add_special=True)["tokens"] == asked
         assert llama.ask("apply-template", messages=question)["prompt"] == text
