@@ -80,7 +80,7 @@ def gguf_of(model: Model, output: Path | None) -> Path:
             if (model.path / name).is_file():
                 return model.path / name
         raise ConfigError("serve_no_gguf", path=model.path, file=gguf_file.name_of(FORM), form=FORM)
-    folder = output or model.path.absolute().parents[1] / SERVED
+    folder = output or (model.run or model.path.absolute().parents[1]) / SERVED
     file = folder / gguf_file.name_of(FORM)
     # The file has the time of the checkpoint that it was made of.
     written = (model.path / MANIFEST).stat().st_mtime_ns
@@ -146,7 +146,7 @@ def _how_to_reach(name: str, port: int, file: Path, tuned: bool) -> str:
         f"    curl {address}/v1/{path} -H 'Content-Type: application/json' -d '{json.dumps(asked)}'",
         text("serve_clients"),
         f'    OpenAI(base_url="{address}/v1", api_key="-")',
-        text("serve_elsewhere", port=port),
+        text("serve_elsewhere"),
         f"    ssh -L {port}:{LOOPBACK}:{port} {socket.gethostname()}",
     ]
     if (modelfile := file.with_name(gguf_file.MODELFILE)).is_file():
