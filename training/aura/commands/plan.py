@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from aura.commands.flags import add_flags, given_settings, number
-from aura.config import AUTO, TrainConfig, canonical, parse_assignments, resolve
-from aura.corpus.corpus import Corpus, check_vocabulary, read_corpus
+from aura.config import AUTO, TUNE, TrainConfig, canonical, parse_assignments, resolve, tuned
+from aura.corpus.corpus import Corpus, check_vocabulary, read_corpus, settings_of
 from aura.errors import ConfigError, Parser
 from aura.plan import gpus
 from aura.plan.auto import USABLE, Choice, choose, chosen_before, sized_for
@@ -38,7 +38,8 @@ def main(argv: list[str]) -> int:
         auto = {"auto": {"preset": preset, "settings": overrides, "reason": choice.reason}}
         if arguments.hours and arguments.nodes > 1:  # as launch.yml has it
             overrides = {"strategy": "auto", **overrides}
-    config = resolve(preset, overrides)
+    dialogues = corpus if preset == TUNE else None
+    config = tuned(settings_of(dialogues.path), overrides) if dialogues else resolve(preset, overrides)
     if config.tokens and arguments.hours:
         raise ConfigError("plan_length_twice")
     if config.epochs and not (arguments.hours or corpus):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aura.config import AUTO, TrainConfig, as_words, resolve
-from aura.corpus.corpus import META, Corpus, read_corpus
+from aura.config import AUTO, TUNE, TrainConfig, as_words, resolve, tuned
+from aura.corpus.corpus import META, Corpus, read_corpus, settings_of
 from aura.errors import ConfigError
 from aura.plan import gpus, sizing
 from aura.plan.memory import GIB, largest_micro_batch, memory_of, settings_that_fit
@@ -74,6 +74,8 @@ def resolve_here(
     """
     if hours and preset != AUTO:
         raise ConfigError("hours_need_auto", preset=preset)
+    if preset == TUNE:
+        return tuned(settings_of(corpus), overrides)
     if preset != AUTO or not _alone():
         return resolve(preset, overrides)
     before = run_dir / "config.json"
