@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     base = run_directory(arguments.run)
     run_dir = arguments.run_dir or base.with_name(f"{base.name}-tuned")
     corpus = arguments.corpus or run_dir / "dialogues"
-    prepare(base, arguments.data, corpus, arguments.validation_fraction)
+    prepare(base, arguments.data, corpus, Layout(arguments.validation_fraction, arguments.pack))
     if arguments.only_prepare:
         return 0
     from aura.commands.cli import train
@@ -88,7 +88,13 @@ class Base:
         return corpora.sha256_of(self.checkpoint / manifest.MODEL)
 
 
-def prepare(run_dir: Path, data: list[Path], output: Path, validation_fraction: float) -> None:
+@dataclass(frozen=True)
+class Layout:
+    validation_fraction: float
+    packed: bool
+
+
+def prepare(run_dir: Path, data: list[Path], output: Path, layout: Layout) -> None:
     """The corpus in `output`; the one that is there, where it is of the same dialogues and the same model. It appears
     all at once. Raises DataError, ConfigError."""
     base, files = Base.of(run_dir), find_files(data, put)
@@ -97,7 +103,7 @@ def prepare(run_dir: Path, data: list[Path], output: Path, validation_fraction: 
         source = {
             "sha256": digest_of(files, advance),
             "model_sha256": base.identity,
-            "validation_fraction": validation_fraction,
+            **asdict(layout),
         }
     if output.exists() and any(output.iterdir()):
         there = corpora.verify(output)
@@ -110,7 +116,7 @@ def prepare(run_dir: Path, data: list[Path], output: Path, validation_fraction: 
         temporary.mkdir(parents=True)
         with Bars() as bars:
             bar = bars.start(text("encoding_dialogues"), sum(file.stat().st_size for file in files))
-            made = _encode(base, temporary, validation_fraction, dialogues.read(files, bar))
+            made = _encode(base, temporary, layout, dialogues.read(files, bar))
         _write_rest(base, made, temporary, source)
         publish(temporary, output)
     except OSError as error:
@@ -121,10 +127,10 @@ def prepare(run_dir: Path, data: list[Path], output: Path, validation_fraction: 
 
 
 def _encode(
-    base: Base, directory: Path, validation_fraction: float, found: Iterator[dialogues.Dialogue]
+    base: Base, directory: Path, layout: Layout, found: Iterator[dialogues.Dialogue]
 ) -> dialogues.Dialogues:
-    window = base.config.seq_len
-    made = dialogues.Dialogues(base.tokenizer, directory, window, base.end, validation_fraction)
+    where = (directory, base.config.seq_len, base.end)
+    made = dialogues.Dialogues(base.tokenizer, *where, layout.validation_fraction, layout.packed)
     made.add(found)
     return made
 
@@ -218,6 +224,11 @@ def _parser() -> Parser:
         default=0.02,
         metavar="X",
         help="dialogues that are not trained on (0.02)",
+    )
+    parser.add_argument(
+        "--pack",
+        action="store_true",
+        help="several dialogues in a window: faster where they are short, but each is read behind those before it",
     )
     add_settings(parser)
     return parser

@@ -1,9 +1,10 @@
 """Dialogues in, a corpus out that answers can be learnt from (see aura/corpus/corpus.py).
 
 A dialogue is written down as ChatML (chatml.py). What is learnt of it is what the assistant says, with the token that
-ends its answer; the rest is read only. A window begins with a dialogue and holds as many whole ones as there is room
-for, in the order of the files; what is left of it is padding. Of a dialogue that is longer than a window the last turns
-are left out; where not even the first answer has room, all of it.
+ends its answer; the rest is read only. Each dialogue has a window of its own, which padding fills: so it is read as
+later, with nothing before it. Packed, a window holds as many as there is room for, in the order of the files: fewer
+windows, but each dialogue is read behind those before it. Of one that is longer than a window the last turns are left
+out; where not even the first answer has room, all of it.
 
 What a dialogue may be in a file (.jsonl, .ndjson, or a .json that is a list):
 
@@ -134,15 +135,15 @@ def learnt_of(messages: Dialogue, encoding: Encoding) -> tuple[NDArray[np.bool_]
 class Pages:
     """A split in windows, written to a file."""
 
-    def __init__(self, path: Path, window: int, pad: int) -> None:
-        self.path, self.window = path, window
+    def __init__(self, path: Path, window: int, pad: int, packed: bool) -> None:
+        self.path, self.window, self.packed = path, window, packed
         self.padding = np.uint32(pad + NOT_LEARNT)
         self.file, self.tokens, self.dialogues = path.open("wb"), 0, 0
         self.digest = hashlib.sha256()
 
     def add(self, ids: Ids) -> None:
         room = -self.tokens % self.window
-        if len(ids) > room:
+        if len(ids) > room or not self.packed:
             self._write(np.full(room, self.padding))
         self._write(ids)
         self.dialogues += 1
@@ -175,13 +176,14 @@ class Dialogues:
     window: int
     pad: int
     validation_fraction: float
+    packed: bool
     left_out: dict[str, int] = field(default_factory=lambda: {"twice": 0, "long": 0, "shortened": 0})
     text_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.seen: set[int] = set()
         self.splits = {
-            split: Pages(self.directory / f"{split}-00000.bin", self.window, self.pad)
+            split: Pages(self.directory / f"{split}-00000.bin", self.window, self.pad, self.packed)
             for split in ("train", "validation")
         }
         self.counts = np.zeros(self.tokenizer.get_vocab_size(), np.int64)  # of what is learnt
