@@ -295,6 +295,8 @@ def tuned(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> TrainCon
         own["epochs"] = 0
     if "gradient_accumulation_steps" in given and "global_batch_tokens" not in given:
         own["global_batch_tokens"] = 0
+    if given.get("strategy") == "auto" and "wire" not in given:
+        own["wire"] = "fp32"  # it chooses
     return from_values(own | given)
 
 
