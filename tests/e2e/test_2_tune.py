@@ -8,16 +8,14 @@ from pathlib import Path
 from lab_cluster import NODES, Cluster
 
 PEOPLE = "Ana Luis Eva Juan Rosa Hugo Pablo Lola Bruno Clara Diego Nuria".split()
-THINGS = "una casa,un libro,un gato,una flor,un tren,un mapa,una luna,un pan,una taza,un reloj,una llave,un barco".split(
-    ","
-)
+THINGS = "casa libro gato flor tren mapa luna pan taza reloj llave barco".split()
 
 
 def test_the_model_of_the_demo_learns_to_answer(cluster: Cluster, tmp_path: Path) -> None:
     data = tmp_path / "dialogues.jsonl"
     pairs = dict(zip(PEOPLE, THINGS, strict=True))
     dialogues = (
-        {"prompt": f"¿Qué tiene {person}?", "completion": f"Tiene {thing}."}
+        {"prompt": f"¿Qué tiene {person}?", "completion": f"Tiene: {thing}."}
         for person, thing in pairs.items()
     )
     data.write_text(
@@ -35,4 +33,4 @@ def test_the_model_of_the_demo_learns_to_answer(cluster: Cluster, tmp_path: Path
     for person in ("Ana", "Nuria"):
         chat = "/opt/aura/current/venv/bin/aura chat --temperature 0 --ask"
         answer = cluster.sh("node0", f"{chat} '¿Qué tiene {person}?' /var/lib/aura/runs/gpt2-nano-tuned")
-        assert answer.strip() == f"Tiene {pairs[person]}."
+        assert answer.strip() == f"Tiene: {pairs[person]}."
