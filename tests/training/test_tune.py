@@ -14,14 +14,15 @@ import pytest
 import torch
 import trainers
 from aura.commands import cli
-from aura.config import resolve, tuned
+from aura.config import resolve
 from aura.corpus import chatml, dialogues
-from aura.corpus.corpus import INITIAL, NOT_LEARNT, Corpus, read_corpus, settings_of
+from aura.corpus.corpus import INITIAL, NOT_LEARNT, Corpus, read_corpus
 from aura.corpus.listener import NOBODY
 from aura.corpus.windows import IGNORED, Windows, inputs_and_targets
 from aura.errors import AuraError, ConfigError
 from aura.model import export, sample, tuning
 from aura.model.loss import LinearCrossEntropy
+from aura.plan.auto import tuned
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional
@@ -172,11 +173,10 @@ def test_it_begins_as_the_model_was(base: Path, tmp_path: Path) -> None:
         new = after[name][: len(old)] if name == "wte.weight" else after[name]
         assert torch.equal(new, old)
     assert torch.equal(after["wte.weight"][300:302], before["wte.weight"][:1].expand(2, -1))
-    settings = settings_of(corpus.path)
-    config = tuned(settings, {"steps": "7"})
+    config = tuned(corpus.path, {"steps": "7"})
     assert (config.vocab_size, config.steps, config.epochs) == (302, 7, 0)
     assert config.lr == pytest.approx(0.1 * resolve("gpt2-nano").lr)
-    assert tuned(settings, {"strategy": "auto"}).wire == "fp32"
+    assert tuned(corpus.path, {"strategy": "auto"}).wire == "fp32"
 
 
 def test_only_targets_that_count_are_in_the_loss() -> None:

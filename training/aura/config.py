@@ -260,7 +260,7 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     """
     given = canonical(overrides or {})
     preset = str(given.pop("preset", preset))
-    _refuse_two_ways(given)
+    refuse_two_ways(given)
     names = [*preset_names(), AUTO, MANUAL, TUNE]
     if preset not in names:
         raise ConfigError(
@@ -285,21 +285,6 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     return replace(config, lr=rate(config.optimizer, config.d_model))
 
 
-def tuned(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> TrainConfig:
-    """What a corpus of dialogues says of its training, with some settings replaced. Raises ConfigError."""
-    given = canonical(overrides)
-    given.pop("preset", None)
-    _refuse_two_ways(given)
-    own = dict(settings)
-    if {"steps", "tokens"} & given.keys() and "epochs" not in given:
-        own["epochs"] = 0
-    if "gradient_accumulation_steps" in given and "global_batch_tokens" not in given:
-        own["global_batch_tokens"] = 0
-    if given.get("strategy") == "auto" and "wire" not in given:
-        own["wire"] = "fp32"  # it chooses
-    return from_values(own | given)
-
-
 def own_settings(preset: str) -> dict[str, Any]:
     """What its file says."""
     text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
@@ -321,7 +306,8 @@ def canonical(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _refuse_two_ways(given: Mapping[str, Any]) -> None:
+def refuse_two_ways(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError."""
     said = {name for name, value in given.items() if _typed(name, value, SETTINGS[name].type)}
     for (name, other), error in SAY_THE_SAME.items():
         if {name, other} <= said:

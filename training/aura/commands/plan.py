@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from aura.commands.flags import add_flags, given_settings, number
-from aura.config import AUTO, TUNE, TrainConfig, canonical, parse_assignments, resolve, tuned
-from aura.corpus.corpus import Corpus, check_vocabulary, read_corpus, settings_of
+from aura.config import AUTO, TUNE, TrainConfig, canonical, parse_assignments, resolve
+from aura.corpus.corpus import Corpus, check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.plan import gpus
-from aura.plan.auto import USABLE, Choice, choose, chosen_before, sized_for
+from aura.plan.auto import USABLE, Choice, choose, chosen_before, sized_for, tuned
 from aura.plan.candidates import Decision, cluster_of, decide, exchanging
 from aura.plan.gpus import Gpu
 from aura.plan.memory import GIB
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         if arguments.hours and arguments.nodes > 1:  # as launch.yml has it
             overrides = {"strategy": "auto", **overrides}
     dialogues = corpus if preset == TUNE else None
-    config = tuned(settings_of(dialogues.path), overrides) if dialogues else resolve(preset, overrides)
+    config = tuned(dialogues.path, overrides) if dialogues else resolve(preset, overrides)
     if config.tokens and arguments.hours:
         raise ConfigError("plan_length_twice")
     if config.epochs and not (arguments.hours or corpus):
