@@ -61,6 +61,7 @@ def main(argv: list[str]) -> int:
         hours=None if sized else arguments.hours,
         mfu=arguments.mfu,
         corpus_tokens=corpus.tokens["train"] if corpus else None,
+        is_trained=bool(corpus and corpus.window),
     )
     if arguments.json:
         print(json.dumps(plan.as_json() | (decision.as_json() if decision else {}) | auto, indent=2))

@@ -170,6 +170,7 @@ def plan_of(run: Run, said: Sequence[str]) -> Plan:
         nodes=len(set(run.ranks.nodes)),
         link_mbit=link_mbit(),
         corpus_tokens=run.corpus.tokens["train"],
+        is_trained=bool(run.corpus.window),
     )
     if run.ranks.world_size > 1:
         run.status.set(setting=as_words({name: getattr(run.config, name) for name in CHOSEN}))
