@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import wire_arms as of
-from aura.plan.plan import GIGABIT
+from aura.plan.rank import GIGABIT
 from learning_arms import ARMS
 from measuring import HERE, interval, options, show, write_results
 from playing import Setting

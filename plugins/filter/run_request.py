@@ -16,6 +16,7 @@ PREPARE = (
 # What -e may say that is no setting of a preset.
 NAMES = "preset run corpus text wait backend cpu training_cards rendezvous_port dataset documents_per_line".split()
 OF_ROLES = re.compile(r"ansible_|trainer_|corpus_|inventory_check_")
+RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 ELSEWHERE = re.compile(r"[A-Za-z0-9+.-]+:/")
 
 
@@ -25,7 +26,30 @@ def preset_settings(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in own and not OF_ROLES.match(name)}
 
 
-def launch_problem(given: Mapping[str, Any]) -> str:
+def launch_problem(given: Mapping[str, Any], here: str) -> str:
+    """`here`: what relative paths begin at."""
+    return _tune_problem(given, here) or _launch_problem(given)
+
+
+def _tune_problem(given: Mapping[str, Any], here: str) -> str:
+    if "tune" not in given:
+        only = [name for name in ("data", "pack") if name in given]
+        return f"-e {only[0]}=… is of use with -e tune=RUN only." if only else ""
+    run, data = str(given["tune"]), str(given.get("data", ""))
+    if not RUN.fullmatch(run):
+        return f"tune={run} is no name of a run: name one of those in /var/lib/aura/runs of the nodes."
+    if given.get("preset", "tune") != "tune":
+        return f"-e tune={run} says which model is trained: leave out -e preset={given['preset']}."
+    if given.get("run") == run:
+        return f"The run that learns to answer has a name of its own: another one than -e run={run}."
+    if not data:
+        return "No dialogues were named: -e data=FILE, with a dialogue in every line (docs/model.md)."
+    if not Path(here, Path(data).expanduser()).is_file():
+        return f"There is no file {data} on this machine: -e data=FILE names the dialogues."
+    return ""
+
+
+def _launch_problem(given: Mapping[str, Any]) -> str:
     try:
         hours = float(given.get("hours", 1))
     except ValueError:

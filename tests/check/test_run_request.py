@@ -58,10 +58,18 @@ def test_what_is_on_this_machine_is_copied_and_all_else_is_an_option(here: Path)
         ({"runtime": "podman"}, "There is no runtime podman"),
         ({"image": "mine"}, "of use with -e runtime=docker only"),
         ({"runtime": "docker", "image": "sha256:0f1e"}, "named by a digest (sha256:0f1e)"),
+        ({"tune": "gpt2", "data": "said.jsonl"}, ""),
+        ({"tune": "gpt2"}, "No dialogues were named: -e data=FILE"),
+        ({"tune": "gpt2", "data": "other.jsonl"}, "There is no file other.jsonl on this machine"),
+        ({"tune": "../gpt2", "data": "said.jsonl"}, "tune=../gpt2 is no name of a run"),
+        ({"tune": "gpt2", "data": "said.jsonl", "preset": "gpt2"}, "leave out -e preset=gpt2"),
+        ({"tune": "gpt2", "data": "said.jsonl", "run": "gpt2"}, "another one than -e run=gpt2"),
+        ({"preset": "gpt2", "data": "said.jsonl"}, "-e data=… is of use with -e tune=RUN only"),
     ],
 )
-def test_what_cannot_be_launched_is_refused(given: dict[str, Any], sentence: str) -> None:
-    said = request.launch_problem(given)
+def test_what_cannot_be_launched_is_refused(given: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "said.jsonl").touch()
+    said = request.launch_problem(given, str(tmp_path))
     assert sentence in said
     assert bool(sentence) == bool(said)
 

@@ -68,12 +68,6 @@ def test_limit_says_which_nodes_take_part(cluster: Cluster) -> None:
     assert {rank["world_size"] for rank in cluster.ranks(["node1", "node2"])} == {2}
 
 
-def test_a_corpus_that_one_node_lost_is_given_to_it_before_the_start(cluster: Cluster) -> None:
-    cluster.sh("node3", "rm -rf /var/lib/aura/corpora/spanish")
-    cluster.ansible("launch.yml", *NANO, "-e", "run=lost", "-e", "steps=3", "-e", "wait=true")
-    assert [done["step"] for done in cluster.done("lost")] == [3] * 5
-
-
 def test_status_and_logs_show_every_rank(cluster: Cluster) -> None:
     status = cluster.ansible("playbooks/status.yml")
     # Ansible folds long lines.

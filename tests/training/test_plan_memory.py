@@ -291,6 +291,8 @@ def test_every_rank_may_have_its_own_room() -> None:
 
 
 class FewWindows:
+    has_unlearnt = False
+
     def __init__(self, length: int) -> None:
         self.length = length
 

@@ -2,8 +2,9 @@
 
 A preset is data: a file in presets/ that gives every field. The same function checks a preset and the overrides of
 the command line, of launch.yml and of `aura config`, so that a mistake is found before a node is touched.
-Two presets are not a file of their own: `auto` chooses one by the memory of the GPU (aura/plan/auto.py), and `manual`
-takes the size of the model from the command line and the rest from presets/manual.toml. Standard library only.
+Three presets are not a file of their own: `auto` chooses one by the memory of the GPU (aura/plan/auto.py), `manual`
+takes the size of the model from the command line and the rest from presets/manual.toml, and `tune` is what a corpus of
+dialogues says. Standard library only.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ SAY_THE_SAME = {
     ("tokens", "epochs"): "length_said_twice",
     ("global_batch_tokens", "gradient_accumulation_steps"): "step_said_twice",
 }
-AUTO, MANUAL = "auto", "manual"
+AUTO, MANUAL, TUNE = "auto", "manual", "tune"
 POWER = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")  # a large whole number, as people write it
 MANUAL_NEEDS = ("layers", "heads", "d_model", "seq_len")
 # What the guides call a setting: what it is called here. Both are accepted wherever a person names a setting.
@@ -246,7 +247,7 @@ ALIASES = {
 
 
 def preset_names() -> list[str]:
-    """The complete presets; AUTO and MANUAL are accepted besides them."""
+    """The complete presets; AUTO, MANUAL and TUNE are accepted besides them."""
     files = resources.files("aura").joinpath("presets").iterdir()
     names = (file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
     return sorted(name for name in names if name != MANUAL)
@@ -259,14 +260,16 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     """
     given = canonical(overrides or {})
     preset = str(given.pop("preset", preset))
-    _refuse_two_ways(given)
-    names = [*preset_names(), AUTO, MANUAL]
+    refuse_two_ways(given)
+    names = [*preset_names(), AUTO, MANUAL, TUNE]
     if preset not in names:
         raise ConfigError(
             "unknown_preset", preset=preset, hint=did_you_mean(preset, names), names=", ".join(names)
         )
     if preset == AUTO:
         raise ConfigError("auto_with_ranks")
+    if preset == TUNE:
+        raise ConfigError("tune_without_corpus")
     own = own_settings(preset)
     if "gradient_accumulation_steps" in given and "global_batch_tokens" not in given:
         own["global_batch_tokens"] = 0  # of two ways to say a step, a person's own is the one that is meant
@@ -303,7 +306,8 @@ def canonical(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _refuse_two_ways(given: Mapping[str, Any]) -> None:
+def refuse_two_ways(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError."""
     said = {name for name, value in given.items() if _typed(name, value, SETTINGS[name].type)}
     for (name, other), error in SAY_THE_SAME.items():
         if {name, other} <= said:

@@ -32,6 +32,7 @@ COMMANDS = {
     "fetch": "fetch a corpus out of object storage into a directory",
     "plan": "predict memory, time, traffic and disk of a training, before any training",
     "compare": "show runs side by side: what each took, and its bits per byte at equal tokens",
+    "tune": "let a trained model learn to answer, from dialogues",
     "evaluate": "try models on the tasks of lm-evaluation-harness, in Spanish or English",
     "sample": "continue a text with a trained model",
     "chat": "talk with a tuned model in the terminal",

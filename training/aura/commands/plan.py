@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from aura.commands.flags import add_flags, given_settings, number
-from aura.config import AUTO, TrainConfig, canonical, parse_assignments, resolve
+from aura.config import AUTO, TUNE, TrainConfig, canonical, parse_assignments, resolve
 from aura.corpus.corpus import Corpus, check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.plan import gpus
-from aura.plan.auto import USABLE, Choice, choose, chosen_before, sized_for
+from aura.plan.auto import USABLE, Choice, choose, chosen_before, sized_for, tuned
 from aura.plan.candidates import Decision, cluster_of, decide, exchanging
 from aura.plan.gpus import Gpu
 from aura.plan.memory import GIB
@@ -38,7 +38,8 @@ def main(argv: list[str]) -> int:
         auto = {"auto": {"preset": preset, "settings": overrides, "reason": choice.reason}}
         if arguments.hours and arguments.nodes > 1:  # as launch.yml has it
             overrides = {"strategy": "auto", **overrides}
-    config = resolve(preset, overrides)
+    dialogues = corpus if preset == TUNE else None
+    config = tuned(dialogues.path, overrides) if dialogues else resolve(preset, overrides)
     if config.tokens and arguments.hours:
         raise ConfigError("plan_length_twice")
     if config.epochs and not (arguments.hours or corpus):
@@ -60,6 +61,7 @@ def main(argv: list[str]) -> int:
         hours=None if sized else arguments.hours,
         mfu=arguments.mfu,
         corpus_tokens=corpus.tokens["train"] if corpus else None,
+        is_trained=bool(corpus and corpus.window),
     )
     if arguments.json:
         print(json.dumps(plan.as_json() | (decision.as_json() if decision else {}) | auto, indent=2))

@@ -6,6 +6,12 @@
     validation-00000.bin …
     meta.json             counts, SHA-256 of every file, fingerprint
 
+Of dialogues (aura/corpus/dialogues.py) it is the same, and the model that shall learn them is in it:
+
+    initial.safetensors   that model's parameters; meta.json says how it is trained
+    train-00000.bin …     uint32; NOT_LEARNT is added to what is read and not learnt. Each window begins with a dialogue
+
+
 The fingerprint is the SHA-256 of everything else in meta.json: equal fingerprints mean equal corpora.
 Standard library only, so that `aura fingerprint` answers at once.
 """
@@ -18,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aura.errors import DataError
+from aura.errors import ConfigError, DataError
 
 FORMAT = "aura-corpus-1"
 META = "meta.json"
@@ -28,6 +34,8 @@ TOKENIZER_CONFIG = (
 )
 END_OF_TEXT = "<|endoftext|>"
 LARGEST_VOCABULARY = 65536  # of a tokenizer that is trained here: uint16
+NOT_LEARNT = 1 << 31
+INITIAL = "initial.safetensors"
 
 
 def bytes_per_token(vocab_size: int) -> int:
@@ -41,13 +49,25 @@ class Corpus:
     vocab_size: int  # token ids that the tokenizer can produce
     unigram_entropy: float  # of the training tokens: the best loss without context [nats per token]
     tokens: dict[str, int]  # per split
-    files: dict[str, list[dict[str, Any]]]  # per split: name, tokens, bytes, sha256
+    files: dict[
+        str, list[dict[str, Any]]
+    ]  # per split: name, tokens, bytes, sha256; "initial", where there is one
     tokenizer_sha256: str
     source: dict[str, Any]  # digest of the text and the settings that it was prepared with
     bytes_per_token: int  # in the files
     text_bytes: int  # UTF-8, of all documents
     skipped: dict[str, int]  # places that could not be used, per kind
+    window: int  # of dialogues: the length of the windows that they were laid out in [tokens]; 0: any
     special: dict[str, str]  # what transformers calls bos_token, eos_token, pad_token and chat_template
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """How dialogues are trained: every setting of a run. Raises DataError, ConfigError where it is another corpus."""
+    meta = parse_meta((path / META).read_bytes(), path / META) if (path / META).is_file() else {}
+    if "settings" not in meta:
+        raise ConfigError("tune_needs_dialogues", path=path)
+    settings: dict[str, Any] = meta["settings"]
+    return settings
 
 
 def fingerprint_of(meta: dict[str, Any]) -> str:
@@ -70,8 +90,12 @@ def parse_meta(content: str | bytes, file: object) -> dict[str, Any]:
 
 def checksums(meta: dict[str, Any]) -> dict[str, str]:
     """SHA-256 of every file beside meta.json, by name."""
-    entries = meta["files"]["train"] + meta["files"]["validation"]
-    return {TOKENIZER: meta["tokenizer_sha256"]} | {entry["name"]: entry["sha256"] for entry in entries}
+    return {TOKENIZER: meta["tokenizer_sha256"]} | {entry["name"]: entry["sha256"] for entry in entries(meta)}
+
+
+def entries(meta: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of all files but meta.json and the tokenizer: name, bytes, sha256."""
+    return [entry for files in meta["files"].values() for entry in files]
 
 
 def read_corpus(path: Path) -> Corpus:
@@ -79,7 +103,7 @@ def read_corpus(path: Path) -> Corpus:
     if not (path / META).is_file():
         raise DataError("no_corpus", path=path, file=META)
     meta = parse_meta((path / META).read_bytes(), path / META)
-    for entry in meta["files"]["train"] + meta["files"]["validation"]:
+    for entry in entries(meta):
         file = path / entry["name"]
         size = file.stat().st_size if file.is_file() else None
         if size != entry["bytes"]:
@@ -105,6 +129,7 @@ def corpus_of(meta: dict[str, Any], path: Path) -> Corpus:
         bytes_per_token=meta.get("bytes_per_token", 2),
         text_bytes=meta["text_bytes"] if "text_bytes" in meta else meta["source"]["bytes"],
         skipped=meta.get("skipped", {}),
+        window=meta.get("window", 0),
         special=special_of(meta),
     )
 

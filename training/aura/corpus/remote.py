@@ -20,6 +20,7 @@ from aura.corpus.corpus import (
     Corpus,
     checksums,
     corpus_of,
+    entries,
     parse_meta,
     read_corpus,
     sha256_of,
@@ -193,5 +194,4 @@ def _is_right(path: Path, sha256: str) -> bool:
 
 def _sizes(meta: dict[str, Any]) -> dict[str, int]:
     """Of the tokenizer, meta.json says none: it is small."""
-    entries = meta["files"]["train"] + meta["files"]["validation"]
-    return {TOKENIZER: 0} | {entry["name"]: entry["bytes"] for entry in entries}
+    return {TOKENIZER: 0} | {entry["name"]: entry["bytes"] for entry in entries(meta)}

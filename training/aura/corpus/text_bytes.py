@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from aura.corpus.corpus import TOKENIZER, Corpus
-from aura.corpus.windows import Windows, inputs_and_targets
+from aura.corpus.windows import Windows
 
 AT_ONCE = 64  # windows
 SPACE = "▁"  # SentencePiece's
@@ -50,7 +50,8 @@ def bits_per_byte(corpus: Corpus, windows: Windows, chosen: NDArray[np.int64]) -
     """What one nat per token, the mean over the targets of these windows, is in bits per byte of their text."""
     sizes, tokens, text = token_bytes(corpus), 0, 0.0
     for first in range(0, len(chosen), AT_ONCE):
-        _, targets = inputs_and_targets(windows.batch(chosen[first : first + AT_ONCE]))
-        tokens += targets.numel()
-        text += float(sizes[targets.numpy()].sum())
+        _, targets = windows.read(chosen[first : first + AT_ONCE])
+        counted = targets.numpy()[targets.numpy() >= 0]
+        tokens += counted.size
+        text += float(sizes[counted].sum())
     return tokens / text / math.log(2)

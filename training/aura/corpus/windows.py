@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from aura.config import TrainConfig
-from aura.corpus.corpus import Corpus, check_vocabulary
-from aura.errors import DataError
+from aura.corpus.corpus import NOT_LEARNT, Corpus, check_vocabulary
+from aura.errors import ConfigError, DataError
 
+IGNORED = -100  # torch's word for a target that does not count
 MIXER = 0x9E3779B97F4A7C15  # splitmix64, https://prng.di.unimi.it/splitmix64.c
 
 
@@ -29,6 +30,7 @@ class Windows:
     """
 
     def __init__(self, corpus: Corpus, split: str, seq_len: int) -> None:
+        self.has_unlearnt = bool(corpus.window)  # tokens that are read only, in dialogues
         entries = corpus.files[split]
         paths = [Path(corpus.path, entry["name"]) for entry in entries if entry["tokens"]]
         self.shards = [np.memmap(path, dtype=f"<u{corpus.bytes_per_token}", mode="r") for path in paths]
@@ -40,10 +42,10 @@ class Windows:
 
     def read(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, each int64 of shape (len(indices), seq_len); both are views of one tensor."""
-        return inputs_and_targets(self.batch(indices))
+        return inputs_and_targets(self.batch(indices), self.has_unlearnt)
 
     def batch(self, indices: NDArray[np.int64]) -> torch.Tensor:
-        """The whole windows, int64 of shape (len(indices), seq_len + 1)."""
+        """The whole windows, int64 of shape (len(indices), seq_len + 1); in dialogues with NOT_LEARNT."""
         rows = np.stack([self._tokens(int(index) * self.seq_len, self.seq_len + 1) for index in indices])
         return torch.from_numpy(rows.astype(np.int64))
 
@@ -59,9 +61,18 @@ class Windows:
         return np.concatenate(parts)
 
 
-def inputs_and_targets(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole windows without their last token, and without their first; views."""
+def inputs_and_targets(batch: torch.Tensor, has_unlearnt: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole windows without their last token, and without their first; views, where everything is learnt. A target that
+    is not is IGNORED."""
+    if has_unlearnt:
+        ids = batch & (NOT_LEARNT - 1)
+        return ids[:, :-1], ids.masked_fill(batch >= NOT_LEARNT, IGNORED)[:, 1:]
     return batch[:, :-1], batch[:, 1:]
+
+
+def learnt(batch: torch.Tensor) -> int:
+    """How many targets of whole windows are."""
+    return int((batch[:, 1:] < NOT_LEARNT).sum())
 
 
 class Order:
@@ -115,7 +126,11 @@ def even_share(rank: int, ranks: int, count: int) -> range:
 
 
 def check_corpus(corpus: Corpus, config: TrainConfig, world_size: int) -> None:
-    """Refuse a corpus that does not fit the configuration. Raises DataError."""
+    """Refuse a corpus that does not fit the configuration. Raises ConfigError, DataError."""
+    if corpus.window not in (0, config.seq_len):
+        raise ConfigError(
+            "windows_of_dialogues", path=corpus.path, window=corpus.window, seq_len=config.seq_len
+        )
     check_vocabulary(corpus, config.vocab_size, config.preset)
     windows, shares = len(Windows(corpus, "train", config.seq_len)), config.shares(world_size)
     short = windows < sum(shares)

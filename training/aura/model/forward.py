@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
-from aura.corpus.windows import Windows, even_share, inputs_and_targets
+from aura.corpus.windows import Windows, even_share, inputs_and_targets, learnt
 from aura.model.language_model import DTYPES, LanguageModel
 
 
@@ -37,12 +37,14 @@ def take_deterministic_kernels(config: TrainConfig) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def to_device(batch: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def to_device(
+    batch: torch.Tensor, device: torch.device, has_unlearnt: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets. From pinned memory, so that the copy does not wait for what the GPU is still computing:
     only a whole tensor goes that way, a part of its columns would be gathered in other memory first."""
     if device.type != "cpu":
         batch = batch.pin_memory().to(device, non_blocking=True)
-    return inputs_and_targets(batch)
+    return inputs_and_targets(batch, has_unlearnt)
 
 
 def validation_windows(windows: Windows, config: TrainConfig) -> NDArray[np.int64]:
@@ -55,16 +57,18 @@ def validation_windows(windows: Windows, config: TrainConfig) -> NDArray[np.int6
 def validation_loss(
     model: LanguageModel, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
 ) -> float:
-    """Mean loss over the same windows whatever the number of ranks [nats per token]."""
+    """Mean loss over the targets of the same windows, whatever the number of ranks [nats per token]."""
     every = validation_windows(windows, config)
     chosen = every[list(even_share(ranks.rank, ranks.world_size, len(every)))]
     model.eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-    batch_size = config.batch_sizes(ranks.world_size)[ranks.rank]
+    batch_size, tokens = config.batch_sizes(ranks.world_size)[ranks.rank], 0
     for first in range(0, len(chosen), batch_size):
-        inputs, targets = to_device(windows.batch(chosen[first : first + batch_size]), device)
+        batch = windows.batch(chosen[first : first + batch_size])
+        tokens += learnt(batch)
+        inputs, targets = to_device(batch, device, windows.has_unlearnt)
         with autocast(config, device):
             loss_sum += model.loss_sum(inputs, targets)
     model.train()
-    total, tokens = ranks.total([loss_sum.item(), float(len(chosen) * config.seq_len)])
-    return total / tokens
+    total, counted = ranks.total([loss_sum.item(), float(tokens)])
+    return total / counted

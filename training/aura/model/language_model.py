@@ -38,6 +38,7 @@ class LanguageModel(nn.Module):
         self.seq_len, self.vocab_size, self.d_model = config.seq_len, config.vocab_size, config.d_model
         self.loss_chunk, self.gradient_checkpointing = config.loss_chunk, config.gradient_checkpointing
         self.is_compiled = False
+        self.has_unlearnt = False  # some targets do not count (dialogues)
 
     def begin_step(self, step: int, steps: int) -> None:
         """What follows is computed for this step (from 0) of so many."""
@@ -56,7 +57,7 @@ class LanguageModel(nn.Module):
         return linear(hidden, weight)[..., : self.vocab_size]
 
     def loss_sum(self, tokens: Tensor, targets: Tensor, gradient_scale: Tensor | None = None) -> Tensor:
-        """Cross-entropy in nats, in fp32, summed over all batch * time targets.
+        """Cross-entropy in nats, in fp32, summed over the batch * time targets that count.
 
         gradient_scale: what the result is multiplied with before its backward pass (loss scaling).
         """
@@ -69,7 +70,8 @@ class LanguageModel(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):
             chunk = self.loss_chunk or len(targets)
             return LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-                hidden, weight, targets, self.vocab_size, chunk, gradient_scale, self.is_compiled
+                *(hidden, weight, targets, self.vocab_size, chunk, gradient_scale),
+                *(self.is_compiled, self.has_unlearnt),
             )
 
     def _cross_entropy(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

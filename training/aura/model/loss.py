@@ -26,8 +26,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         chunk: int,
         gradient_scale: Tensor | None,
         compiled: bool = False,
+        has_unlearnt: bool = False,
     ) -> Tensor:
-        """Summed over the targets, in nats and fp32.
+        """Summed over the targets, in nats and fp32; has_unlearnt: but for those below 0.
 
         hidden (n, d_model), weight (rows, d_model) of which only the first `vocab_size` are words, targets (n,). The
         matrix products are those of hidden's format; weight may have a wider one, and its gradient has the same.
@@ -37,6 +38,11 @@ class LinearCrossEntropy(torch.autograd.Function):
         """
         differences = _compiled_differences() if compiled else _differences
         narrow_weight = weight.to(hidden.dtype)
+        counted, read = None, hidden
+        if has_unlearnt:
+            # Nothing comes from a row that does not count, and nothing goes to it: so little is to be zeroed.
+            counted = targets >= 0
+            read, targets = hidden * counted[:, None], targets.clamp(min=0)
         grad_hidden = torch.empty_like(hidden)
         # Added up in bf16, small parts would be lost beside the sum of those before.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if chunk < len(hidden) else None
@@ -44,17 +50,24 @@ class LinearCrossEntropy(torch.autograd.Function):
         for first in range(0, len(hidden), chunk):
             piece = slice(first, first + chunk)
             nats, narrow = differences(
-                hidden[piece], narrow_weight, targets[piece, None], vocab_size, gradient_scale
+                hidden[piece],
+                narrow_weight,
+                targets[piece, None],
+                vocab_size,
+                gradient_scale,
+                None if counted is None else counted[piece, None],
             )
             total += nats
             grad_hidden[piece] = product(narrow, narrow_weight)
             if grad_weight is None:
-                grad_weight = product(narrow.T, hidden[piece])
+                grad_weight = product(narrow.T, read[piece])
             elif hidden.dtype == torch.float32:
-                grad_weight.addmm_(narrow.T, hidden[piece])
+                grad_weight.addmm_(narrow.T, read[piece])
             else:
-                grad_weight += narrow.T @ hidden[piece]
+                grad_weight += narrow.T @ read[piece]
             del narrow  # before the next piece needs the room
+        if counted is not None:
+            grad_hidden *= counted[:, None]
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.gradient_scale, ctx.dtype = gradient_scale, weight.dtype
         return total
@@ -63,39 +76,50 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         factor = grad if ctx.gradient_scale is None else grad / ctx.gradient_scale
-        return grad_hidden.mul_(factor), grad_weight.mul_(factor).to(ctx.dtype), None, None, None, None, None
+        return grad_hidden.mul_(factor), grad_weight.mul_(factor).to(ctx.dtype), *[None] * 6
 
 
 def _differences(
-    hidden: Tensor, weight: Tensor, wanted: Tensor, vocab_size: int, scale: Tensor | None
+    hidden: Tensor,
+    weight: Tensor,
+    wanted: Tensor,
+    vocab_size: int,
+    scale: Tensor | None,
+    counted: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss of a piece, and the gradient of its logits (n, rows) in hidden's format. wanted: (n, 1)."""
+    """The summed loss of a piece, and the gradient of its logits (n, rows) in hidden's format. wanted: (n, 1); counted:
+    the same, which of them the loss is of; all, where it is None."""
     logits = product(hidden, weight.T).float()
     logits[:, vocab_size:] = -torch.inf
     log_p = torch.log_softmax(logits, dim=1)
     del logits
-    nats = -log_p.gather(1, wanted).sum()
+    nats = -log_p.gather(1, wanted)
     # The probabilities, less one at the target
     difference = log_p.exp_()
     difference.scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=torch.float32))
     if scale is not None:
         difference.mul_(scale)
-    return nats, difference.to(hidden.dtype)
+    return (nats if counted is None else nats * counted).sum(), difference.to(hidden.dtype)
 
 
 def _fused_differences(
-    hidden: Tensor, weight: Tensor, wanted: Tensor, vocab_size: int, scale: Tensor | None
+    hidden: Tensor,
+    weight: Tensor,
+    wanted: Tensor,
+    vocab_size: int,
+    scale: Tensor | None,
+    counted: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The same, written so that a compiler makes one pass of it: no step of it needs to be kept."""
     logits = product(hidden, weight.T).float()
     column = torch.arange(logits.shape[1], device=logits.device)
     logits = torch.where(column < vocab_size, logits, -torch.inf)
     log_z = torch.logsumexp(logits, dim=1, keepdim=True)
-    nats = (log_z - logits.gather(1, wanted)).sum()
+    nats = log_z - logits.gather(1, wanted)
     difference = (logits - log_z).exp() - (column == wanted).float()
     if scale is not None:
         difference = difference * scale
-    return nats, difference.to(hidden.dtype)
+    return (nats if counted is None else nats * counted).sum(), difference.to(hidden.dtype)
 
 
 @cache

@@ -9,8 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aura.config import AUTO, TrainConfig, as_words, resolve
-from aura.corpus.corpus import META, Corpus, read_corpus
+from aura.config import (
+    AUTO,
+    TUNE,
+    TrainConfig,
+    as_words,
+    canonical,
+    from_values,
+    refuse_two_ways,
+    resolve,
+)
+from aura.corpus.corpus import META, Corpus, read_corpus, settings_of
 from aura.errors import ConfigError
 from aura.plan import gpus, sizing
 from aura.plan.memory import GIB, largest_micro_batch, memory_of, settings_that_fit
@@ -74,6 +83,8 @@ def resolve_here(
     """
     if hours and preset != AUTO:
         raise ConfigError("hours_need_auto", preset=preset)
+    if preset == TUNE:
+        return tuned(corpus, overrides)
     if preset != AUTO or not _alone():
         return resolve(preset, overrides)
     before = run_dir / "config.json"
@@ -86,6 +97,21 @@ def resolve_here(
         choice = sized(hours, found, overrides, known) if hours else choose(found, overrides, known)
     say(choice.reason)
     return resolve(choice.preset, choice.with_these(overrides))
+
+
+def tuned(corpus: Path, overrides: Mapping[str, Any]) -> TrainConfig:
+    """What a corpus of dialogues says of its training, with some settings replaced. Raises ConfigError, DataError."""
+    given, own = canonical(overrides), settings_of(corpus)
+    given.pop("preset", None)
+    refuse_two_ways(given)
+    # Of two ways to say the same, a person's own is the one that is meant.
+    if {"steps", "tokens"} & given.keys() and "epochs" not in given:
+        own["epochs"] = 0
+    if "gradient_accumulation_steps" in given and "global_batch_tokens" not in given:
+        own["global_batch_tokens"] = 0
+    if given.get("strategy") == "auto" and "wire" not in given:
+        own["wire"] = "fp32"
+    return from_values(own | given)
 
 
 def chosen_before(file: Path) -> Choice:

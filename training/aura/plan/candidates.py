@@ -15,7 +15,7 @@ from aura.config import TrainConfig
 from aura.plan.evidence import LATE_STEPS, LOCAL_STEPS, Loss, expected_loss, loss_of_rounds, tokens_factor
 from aura.plan.gpus import Gpu
 from aura.plan.memory import CODE_BITS, fits, wire_bytes
-from aura.plan.plan import bytes_per_second, ranks_of
+from aura.plan.rank import bytes_per_second, ranks_of
 from aura.plan.step_time import (
     Coding,
     Work,

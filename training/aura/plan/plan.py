@@ -5,37 +5,33 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from aura.config import TrainConfig, as_words
+from aura.config import TrainConfig
 from aura.errors import ConfigError
-from aura.plan.flops import flops_per_token, update_flops_of_a_rank, utilisation
+from aura.plan.flops import flops_per_token
 from aura.plan.gpus import Gpu
 from aura.plan.memory import (
-    CODE_BITS,
     Memory,
     checkpoint_bytes,
     has_rounds,
     is_delayed,
     link_bytes,
     local_bytes,
-    memory_of,
-    settings_that_fit,
     state_bytes,
-    wire_bytes,
 )
+from aura.plan.notes import assumptions, notes
+from aura.plan.rank import RankPlan, bytes_per_second, ranks_of
 from aura.plan.shapes import parameter_count
-from aura.plan.step_time import Work, step_seconds
+from aura.plan.step_time import step_seconds
 from aura.plan.units import duration, in_bytes, in_gib, in_seconds
-from aura.recipe import TOKENS_PER_PARAMETER
 from aura.texts.console import text
 
 SCHEMA = "aura-plan-1"
 # Copies of a run in memory (run/memory_copy.py): seconds from one to the next at least, and the part of the time in
 # which one is being collected and written at most.
 COPY_EVERY, COPY_BUSY = 60.0, 0.25
-GIGABIT = 117.5e6  # bytes per second of data: TCP over Ethernet with frames of 1,500 bytes
 
 
 @dataclass(frozen=True)
@@ -177,11 +173,13 @@ def plan_for(
     hours: float | None = None,
     mfu: float | None = None,
     corpus_tokens: int | None = None,
+    is_trained: bool = False,
 ) -> Plan:
     """The plan of a run with `ranks` ranks on `nodes` nodes (one each, unless said).
 
     `gpu`: of every rank, from gpus.py, or one for each rank. `steps`: in place of config.steps; `hours`: as many
-    steps as fit. `mfu`: in place of what is assumed. `corpus_tokens`: of one pass. Raises ConfigError.
+    steps as fit. `mfu`: in place of what is assumed. `corpus_tokens`: of one pass. `is_trained`: the
+    model knows something already. Raises ConfigError.
     """
     nodes = nodes or ranks
     devices = [gpu] * ranks if isinstance(gpu, Gpu) else list(gpu)
@@ -192,36 +190,17 @@ def plan_for(
     compute = slowest.seconds
     sent = link_bytes(config, ranks, nodes)
     communication = sent / bytes_per_second(link_mbit)
-    exposed = communication
-    if is_delayed(config, ranks) and sent and compute is not None:
-        works = [rank.work for rank in of_ranks if rank.work]
-        exposed = step_seconds(config, works, nodes, bytes_per_second(link_mbit)) - compute
+    exposed = _exposed_seconds(config, of_ranks, nodes, link_mbit, communication, compute)
     sequences = sum(config.shares(ranks))
     tokens_per_step = sequences * config.seq_len
     if hours is not None:
         if compute is None:
             raise ConfigError("hours_need_speed", device=slowest.device.name)
         steps = max(1, int(hours * 3600 / (compute + exposed)))
-    if steps is None and config.tokens:
-        steps = math.ceil(config.tokens / tokens_per_step)
-    if steps is None and config.epochs and corpus_tokens:
-        steps = math.ceil(config.epochs * corpus_tokens / tokens_per_step)
-    steps = steps or config.steps
-    kinds = {rank.device.name: rank for rank in of_ranks}
+    steps = steps or _steps(config, tokens_per_step, corpus_tokens)
     alike = len({(rank.memory.total, rank.room) for rank in of_ranks}) == 1
     fullest_rank = None if alike else of_ranks.index(fullest)
-    assumptions = [
-        *_memory_assumptions(config, fullest.device),
-        *(sentence for rank in kinds.values() for sentence in rank.assumptions(config)),
-        *([text("assumed_idle_processor")] if not all(device.is_gpu for device in devices) else []),
-        *([text(_overlap(config, ranks), local_steps=config.local_steps)] if sent else []),
-    ]
-    notes = [
-        *_note_on_memory(config, of_ranks, fullest_rank),
-        *(text("note_speed_unknown", device=name) for name, rank in kinds.items() if not rank.peak),
-        *_note_on_tokens(parameter_count(config), steps * tokens_per_step),
-        *_note_on_traffic(compute, exposed, config),
-    ]
+    tokens = None if is_trained else steps * tokens_per_step
     peaks = [rank.peak for rank in of_ranks]
     collected = state_bytes(config, ranks) - local_bytes(config, ranks)
     return Plan(
@@ -251,75 +230,38 @@ def plan_for(
         collecting_seconds=collected * (1 - 1 / nodes) / bytes_per_second(link_mbit),
         steps=steps,
         passes=steps * tokens_per_step / corpus_tokens if corpus_tokens else None,
-        assumptions=tuple(assumptions),
-        notes=tuple(notes),
+        assumptions=tuple(assumptions(config, of_ranks, fullest, is_sent=bool(sent))),
+        notes=tuple(notes(config, of_ranks, fullest_rank, compute, exposed, tokens)),
     )
+
+
+def _exposed_seconds(
+    config: TrainConfig,
+    of_ranks: Sequence[RankPlan],
+    nodes: int,
+    link_mbit: float,
+    communication: float,
+    compute: float | None,
+) -> float:
+    """What of the exchange's `communication` a step waits for."""
+    if not (is_delayed(config, len(of_ranks)) and communication and compute is not None):
+        return communication
+    works = [rank.work for rank in of_ranks if rank.work]
+    return step_seconds(config, works, nodes, bytes_per_second(link_mbit)) - compute
+
+
+def _steps(config: TrainConfig, tokens_per_step: int, corpus_tokens: int | None) -> int:
+    if config.tokens:
+        return math.ceil(config.tokens / tokens_per_step)
+    if config.epochs and corpus_tokens:
+        return math.ceil(config.epochs * corpus_tokens / tokens_per_step)
+    return config.steps
 
 
 def _copies_apart(config: TrainConfig, ranks: int) -> int:
     if not has_rounds(config, ranks):
         return 1
     return min(config.save_every, config.validate_every) if config.delay else config.local_steps
-
-
-def _overlap(config: TrainConfig, ranks: int) -> str:
-    """The sentence that says what goes on beside an exchange."""
-    if has_rounds(config, ranks):
-        return "assumed_rounds"
-    return "assumed_overlap" if is_delayed(config, ranks) else "assumed_no_overlap"
-
-
-def bytes_per_second(link_mbit: float) -> float:
-    return GIGABIT * link_mbit / 1000
-
-
-def ranks_of(config: TrainConfig, devices: Sequence[Gpu], nodes: int, mfu: float | None) -> list[RankPlan]:
-    """devices: of every rank. Raises ConfigError."""
-    ranks = len(devices)
-    return [
-        RankPlan(config, *each, ranks, math.ceil(ranks / nodes), mfu)
-        for each in zip(devices, config.batch_sizes(ranks), config.shares(ranks), strict=True)
-    ]
-
-
-class RankPlan:
-    """What one rank needs and has: memory [bytes], and the time that it computes in one step [s]. micro_batch, and
-    share of a step: sequences."""
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        device: Gpu,
-        micro_batch: int,
-        share: int,
-        ranks: int,
-        on_its_node: int,
-        mfu: float | None,
-    ) -> None:
-        sharing = 1 if device.is_gpu else on_its_node  # the ranks of one node share its processor
-        self.device, self.room = device, device.memory / sharing
-        self.memory = memory_of(config, micro_batch, device.is_gpu, ranks)
-        self.peak = device.peak.get(config.precision)
-        self.utilisation, self.why = utilisation(config, device, mfu)
-        self.seconds: float | None = None
-        self.work: Work | None = None
-        if self.peak:
-            speed, count = self.peak * self.utilisation / sharing, math.ceil(share / micro_batch)
-            tokens = share * config.seq_len
-            work = tokens * flops_per_token(config)
-            self.seconds = (work + update_flops_of_a_rank(config, ranks)) / speed
-            self.work = Work(count, work / speed / count, tokens / count)
-
-    def assumptions(self, config: TrainConfig) -> Iterator[str]:
-        if self.peak:
-            yield text(
-                "assumed_speed",
-                device=self.device.name,
-                teraflops=self.peak / 1e12,
-                precision=config.precision,
-                source=self.device.source,
-            )
-            yield self.why
 
 
 def _names(devices: list[Gpu]) -> str:
@@ -357,43 +299,3 @@ def compare(
         memory = {"predicted": in_gib(tensors), "measured": in_gib(measured_peak_bytes)}
         said.append(text("predicted_memory", **memory, difference=measured_peak_bytes / tensors - 1))
     return text("predicted", what="; ".join(said))
-
-
-def _memory_assumptions(config: TrainConfig, gpu: Gpu) -> Iterator[str]:
-    if gpu.is_gpu:
-        yield text("assumed_context")
-    if config.dropout:
-        yield text("assumed_dropout")
-
-
-def _note_on_memory(config: TrainConfig, of_ranks: list[RankPlan], fullest_rank: int | None) -> Iterator[str]:
-    fullest = of_ranks[fullest_rank or 0]
-    if fullest.memory.total <= fullest.room:
-        return
-    room = in_gib(fullest.room)
-    if fullest_rank is None:
-        what = text("note_does_not_fit", room=room)
-    else:
-        what = text("note_rank_does_not_fit", rank=fullest_rank, device=fullest.device.name, room=room)
-    rooms = [rank.room for rank in of_ranks]
-    changes = settings_that_fit(config, rooms, any(rank.device.is_gpu for rank in of_ranks))
-    if changes is None:
-        yield text("note_nothing_fits", what=what)
-    else:
-        yield text("note_this_fits", what=what, settings=as_words(changes))
-
-
-def _note_on_tokens(parameters: int, tokens: int) -> Iterator[str]:
-    if (ratio := tokens / parameters) < TOKENS_PER_PARAMETER / 2:
-        yield text("note_few_tokens", ratio=ratio, enough=TOKENS_PER_PARAMETER)
-
-
-def _note_on_traffic(compute: float | None, exposed: float, config: TrainConfig) -> Iterator[str]:
-    if compute is not None and exposed > 1.1 * compute:
-        larger = "global_batch_tokens" if config.global_batch_tokens else "gradient_accumulation_steps"
-        yield text("note_traffic", times=exposed / compute, larger=larger, now=getattr(config, larger))
-        if config.wire not in CODE_BITS:
-            second = exposed / wire_bytes(config)
-            strict = replace(config, strategy="sharded", delay=0.0)
-            bits = {name: second * wire_bytes(replace(strict, wire=name)) for name in CODE_BITS}
-            yield text("note_fewer_bits", **bits)

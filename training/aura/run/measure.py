@@ -21,7 +21,7 @@ from aura.model.language_model import LanguageModel
 from aura.plan.candidates import Cluster
 from aura.plan.gpus import Gpu
 from aura.plan.memory import CODE_BITS
-from aura.plan.plan import ranks_of
+from aura.plan.rank import ranks_of
 from aura.plan.step_time import Coding, Work
 from aura.run.batches import Batches
 from aura.run.division import Division

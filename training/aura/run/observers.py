@@ -64,7 +64,7 @@ class Lines(Observer):
         if step.loss_scales:
             before, now = step.loss_scales
             self.speaker.say_once(text("left_out", step=step.number, before=before, now=now))
-        loss, tokens = step.outcome.loss, step.outcome.tokens
+        loss, tokens = step.outcome.loss, step.tokens
         self.pace.add(step.seconds, tokens)
         self.seconds, self.tokens = self.seconds + step.seconds, self.tokens + tokens
         self.waited += step.waited

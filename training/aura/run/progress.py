@@ -31,6 +31,7 @@ class Step:
     epoch: int  # from 1
     outcome: Outcome
     lr: float
+    tokens: int  # that were read; those of `outcome` were learnt
     seconds: float
     is_first: bool  # of this attempt
     is_last: bool  # of the run

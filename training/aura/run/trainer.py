@@ -195,6 +195,7 @@ class Trainer:
             epoch=epoch + 1,
             outcome=outcome,
             lr=lr,
+            tokens=self.batches.per_step * config.seq_len,
             seconds=seconds,
             is_first=is_first,
             is_last=is_last,

@@ -1,0 +1,245 @@
+"""`aura tune`: a trained model learns to answer, from dialogues.
+
+It prepares a corpus of dialogues with the model in it, and trains that as `aura train --preset tune` does, which every
+rank of a cluster can do too (docs/model.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from aura.checkpoint import manifest
+from aura.commands.bars import Bars
+from aura.commands.flags import add_settings, given_settings
+from aura.commands.named import places
+from aura.config import TUNE, TrainConfig, flags, from_values
+from aura.corpus import chatml, dialogues
+from aura.corpus import corpus as corpora
+from aura.corpus.files import digest_of, find_files
+from aura.corpus.special_tokens import special_tokens
+from aura.corpus.work import unigram_entropy
+from aura.durable import publish, replace_text
+from aura.errors import ConfigError, DataError, Parser
+from aura.model import export, tuning
+from aura.texts.console import put, text
+
+
+def main(argv: list[str]) -> int:
+    arguments = _parser().parse_args(argv)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError("tune_is_one_process")
+    base = run_directory(arguments.run)
+    run_dir = arguments.run_dir or base.with_name(f"{base.name}-tuned")
+    corpus = arguments.corpus or run_dir / "dialogues"
+    prepare(base, arguments.data, corpus, Layout(arguments.validation_fraction, arguments.pack))
+    if arguments.only_prepare:
+        return 0
+    from aura.commands.cli import train
+
+    words = ["--preset", TUNE, "--corpus", str(corpus), "--run-dir", str(run_dir)]
+    for name, value in given_settings(arguments).items():
+        words += [flags(name)[0], value]
+    return train(words)
+
+
+def run_directory(run: Path) -> Path:
+    """Raises ConfigError."""
+    for place in places(run):
+        if (place / "config.json").is_file():
+            return place
+    raise ConfigError("no_run_there", path=run, file="config.json")
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that shall learn to answer."""
+
+    checkpoint: Path
+    config: TrainConfig
+    tokenizer: Tokenizer  # with ChatML's tokens
+    added: list[int]  # those of them that it did not have
+    end: int  # ends a document
+
+    @classmethod
+    def of(cls, run_dir: Path) -> Base:
+        """The newest checkpoint. Raises DataError."""
+        path = export.newest(run_dir, put)
+        config = from_values(export.verified_state(path)["config"])
+        file = export.tokenizer_of(path)
+        tokenizer = export.read_tokenizer(file)
+        begin = special_tokens(file.parent, tokenizer).get("bos_token")  # what ends a text begins the next
+        end = None if begin is None else tokenizer.token_to_id(begin)
+        if end is None:
+            raise DataError("tune_without_end", path=run_dir)
+        known = tokenizer.get_vocab()
+        tokenizer.add_special_tokens([chatml.BEGIN, chatml.END])
+        added = [place for word, place in tokenizer.get_vocab().items() if word not in known]
+        return cls(path, config, tokenizer, sorted(added), end)
+
+    @property
+    def identity(self) -> str:
+        return corpora.sha256_of(self.checkpoint / manifest.MODEL)
+
+
+@dataclass(frozen=True)
+class Layout:
+    validation_fraction: float
+    packed: bool
+
+
+def prepare(run_dir: Path, data: list[Path], output: Path, layout: Layout) -> None:
+    """The corpus in `output`; the one that is there, where it is of the same dialogues and the same model. It appears
+    all at once. Raises DataError, ConfigError."""
+    base, files = Base.of(run_dir), find_files(data, put)
+    with Bars() as bars:
+        advance = bars.start(text("reading"), sum(file.stat().st_size for file in files))
+        source = {
+            "sha256": digest_of(files, advance),
+            "model_sha256": base.identity,
+            **asdict(layout),
+        }
+    if output.exists() and any(output.iterdir()):
+        there = corpora.verify(output)
+        if there.source != source:
+            raise DataError("output_is_other_corpus", path=output, fingerprint=there.fingerprint[:12])
+        put(text("dialogues_are_there", path=output))
+        return
+    temporary = output.with_name(f"{output.name}{manifest.TEMPORARY}{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        with Bars() as bars:
+            bar = bars.start(text("encoding_dialogues"), sum(file.stat().st_size for file in files))
+            made = _encode(base, temporary, layout, dialogues.read(files, bar))
+        _write_rest(base, made, temporary, source)
+        publish(temporary, output)
+    except OSError as error:
+        raise DataError("export_not_written", path=output, error=error) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    put(_summary(made, output))
+
+
+def _encode(
+    base: Base, directory: Path, layout: Layout, found: Iterator[dialogues.Dialogue]
+) -> dialogues.Dialogues:
+    where = (directory, base.config.seq_len, base.end)
+    made = dialogues.Dialogues(base.tokenizer, *where, layout.validation_fraction, layout.packed)
+    made.add(found)
+    return made
+
+
+def _write_rest(base: Base, made: dialogues.Dialogues, directory: Path, source: dict[str, Any]) -> None:
+    """The tokenizer, the model and meta.json beside the tokens."""
+    entries = made.close()
+    windows = entries["train"]["tokens"] // base.config.seq_len
+    settings = tuning.settings_of(base.config, export.token_ids(base.tokenizer), windows)
+    parameters = tuning.initial(
+        load_file(base.checkpoint / manifest.MODEL), from_values(settings), base.added, base.end
+    )
+    save_file(parameters, directory / corpora.INITIAL, metadata={"format": "pt"})
+    tokenizer = base.tokenizer.to_str(pretty=False)
+    replace_text(directory / corpora.TOKENIZER, tokenizer)
+    initial = {
+        "name": corpora.INITIAL,
+        "bytes": (directory / corpora.INITIAL).stat().st_size,
+        "sha256": corpora.sha256_of(directory / corpora.INITIAL),
+    }
+    end = base.tokenizer.id_to_token(base.end)
+    meta = {
+        "source": source,
+        "format": corpora.FORMAT,
+        "vocab_size": export.token_ids(base.tokenizer),
+        "bytes_per_token": 4,
+        "tokenizer_sha256": hashlib.sha256(tokenizer.encode()).hexdigest(),
+        **{"end_of_text": end, "end_of_text_id": base.end, "pad": end, "pad_id": base.end},
+        "end_of_answer": chatml.END,
+        "chat_template": chatml.TEMPLATE,
+        "window": base.config.seq_len,
+        "settings": settings,
+        "tokens": {split: entry["tokens"] for split, entry in entries.items()},
+        "learnt_tokens": int(made.counts.sum()),
+        "documents": {split: pages.dialogues for split, pages in made.splits.items()},
+        "left_out": made.left_out,
+        "text_bytes": made.text_bytes,
+        "unigram_entropy": unigram_entropy(made.counts),
+        "files": {**{split: [entry] for split, entry in entries.items()}, "initial": [initial]},
+    }
+    meta["fingerprint"] = corpora.fingerprint_of(meta)
+    replace_text(directory / corpora.META, json.dumps(meta, indent=1))
+
+
+def _summary(made: dialogues.Dialogues, output: Path) -> str:
+    tokens = sum(pages.tokens for pages in made.splits.values())
+    pages = made.splits
+    sentence = text(
+        "dialogues_prepared",
+        path=output,
+        train=pages["train"].dialogues,
+        validation=pages["validation"].dialogues,
+        windows=pages["train"].tokens // made.window,
+        window=made.window,
+        part=made.counts.sum() / tokens,
+        **made.left_out,
+    )
+    return sentence if pages["validation"].dialogues else f"{sentence} {text('dialogues_not_validated')}"
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="aura tune",
+        description="Let a trained model learn to answer, from dialogues: it learns what the assistant says in them. "
+        "The run it makes is one like any other: continued by the same command, sampled, exported, and talked to with "
+        "aura chat.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="directory, or its name in runs/")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="JSON lines with messages, conversations, prompt and completion, or instruction and output",
+    )
+    parser.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="checkpoints and logs (RUN-tuned, beside RUN)"
+    )
+    parser.add_argument(
+        "--corpus", type=Path, metavar="DIR", help="what is prepared (dialogues in the run directory)"
+    )
+    parser.add_argument(
+        "--only-prepare",
+        action="store_true",
+        help="do not train: aura train --preset tune --corpus DIR does, also as ranks of several PCs",
+    )
+    parser.add_argument(
+        "--validation-fraction",
+        type=_fraction,
+        default=0.02,
+        metavar="X",
+        help="dialogues that are not trained on (0.02)",
+    )
+    parser.add_argument(
+        "--pack",
+        action="store_true",
+        help="several dialogues in a window: faster where they are short, but each is read behind those before it",
+    )
+    add_settings(parser)
+    return parser
+
+
+def _fraction(word: str) -> float:
+    value = float(word)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(text("has_to_be_a_part", value=word))
+    return value
