@@ -204,6 +204,7 @@ docs: $(DEV) ## write again what is made from the roles: the tables in their REA
 	@python tests/check/sentences.py --write
 
 EVALUATE_LOCK := training/aura/commands/evaluation/requirements.txt
+SERVE_LOCK := training/aura/commands/serving/requirements.txt
 LOCK_TORCH = roles/python_env/files/lock-torch $(1) requirements/torch-$(1).txt $(UV) requirements/node.txt requirements/torch.in
 
 .PHONY: lock
@@ -218,6 +219,9 @@ lock: $(UV) ## compile requirements/*.in again (newest versions: make lock UPGRA
 	    $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	    $(if $(UPGRADE),--upgrade) --override <(echo "torch; sys_platform == 'never'") \
 	    requirements/evaluate.in --output-file $(EVALUATE_LOCK)
+	$(STEP) "Compiling $(SERVE_LOCK)" \
+	    $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	    $(if $(UPGRADE),--upgrade) requirements/serve.in --output-file $(SERVE_LOCK)
 	# The build of torch that PyPI has.
 	$(call LOCK_TORCH,cu130)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from aura.checkpoint import manifest
 from aura.checkpoint import store as checkpoint
 from aura.commands import cli
 from aura.copies import copy_runs, on_disk
-from aura.corpus.corpus import Corpus
+from aura.corpus.corpus import TOKENIZER_CONFIG, Corpus
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE
 from conftest import flip_a_bit
 from object_storage import KEY, SECRET, Storage
@@ -95,6 +96,7 @@ def run(tmp_path: Path) -> Path:
     (run / "final/model.safetensors").write_bytes(b"model")
     (run / "final/config.json").write_bytes(b"{}")
     (run / "tokenizer.json").write_bytes(b"tokenizer")
+    (run / "tokenizer_config.json").write_bytes(b"special")
     return run
 
 
@@ -111,6 +113,7 @@ def test_what_is_finished_is_copied_once(run: Path, target: Target, copy: Copy) 
         assert tree(target.checkpoints / name) == tree(run / "checkpoints" / name)
     assert tree(target.share / "final") == tree(run / "final")
     assert (target.share / "tokenizer.json").read_bytes() == b"tokenizer"
+    assert (target.share / "tokenizer_config.json").read_bytes() == b"special"
     assert not (target.share / "rank-0").exists()
     if target.bucket:
         sent = target.bucket.of("PUT")
@@ -324,6 +327,7 @@ def test_a_run_goes_on_from_there_on_another_machine(
     (ours,) = complete(start(tmp_path / "one", corpus, 1))
     (tmp_path / "runs").mkdir()
     shutil.copytree(ours.run_dir, tmp_path / "runs/first")
+    (tmp_path / "runs/first" / TOKENIZER_CONFIG).write_text(json.dumps({"eos_token": "a"}))
     assert cli.main(["copy-runs", "--runs", str(tmp_path / "runs"), "--target", BUCKET]) == EXIT_OK
     directory = bucket.files / "data/corpora/es"
     shutil.copytree(corpus.path, directory)
@@ -344,6 +348,8 @@ def test_a_run_goes_on_from_there_on_another_machine(
 
     assert cli.main(["export", "--checkpoint", checkpoint, "--output", str(tmp_path / "exported")]) == 0
     assert (tmp_path / "exported/model.safetensors").is_file()
+    special = json.loads((tmp_path / "exported" / TOKENIZER_CONFIG).read_text())
+    assert (special["eos_token"], "bos_token" in special) == ("a", False), "not those of its run"
     capfd.readouterr()
     assert (
         cli.main(["export", "--checkpoint", f"{checkpoint}0", "--output", str(tmp_path / "x")]) == EXIT_USAGE

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from aura.commands import cli, evaluate
-from aura.commands.evaluation import environment
+from aura.commands.named import model_named
 from aura.config import resolve
-from aura.corpus.corpus import TOKENIZER, Corpus
+from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, TOKENIZER_CONFIG, Corpus
 from aura.errors import ConfigError
 from aura.model import export
 from aura.model.gpt import GPT
@@ -113,19 +114,33 @@ def test_the_figures_are_those_of_the_harness(
 
 
 @pytest.mark.more
-def test_a_text_begins_behind_the_end_of_another(model: Path) -> None:
+@pytest.mark.parametrize("end", [END_OF_TEXT, "<fin>"])
+def test_a_text_begins_behind_the_end_of_another(run: Path, tmp_path: Path, end: str) -> None:
+    """Whatever the tokenizer calls it."""
+    other = shutil.copytree(run, tmp_path / "run")
+    for name in (TOKENIZER, TOKENIZER_CONFIG):
+        (other / name).write_text((run / name).read_text().replace(END_OF_TEXT, end))
     script = "import sys; from lm_eval.models.huggingface import HFLM; "
     script += "print(HFLM(sys.argv[1], add_bos_token=True, device='cpu').tok_encode('el'))"
-    command = [environment.python(), "-I", "-c", script, model]
-    done = subprocess.run(command, text=True, capture_output=True, check=True, timeout=300)
-    beginning = json.loads((model / export.CONFIG).read_text())["bos_token_id"]
-    assert json.loads(done.stdout.splitlines()[-1])[0] == beginning
+    with evaluate.exported(model_named(other)) as model:
+        command = [evaluate.ENVIRONMENT.python(), "-I", "-c", script, model]
+        done = subprocess.run(command, text=True, capture_output=True, check=True, timeout=300)
+    assert json.loads(done.stdout.splitlines()[-1])[0] == 0
 
 
 def by_hand(model: Path, tasks: Path, output: Path) -> dict[str, dict[str, float]]:
     """As the harness's own documentation says."""
     settings = f"pretrained={model},add_bos_token=True,dtype=auto"
-    command = [environment.python(), "-m", "lm_eval", "run", "--model", "hf", "--model_args", settings]
+    command = [
+        evaluate.ENVIRONMENT.python(),
+        "-m",
+        "lm_eval",
+        "run",
+        "--model",
+        "hf",
+        "--model_args",
+        settings,
+    ]
     command += ["--tasks", ",".join(TASKS), "--include_path", tasks, "--output_path", output]
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([*command, "--device", "cpu"], env=variables, check=True, timeout=300)
@@ -143,7 +158,7 @@ def test_a_task_that_the_harness_does_not_have(model: Path, tasks: Path) -> None
 def test_what_is_no_model_is_said_before_anything_is_installed(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(environment.VARIABLE, str(tmp_path / "environment"))
+    monkeypatch.setenv(evaluate.ENVIRONMENT.variable, str(tmp_path / "environment"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="empty is no run with a checkpoint"):
         evaluate.main([str(model), str(tmp_path / "empty")])

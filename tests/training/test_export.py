@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from aura.checkpoint import manifest
 from aura.commands import export as export_command
 from aura.commands import sample as sample_command
 from aura.config import TrainConfig, resolve
-from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, Corpus
+from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, TOKENIZER_CONFIG, Corpus, special_of
 from aura.errors import ConfigError, DataError
 from aura.model import export, sample
 from aura.model.gpt import GPT
+from aura.run.directory import describe
 from tokenizers import Tokenizer
 from trainers import complete, start
 
@@ -97,12 +99,14 @@ def test_greedy_generation_agrees_token_by_token(
     output = tmp_path / "final"
     path = run_dir / "checkpoints" / "checkpoint-step-40"
     export_command.main(["--checkpoint", str(path), "--output", str(output)])
-    model, tokenizer = sample.load(path)
+    trained = sample.load(path)
+    model, tokenizer = trained.model, trained.tokenizer
     theirs, their_tokenizer = GPT2LMHeadModel.from_pretrained(output), AutoTokenizer.from_pretrained(output)
     for prompt in ("el", "la casa", "¿"):
         begin = [tokenizer.token_to_id(END_OF_TEXT), *tokenizer.encode(prompt).ids]
         count = model.seq_len - len(begin)
-        ours = sample.generate(model, begin, count, export.token_ids(tokenizer), 0, 0, 0, begin[0])
+        made = sample.generate(model, begin, count, export.token_ids(tokenizer), 0, 0, 0, begin[:1])
+        ours = [*begin, *made]
         generated = theirs.generate(torch.tensor([begin]), max_new_tokens=count, do_sample=False)[0].tolist()
         assert generated == ours
         assert their_tokenizer.decode(ours) == tokenizer.decode(ours, skip_special_tokens=False)
@@ -124,6 +128,31 @@ def test_a_tokenizer_with_a_padding_token(corpus: Corpus, tmp_path: Path) -> Non
     assert (values["pad_token_id"], values["vocab_size"]) == (corpus.vocab_size, corpus.vocab_size + 1)
     special = json.loads((tmp_path / "final" / export.SPECIAL_TOKENS).read_text())
     assert special == {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": "<|pad|>"}
+
+
+def test_a_run_says_which_tokens_are_special(corpus: Corpus, run_dir: Path, tmp_path: Path) -> None:
+    """Whatever they are called; those of a run that an earlier release has made are known by their names."""
+
+    def ids(run: Path) -> dict[str, int]:
+        export_command.main(["--run-dir", str(run), "--output", str(tmp_path / "final")])
+        values = json.loads((tmp_path / "final" / export.CONFIG).read_text())
+        assert values.items() >= json.loads((tmp_path / "final" / export.GENERATION).read_text()).items()
+        return {name: number for name, number in values.items() if name.endswith("_token_id")}
+
+    assert json.loads((run_dir / TOKENIZER_CONFIG).read_text()) == corpus.special
+    assert not export.is_exported(run_dir)  # though the names of its files could be those of one
+    other = shutil.copytree(run_dir, tmp_path / "other")
+    (other / TOKENIZER_CONFIG).unlink()
+    all_of_them = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    assert ids(run_dir) == ids(other) == all_of_them
+
+    (other / TOKENIZER).write_text((run_dir / TOKENIZER).read_text().replace(END_OF_TEXT, "<fin>"))
+    assert ids(other) == {}
+    describe(
+        other, resolve("gpt2-nano", {}), replace(corpus, special=special_of({"end_of_text": "<fin>"})), 0
+    )
+    assert ids(other) == all_of_them
+    assert "<fin>" in (other / TOKENIZER).read_text()
 
 
 def test_nothing_foreign_is_replaced_and_nothing_half_is_left(

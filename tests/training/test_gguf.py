@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import http.client
 import json
-import random
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import gguf
 import pytest
 import torch
 import xllamacpp
-from aura.config import TrainConfig, resolve
-from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, Corpus
+from aura.config import resolve
+from aura.corpus import chatml
+from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, TOKENIZER_CONFIG, Corpus
 from aura.corpus.tokenizer import train
 from aura.errors import ConfigError
 from aura.model import export, gguf_file, sample
 from aura.model.family import model_of
-from aura.model.language_model import LanguageModel
-from aura.optim.muon import optimizer_of
-from conftest import WORDS
+from by_heart import DIALOGUE, SMALL, learnt_by_heart, spanish_lines, tuned_run
 from tokenizers import Tokenizer, pre_tokenizers
 
 CONTEXT = 224
-SMALL = {
-    "layers": 2,
-    "heads": 4,
-    "d_model": 64,
-    "seq_len": CONTEXT,
-    "vocab_multiple": 64,
-    "optimizer": "muon",
-}
 FAMILIES = [
     {"family": "gpt2"},
     {"family": "qwen3", "kv_heads": 2},
@@ -58,30 +49,6 @@ class Llama:
         return answer
 
 
-def learnt_by_heart(config: TrainConfig, tokens: list[int]) -> LanguageModel:
-    """So that no two words are nearly as likely, and rounding decides nothing. Gains are numbers of their own."""
-    torch.manual_seed(0)
-    model = model_of(config)
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            parameter.data += torch.rand_like(parameter) * 0.4 - 0.2
-    optimizer = optimizer_of(model, config)
-    window = torch.tensor([tokens])
-    for step in range(80):
-        model.zero_grad()
-        (model.loss_sum(window[:, :-1], window[:, 1:]) / CONTEXT).backward()
-        optimizer.step(1.5e-2 * min(1, (80 - step) / 40))
-    return model.eval()
-
-
-def spanish_lines(count: int) -> list[str]:
-    rng, more = (
-        random.Random(0),
-        "¿Cuánto? ¡1.234,56 €! «así» – … 🙂 l'aigua  dos\ttres\n\n fin ñandú ÁÉ 2026".split(" "),
-    )
-    return [" ".join(rng.choices(WORDS.split() + more, k=12)).capitalize() for _ in range(count)]
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """Of these very lines, so that pieces of years and of words with accents depend on where llama.cpp cuts first."""
@@ -96,7 +63,7 @@ def test_the_same_ids_and_the_same_greedy_tokens(
 
     rows = tokenizer.get_vocab_size()
     tokenizer.save(str(tmp_path / TOKENIZER))
-    config = resolve("gpt2-nano", {**SMALL, **family, "vocab_size": rows + 20})
+    config = resolve("gpt2-nano", {**SMALL, "seq_len": CONTEXT, **family, "vocab_size": rows + 20})
     text = " ".join(spanish_lines(20))
     begin = tokenizer.token_to_id(END_OF_TEXT)
     tokens = [begin, *tokenizer.encode(text).ids][: CONTEXT + 1]
@@ -106,7 +73,7 @@ def test_the_same_ids_and_the_same_greedy_tokens(
     asked = text[: text.index(" ", 20)]
     prompt = [begin, *tokenizer.encode(asked).ids]
     assert prompt == tokens[: len(prompt)]
-    ours = sample.generate(model, prompt, 200, rows, 0, 0, 0)
+    ours = [*prompt, *sample.generate(model, prompt, 200, rows, 0, 0, 0)]
     theirs = AutoModelForCausalLM.from_pretrained(final)
     made = theirs.generate(torch.tensor([prompt]), max_new_tokens=200, do_sample=False)[0].tolist()
     assert ours == made == tokens[: len(ours)], "it has not been learnt by heart"
@@ -120,6 +87,47 @@ def test_the_same_ids_and_the_same_greedy_tokens(
     for line in spanish_lines(400):
         assert llama.ask("tokenize", content=line)["tokens"] == tokenizer.encode(line).ids, line
         assert llama.ask("tokenize", content=f"{line}{END_OF_TEXT}")["tokens"][-1] == begin
+
+
+def test_a_tuned_model_answers_and_stops(corpus: Corpus, tmp_path: Path) -> None:
+    """In transformers and llama.cpp: the ids of a question are those of chatml.py, and <|im_end|> ends the answer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = tuned_run(tmp_path / "run", corpus) / "checkpoints/checkpoint-step-80"
+    export.export_checkpoint(path, tmp_path / "final", gguf_file.FORMATS)
+    tokenizer = export.read_tokenizer(tmp_path / "final" / TOKENIZER)
+    question, (end, begin) = DIALOGUE[:1], map(tokenizer.token_to_id, (chatml.END, END_OF_TEXT))
+    asked = tokenizer.encode(chatml.question(question)).ids
+    answer = tokenizer.encode(f"{DIALOGUE[1]['content']}{chatml.END}").ids
+
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "final")
+    for messages in (question, DIALOGUE[:3], [{"role": "system", "content": "Sé breve."}, *question]):
+        made = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert made == tokenizer.encode(chatml.question(messages)).ids
+    assert theirs("la casa")["input_ids"] == tokenizer.encode("la casa").ids  # nothing stands in front
+    assert (theirs.bos_token, theirs.eos_token, theirs.pad_token) == (END_OF_TEXT, chatml.END, END_OF_TEXT)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    assert (model.generation_config.eos_token_id, model.config.bos_token_id) == (end, begin)
+    said = model.generate(torch.tensor([asked]), max_new_tokens=50, do_sample=False)[0].tolist()
+    assert said == asked + answer
+
+    assert json.loads((tmp_path / "final" / TOKENIZER_CONFIG).read_text())["add_bos_token"] is False
+    for form in gguf_file.FORMATS:
+        file = tmp_path / "final" / gguf_file.name_of(form)
+        # llama.cpp would know <|im_end|> by its name too; others go by what the file says.
+        said = {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
+        ids = {name: said[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "eot", "padding")}
+        assert ids == {"bos": begin, "eos": end, "eot": end, "padding": begin}
+        assert said["tokenizer.ggml.add_bos_token"] is False
+        assert said["tokenizer.chat_template"] == chatml.TEMPLATE
+        llama = Llama(file)
+        text = chatml.question(question)
+        assert llama.ask("tokenize", content=text, add_special=True)["tokens"] == asked
+        assert llama.ask("apply-template", messages=question)["prompt"] == text
+        said = llama.ask("v1/chat/completions", messages=question, temperature=0, max_tokens=50)
+        assert said["choices"][0]["message"]["content"] == DIALOGUE[1]["content"], form
+        assert said["choices"][0]["finish_reason"] == "stop"
+        assert said["usage"]["prompt_tokens"] == len(asked)
 
 
 def test_what_llama_cpp_would_read_otherwise_is_refused(corpus: Corpus, tmp_path: Path) -> None:

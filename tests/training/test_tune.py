@@ -210,16 +210,22 @@ def by_heart(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Corp
     return corpus, trainers.complete(trainers.start(folder / "one", corpus, 1, settings))
 
 
-def test_what_was_learnt_by_heart_comes_back(by_heart: tuple[Corpus, list[trainers.Trainer]]) -> None:
+def test_what_was_learnt_by_heart_comes_back(
+    by_heart: tuple[Corpus, list[trainers.Trainer]], capsys: pytest.CaptureFixture[str]
+) -> None:
     _, (trainer,) = by_heart
-    model, tokenizer = sample.load(trainer.run_dir / "checkpoints/checkpoint-step-120")
+    trained = sample.load(trainer.run_dir / "checkpoints/checkpoint-step-120")
+    model, tokenizer = trained.model, trained.tokenizer
     for record in twenty():
         question = chatml.question([{"role": "user", "content": record["prompt"]}])
         ids = tokenizer.encode(question, add_special_tokens=False).ids
         end = tokenizer.token_to_id(chatml.END)
-        answer = sample.generate(model, ids, 30, 302, 0, 0, 0, end)[len(ids) :]
+        answer = list(sample.generate(model, ids, 30, 302, 0, 0, 0, [end]))
         assert answer[-1] == end
         assert tokenizer.decode(answer) == record["completion"]
+    words = ["chat", str(trainer.run_dir), "--ask", record["prompt"], "--temperature", "0"]
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == f"{record['completion']}\n"
 
 
 def test_ranks_learn_the_same_however_unlike_their_answers(base: Path, tmp_path: Path) -> None:

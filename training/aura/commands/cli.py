@@ -35,6 +35,8 @@ COMMANDS = {
     "tune": "let a trained model learn to answer, from dialogues",
     "evaluate": "try models on the tasks of lm-evaluation-harness, in Spanish or English",
     "sample": "continue a text with a trained model",
+    "chat": "talk with a tuned model in the terminal",
+    "serve": "answer OpenAI clients with a trained model, by llama.cpp's server",
     "export": "write a trained model for transformers",
     "copy-runs": "copy what runs have finished to another disk, or into object storage",
     "launch-local": "start all ranks on this machine: one per GPU, or N on the CPU",
@@ -49,7 +51,7 @@ COMMANDS = {
 }
 # The others must outlive whoever reads what they print: a training saves, although `| tee` is gone, and a write to a
 # rank that is gone is an error of that write.
-ANSWERS = ("plan", "compare", "evaluate", "sample", "monitor", "fingerprint", "config", "version")
+ANSWERS = ("plan", "compare", "evaluate", "sample", "chat", "monitor", "fingerprint", "config", "version")
 OF_PREPARE = (  # which the guides give to the trainer
     *("--prepare", "--dataset-name", "--dataset-max-tokens", "--tokenizer-name-or-path", "--tokenizer"),
     *("--validation-split", "--validation-fraction"),

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from aura.commands.named import places
 from aura.config import BEFORE
 from aura.errors import ConfigError, DataError, Parser
 from aura.run.runlog import LOG, MODEL_CONFIG
@@ -110,7 +111,7 @@ def main(argv: list[str]) -> int:
 
 def read(path: Path, name: str) -> Run:
     """Raises ConfigError where there is no run, DataError where its files are damaged."""
-    there = [place for place in (path, Path("runs", path)) if (place / MODEL_CONFIG).is_file()]
+    there = [place for place in places(path) if (place / MODEL_CONFIG).is_file()]
     if not there:
         raise ConfigError("compare_no_run", path=path, file=MODEL_CONFIG)
     path = there[0]

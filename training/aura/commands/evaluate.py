@@ -7,12 +7,11 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aura.checkpoint.manifest import MANIFEST
-from aura.commands.evaluation import environment
+from aura.commands.environment import Environment
+from aura.commands.named import Model, model_named
 from aura.durable import write_atomically
 from aura.errors import ConfigError, DataError, Parser
 from aura.model import export
@@ -25,14 +24,11 @@ SPANISH = (
 )
 ENGLISH = ("hellaswag", "arc_easy", "piqa", "sciq", "lambada_openai", "blimp")
 SETS = {"spanish": SPANISH, "english": ENGLISH}
-CHECKPOINTS, RESULT = "checkpoints", "evaluation.json"  # in a run's directory
-
-
-@dataclass(frozen=True)
-class Model:
-    name: str
-    path: Path  # a checkpoint, or what transformers loads as it is
-    run: Path | None
+RESULT = "evaluation.json"  # in a run's directory
+HARNESS = Path(__file__).parent / "evaluation/harness.py"  # what runs in its own environment
+ENVIRONMENT = Environment(
+    "evaluate", "lm-evaluation-harness", 700, HARNESS.with_name("requirements.txt"), on_trainer=True
+)
 
 
 def main(argv: list[str]) -> int:
@@ -74,13 +70,13 @@ def main(argv: list[str]) -> int:
         **{"device": arguments.device, "include": arguments.include and str(arguments.include)},
     }
     models = find(arguments.runs)
-    interpreter = environment.python()
+    interpreter = ENVIRONMENT.python()
     found: dict[str, dict[str, Any]] = {}
     try:
-        for model in models:
+        for name, model in models.items():
             with exported(model) as path:
-                result = evaluate(interpreter, model.name, asked | {"model": str(path)})
-            found[model.name] = result["tasks"]
+                result = evaluate(interpreter, name, asked | {"model": str(path)})
+            found[name] = result["tasks"]
             keep(model, result)
     finally:  # those before one that failed
         if found:
@@ -89,21 +85,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def find(paths: Sequence[Path]) -> list[Model]:
-    """All of them, before any is tried. Raises ConfigError where one is no model, and DataError."""
+def find(paths: Sequence[Path]) -> dict[str, Model]:
+    """All of them by what the table calls them, before any is tried. Raises ConfigError where one is no model, and
+    DataError."""
     names = [path.resolve().name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
-    return [_model(name, path) for name, path in zip(names, paths, strict=True)]
-
-
-def _model(name: str, named: Path) -> Model:
-    for path in (named, Path("runs", named)):
-        if export.is_exported(path) or (path / MANIFEST).exists():
-            return Model(name, path, None)
-        if (path / CHECKPOINTS).is_dir():
-            return Model(name, export.newest(path, print), path)
-    raise ConfigError("evaluate_no_model", path=named)
+    return {name: model_named(path) for name, path in zip(names, paths, strict=True)}
 
 
 @contextmanager
@@ -121,7 +109,7 @@ def evaluate(interpreter: Path, name: str, asked: dict[str, Any]) -> dict[str, A
     """What harness.py answers; `name` is for a sentence. Raises ConfigError, DataError."""
     with tempfile.TemporaryDirectory(prefix="aura-evaluate-") as folder:
         output = Path(folder, "result.json")
-        command: list[str | Path] = [interpreter, "-I", environment.HARNESS, output]
+        command: list[str | Path] = [interpreter, "-I", HARNESS, output]
         done = subprocess.run(
             command, input=json.dumps(asked), text=True, stdout=subprocess.DEVNULL, check=False
         )

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from aura.config import AUTO, MANUAL, SETTINGS, TUNE, flags, preset_names
+from aura.errors import ConfigError
 from aura.texts.console import SENTENCES, text
 
 
@@ -40,3 +41,9 @@ def number(word: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(text("has_to_be_more_than_0", value=word))
     return value
+
+
+def check_port(flag: str, port: int) -> None:
+    """Raises ConfigError."""
+    if not 0 < port < 65536:
+        raise ConfigError("port_wrong", flag=flag, port=port)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from aura.commands.flags import check_port
 from aura.errors import EXIT_TEMPORARY, ConfigError, Parser
 from aura.texts import console
 
@@ -199,8 +200,8 @@ def main(argv: list[str]) -> int:
 def check(count: int, gpus: int, script: Path | None, port: int | None) -> None:
     if count < 1:
         raise ConfigError("gpus_wrong")
-    if port is not None and not 0 < port < 65536:
-        raise ConfigError("port_wrong", port=port)
+    if port is not None:
+        check_port("--master-port", port)
     if script and not script.is_file():
         raise ConfigError("script_missing", path=script)
     if 0 < gpus < count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 from aura.commands.fetched import checkpoint_here
@@ -22,6 +23,33 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--prompt", default="", help="beginning of the text (none)")
     parser.add_argument("--tokens", type=int, default=100, metavar="N", help="tokens to add (100)")
+    add_choice(parser)
+    arguments = parser.parse_args(argv)
+    check_choice(arguments)
+    named = arguments.checkpoint
+    path = checkpoint_here(named) if named else export.newest(arguments.run_dir, print)
+    trained = sample.load(path)
+    begin = trained.id_of("bos_token")
+    start = [] if begin is None else [begin]  # a document begins after the end of another
+    given = start + trained.tokenizer.encode(arguments.prompt, add_special_tokens=False).ids
+    if not given:
+        raise ConfigError("prompt_needed")
+    ids = sample.generate(
+        trained.model,
+        given,
+        arguments.tokens,
+        export.token_ids(trained.tokenizer),
+        arguments.temperature,
+        arguments.top_k,
+        arguments.seed,
+        trained.ends,
+    )
+    print(trained.tokenizer.decode([*given, *ids]))
+    return 0
+
+
+def add_choice(parser: Parser) -> None:
+    """Flags that say how a token is chosen, here and in `aura chat`."""
     parser.add_argument(
         "--temperature", type=float, default=0.8, metavar="T", help="0 always takes the likeliest (0.8)"
     )
@@ -29,28 +57,10 @@ def main(argv: list[str]) -> int:
         "--top-k", type=int, default=50, metavar="K", help="choose among the K likeliest (50; 0: all)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same text (0)")
-    arguments = parser.parse_args(argv)
+
+
+def check_choice(arguments: Namespace) -> None:
+    """Raises ConfigError."""
     for name in ("tokens", "temperature", "top_k"):
         if getattr(arguments, name) < 0:
             raise ConfigError("at_least_0", name=name.replace("_", "-"))
-
-    named = arguments.checkpoint
-    path = checkpoint_here(named) if named else export.newest(arguments.run_dir, print)
-    model, tokenizer = sample.load(path)
-    end = export.end_of_text(tokenizer)
-    start = [] if end is None else [end]  # a document begins after the end of another
-    given = start + tokenizer.encode(arguments.prompt, add_special_tokens=False).ids
-    if not given:
-        raise ConfigError("prompt_needed")
-    ids = sample.generate(
-        model,
-        given,
-        arguments.tokens,
-        export.token_ids(tokenizer),
-        arguments.temperature,
-        arguments.top_k,
-        arguments.seed,
-        end,
-    )
-    print(tokenizer.decode(ids))
-    return 0

@@ -22,10 +22,12 @@ from tokenizers import Tokenizer
 from aura.checkpoint import manifest
 from aura.commands.bars import Bars
 from aura.commands.flags import add_settings, given_settings
+from aura.commands.named import places
 from aura.config import TUNE, TrainConfig, flags, from_values
 from aura.corpus import chatml, dialogues
 from aura.corpus import corpus as corpora
 from aura.corpus.files import digest_of, find_files
+from aura.corpus.special_tokens import special_tokens
 from aura.corpus.work import unigram_entropy
 from aura.durable import publish, replace_text
 from aura.errors import ConfigError, DataError, Parser
@@ -53,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 def run_directory(run: Path) -> Path:
     """Raises ConfigError."""
-    for place in (run, Path("runs", run)):
+    for place in places(run):
         if (place / "config.json").is_file():
             return place
     raise ConfigError("no_run_there", path=run, file="config.json")
@@ -74,8 +76,10 @@ class Base:
         """The newest checkpoint. Raises DataError."""
         path = export.newest(run_dir, put)
         config = from_values(export.verified_state(path)["config"])
-        tokenizer = export.read_tokenizer(export.tokenizer_of(path))
-        end = export.end_of_text(tokenizer)
+        file = export.tokenizer_of(path)
+        tokenizer = export.read_tokenizer(file)
+        begin = special_tokens(file.parent, tokenizer).get("bos_token")  # what ends a text begins the next
+        end = None if begin is None else tokenizer.token_to_id(begin)
         if end is None:
             raise DataError("tune_without_end", path=run_dir)
         known = tokenizer.get_vocab()

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aura.checkpoint import manifest
+from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG
 from aura.storage.address import Address
 from aura.storage.bucket import Refused, Unreachable
 from aura.texts import console
 
 FINAL = "final"
-SMALL = ("tokenizer.json", "config.json", "model_config.json", "done.json", "training_log.csv")
+SMALL = (TOKENIZER, TOKENIZER_CONFIG, "config.json", "model_config.json", "done.json", "training_log.csv")
 
 
 class Later(Exception):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.checkpoint import manifest
-from aura.corpus.corpus import TOKENIZER, sha256_of
+from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG, sha256_of
 from aura.corpus.listener import Listener
 from aura.durable import publish
 from aura.errors import ConfigError, DataError
@@ -65,8 +65,11 @@ def fetch_to_use(address: Address, listener: Listener) -> Path:
     tokenizer = Bucket(run).read(run / TOKENIZER)
     if tokenizer is None:
         raise ConfigError("run_tokenizer_missing", file=run / TOKENIZER)
+    special = Bucket(run).read(run / TOKENIZER_CONFIG)  # runs of an earlier release have none
     with cache.alone_in(directory, listener.say):
         (directory / TOKENIZER).write_bytes(tokenizer)
+        if special is not None:
+            (directory / TOKENIZER_CONFIG).write_bytes(special)
     return path
 
 

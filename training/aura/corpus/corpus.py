@@ -29,6 +29,9 @@ from aura.errors import ConfigError, DataError
 FORMAT = "aura-corpus-1"
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = (
+    "tokenizer_config.json"  # beside it in a run and an exported model: which tokens are special
+)
 END_OF_TEXT = "<|endoftext|>"
 LARGEST_VOCABULARY = 65536  # of a tokenizer that is trained here: uint16
 NOT_LEARNT = 1 << 31

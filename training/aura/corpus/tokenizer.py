@@ -24,20 +24,17 @@ from tokenizers import (
     trainers,
 )
 
-from aura.corpus.corpus import END_OF_TEXT, TOKENIZER
+from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, TOKENIZER_CONFIG
+from aura.corpus.special_tokens import ENDS, PAD, PADS, SPECIAL_TOKENS, settings_of
 from aura.errors import ConfigError
 from aura.texts import console
 
-PAD = "<|pad|>"
 VOCABULARY = "vocab.json"  # with merges.txt
 HUB_FILES = [
     *(TOKENIZER, "*.model", VOCABULARY, "merges.txt"),
-    *("special_tokens_map.json", "tokenizer_config.json"),
+    *(SPECIAL_TOKENS, TOKENIZER_CONFIG),
 ]
 SMALLEST_VOCABULARY = 257  # 256 bytes and <|endoftext|>
-# Under which names other tokenizers have these tokens, where no configuration tells.
-ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
-PADS = (PAD, "<pad>", "[PAD]", "<|padding|>")
 # What a converted SentencePiece model must encode as SentencePiece does.
 SAMPLE = (
     "En un lugar de la Mancha, de cuyo nombre no quiero acordarme.",
@@ -85,7 +82,7 @@ def load(name: str, say: Callable[[str], None]) -> Prepared:
     if not path.exists():
         path = _fetched(name)
     if path.is_dir():
-        settings = _settings(path)
+        settings = settings_of(path)
         found = [path / TOKENIZER, *sorted(path.glob("*.model")), path / VOCABULARY]
         path = next((file for file in found if file.is_file()), path)
     if path.is_dir():
@@ -137,23 +134,9 @@ def unknown_id(tokenizer: Prepared) -> int | None:
     return vocabulary.get(model["unk_token"]) if model.get("unk_token") else None
 
 
-def _chosen(configured: Any, known: tuple[str, ...], vocabulary: dict[str, int]) -> str | None:
+def _chosen(named: str | None, known: tuple[str, ...], vocabulary: dict[str, int]) -> str | None:
     """The token that the configuration names, or a well-known name; None when the vocabulary has none."""
-    named = configured.get("content") if isinstance(configured, dict) else configured
     return next((token for token in (named, *known) if token in vocabulary), None)
-
-
-def _settings(directory: Path) -> dict[str, Any]:
-    """Which tokens are special, as transformers writes it."""
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        file = directory / name
-        if file.is_file():
-            try:
-                settings |= json.loads(file.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise ConfigError("no_json", file=file, error=error) from None
-    return settings
 
 
 def _fetched(name: str) -> Path:

@@ -7,6 +7,7 @@ or Qwen3ForCausalLM, and AutoTokenizer).
     tokenizer.json            as `aura prepare` wrote it, byte for byte
     tokenizer_config.json     with special_tokens_map.json: what tokenizer.json does not say
     model-F16.gguf            the same once more for llama.cpp, and model-Q8_0.gguf, where they are asked for
+    Modelfile                 with them, for ollama
 
 Where the output matrix is the embedding, it is not in the file. Rows that no token of the tokenizer has are
 left out. `transformers` itself is not needed, and `load` reads such a directory back.
@@ -19,6 +20,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -29,8 +31,8 @@ from aura.checkpoint import manifest
 from aura.checkpoint import store as checkpoint
 from aura.checkpoint.newest import newest_valid
 from aura.config import TrainConfig, from_values, resolve
-from aura.corpus.corpus import TOKENIZER
-from aura.corpus.tokenizer import ENDS, PADS
+from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG
+from aura.corpus.special_tokens import SPECIAL_TOKENS, TOKENS, is_tuned, special_tokens
 from aura.durable import publish
 from aura.errors import ConfigError, DataError
 from aura.families.family import Names
@@ -39,11 +41,10 @@ from aura.model import gguf_file
 from aura.model.family import NETWORKS, model_of
 from aura.model.language_model import LanguageModel
 
-MODEL, CONFIG = "model.safetensors", "config.json"
-GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
-SPECIAL_TOKENS = "special_tokens_map.json"
+MODEL, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
 FILES = {MODEL, CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS}
-GGUF_FILES = {gguf_file.name_of(form) for form in gguf_file.FORMATS}
+GGUF_FILES = {*map(gguf_file.name_of, gguf_file.FORMATS), gguf_file.MODELFILE}
+CHECKPOINTS = "checkpoints"  # in the directory of a run
 
 
 def export(
@@ -54,6 +55,7 @@ def export(
     gguf: Sequence[str] = (),
 ) -> None:
     """Write the model with these parameters (named as in aura/model) and its tokenizer to the directory `output`.
+    Which of its tokens are special stands beside `tokenizer_path`.
 
     `gguf`: in which formats llama.cpp's file is wanted too (gguf_file.FORMATS).
 
@@ -72,18 +74,46 @@ def export(
         )
     if gguf:
         gguf_file.check(config, tokenizer)
-    special = _special_tokens(tokenizer)
-    ids = {f"{name}_id": tokenizer.token_to_id(token) for name, token in special.items()}
+    special = special_tokens(tokenizer_path.parent, tokenizer)
     names, with_rows = FAMILIES[config.family].names, NETWORKS[config.family].vocabulary
     ours = {name: part[:rows] if name in with_rows else part for name, part in parameters.items()}
     tensors = {names.of(name): turned(names, name, part) for name, part in ours.items()}
-    kind = next(iter(tensors.values())).dtype
-    texts = {
+    kind = str(next(iter(tensors.values())).dtype)
+    temporary = output.with_name(f"{output.name}{manifest.TEMPORARY}{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        for name, content in _described(config, rows, kind, tokenizer, special).items():
+            (temporary / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        shutil.copyfile(tokenizer_path, temporary / TOKENIZER)
+        there = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(there, temporary / MODEL, metadata={"format": "pt"})
+        for form in gguf:
+            file = temporary / gguf_file.name_of(form)
+            gguf_file.write(file, form, config, ours, tokenizer, rows, special)
+            (temporary / gguf_file.MODELFILE).write_text(
+                gguf_file.modelfile(file.name, special), encoding="utf-8"
+            )
+        (temporary / MODEL).chmod(0o640)  # as checkpoints: what copies runs is another user, in this group
+        publish(temporary, output)
+    except (OSError, SafetensorError) as error:
+        raise DataError("export_not_written", path=output, error=error) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _described(
+    config: TrainConfig, rows: int, kind: str, tokenizer: Tokenizer, special: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """The content of the JSON files, by their names."""
+    names = FAMILIES[config.family].names
+    tokens = {name: special[name] for name in TOKENS if name in special}
+    ids = {f"{name}_id": tokenizer.token_to_id(token) for name, token in tokens.items()}
+    return {
         CONFIG: {
             "model_type": names.model_type,
             **names.config(config),
             "vocab_size": rows,
-            "torch_dtype": str(kind).removeprefix("torch."),  # every version reads it under this name
+            "torch_dtype": kind.removeprefix("torch."),  # every version reads it under this name
             **ids,
         },
         GENERATION: ids,
@@ -92,27 +122,11 @@ def export(
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config.seq_len,
             "clean_up_tokenization_spaces": False,
+            **({"add_bos_token": False} if is_tuned(special) else {}),
             **special,
         },
-        SPECIAL_TOKENS: special,
+        SPECIAL_TOKENS: tokens,
     }
-    temporary = output.with_name(f"{output.name}{manifest.TEMPORARY}{os.getpid()}")
-    try:
-        temporary.mkdir(parents=True)
-        for name, content in texts.items():
-            (temporary / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        shutil.copyfile(tokenizer_path, temporary / TOKENIZER)
-        there = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(there, temporary / MODEL, metadata={"format": "pt"})
-        for form in gguf:
-            file = temporary / gguf_file.name_of(form)
-            gguf_file.write(file, form, config, ours, tokenizer, rows, special)
-        (temporary / MODEL).chmod(0o640)  # as checkpoints: what copies runs is another user, in this group
-        publish(temporary, output)
-    except (OSError, SafetensorError) as error:
-        raise DataError("export_not_written", path=output, error=error) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def export_checkpoint(path: Path, output: Path, gguf: Sequence[str] = ()) -> None:
@@ -155,12 +169,14 @@ def verified_state(path: Path) -> checkpoint.State:
 
 
 def is_exported(path: Path) -> bool:
-    return (path / CONFIG).is_file() and (path / TOKENIZER_CONFIG).is_file()
+    """By us or by others. A run has files of these names too."""
+    files = (path / CONFIG, path / TOKENIZER_CONFIG)
+    return all(file.is_file() for file in files) and not (path / CHECKPOINTS).is_dir()
 
 
 def tokenizer_of(path: Path) -> Path:
-    """The tokenizer of a checkpoint: a copy lies in its run directory. Raises DataError."""
-    file = path.absolute().parents[1] / TOKENIZER
+    """The tokenizer of an exported model, or of a checkpoint: a copy lies in its run directory. Raises DataError."""
+    file = (path if is_exported(path) else path.absolute().parents[1]) / TOKENIZER
     if not file.is_file():
         raise DataError("run_tokenizer_missing", file=file)
     return file
@@ -178,29 +194,12 @@ def token_ids(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
-def end_of_text(tokenizer: Tokenizer) -> int | None:
-    """The id of the token that ends a document, and begins a text that nothing precedes."""
-    token = _first_of(ENDS, tokenizer)
-    return None if token is None else tokenizer.token_to_id(token)
-
-
-def _first_of(tokens: tuple[str, ...], tokenizer: Tokenizer) -> str | None:
-    return next((token for token in tokens if tokenizer.token_to_id(token) is not None), None)
-
-
-def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
-    """A tokenizer without a padding token pads with the end of the text, as is usual for GPT-2."""
-    end = _first_of(ENDS, tokenizer)
-    tokens = {"bos_token": end, "eos_token": end, "pad_token": _first_of(PADS, tokenizer) or end}
-    return {name: token for name, token in tokens.items() if token is not None}
-
-
 def newest(run_dir: Path, say: Callable[[str], None]) -> Path:
     """The newest checkpoint of a run whose every byte is right; `say` hears of those that are not.
 
     Raises DataError when there is none.
     """
-    found = newest_valid([run_dir / "checkpoints"], say)
+    found = newest_valid([run_dir / CHECKPOINTS], say)
     if found is None:
-        raise DataError("no_checkpoint_yet", path=run_dir / "checkpoints")
+        raise DataError("no_checkpoint_yet", path=run_dir / CHECKPOINTS)
     return found.path

@@ -1,4 +1,4 @@
-"""A trained model as one file that llama.cpp reads, and what is built on it: ollama, LM Studio.
+"""A trained model as one file that llama.cpp reads, and what is built on it: ollama (with a Modelfile), LM Studio.
 
 Matrices are in 16 bits, or in 8 with a scale for 32 of them; the rest is in fp32.
 """
@@ -14,10 +14,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from aura.config import TrainConfig
+from aura.corpus import chatml
+from aura.corpus.special_tokens import TOKENS, is_tuned
 from aura.errors import ConfigError
 from aura.families.known import FAMILIES
 
 FORMATS = ("F16", "Q8_0")
+MODELFILE = "Modelfile"
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # kinds of tokens there
 
 
@@ -45,7 +48,7 @@ def write(
     rows: int,
     special: Mapping[str, str],
 ) -> None:
-    """`parameters`: ours, with `rows` for the words; `special`: what bos_token, eos_token and pad_token are."""
+    """`parameters`: ours, with `rows` for the words; `special`: what special_tokens says."""
     import gguf
 
     names = FAMILIES[config.family].names
@@ -91,7 +94,20 @@ def _add_tokenizer(writer: Any, tokenizer: Tokenizer, rows: int, special: Mappin
     writer.add_token_types([kind for _, kind in listed])
     merges = made["model"]["merges"]  # older files have "a b" in place of ["a", "b"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    for name, token in special.items():
-        getattr(writer, f"add_{name}_id")(tokenizer.token_to_id(token))
-    # A document begins after the end of another, as `aura sample` has it too.
-    writer.add_add_bos_token("bos_token" in special)
+    for name in TOKENS:
+        if name in special:
+            getattr(writer, f"add_{name}_id")(tokenizer.token_to_id(special[name]))
+    if is_tuned(special):
+        writer.add_eot_token_id(tokenizer.token_to_id(special["eos_token"]))
+        writer.add_chat_template(special["chat_template"])
+    # A document begins after the end of another, as `aura sample` has it too; a dialogue with nothing.
+    writer.add_add_bos_token("bos_token" in special and not is_tuned(special))
+
+
+def modelfile(file: str, special: Mapping[str, str]) -> str:
+    """What `ollama create` reads, beside this file. In Go's template language the same as in chatml.py."""
+    if not is_tuned(special):
+        return f'FROM ./{file}\nTEMPLATE """{{{{ .Prompt }}}}"""\n'
+    message = f"{chatml.BEGIN}{{{{ .Role }}}}\n{{{{ .Content }}}}{chatml.END}\n"
+    template = f"{{{{- range .Messages }}}}{message}{{{{ end }}}}{chatml.opened('assistant')}"
+    return f'FROM ./{file}\nTEMPLATE """{template}"""\nPARAMETER stop "{special["eos_token"]}"\n'

@@ -13,7 +13,7 @@ from typing import Any
 
 from aura.checkpoint import manifest, store
 from aura.config import BEFORE, TrainConfig
-from aura.corpus.corpus import TOKENIZER, Corpus
+from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG, Corpus
 from aura.durable import write_atomically
 from aura.errors import reason_of
 from aura.plan.candidates import CHOSEN
@@ -34,13 +34,15 @@ def without_stopping(run_dir: Path, say: Callable[[str], None]) -> Iterator[None
 
 
 def describe(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int) -> None:
-    """config.json, model_config.json and the tokenizer. Raises OSError."""
+    """config.json, model_config.json and the tokenizer with its special tokens. Raises OSError."""
     write_atomically(run_dir / "config.json", asdict(config))
     write_model_config(run_dir, config, corpus, parameters)
     if not (run_dir / TOKENIZER).exists():  # the corpus of a run, and so its tokenizer, never changes
         copied = run_dir / f"{TOKENIZER}.tmp"
         shutil.copyfile(corpus.path / TOKENIZER, copied)
         copied.replace(run_dir / TOKENIZER)
+    if not (run_dir / TOKENIZER_CONFIG).exists():
+        write_atomically(run_dir / TOKENIZER_CONFIG, corpus.special)
 
 
 def write_done(run_dir: Path, config: TrainConfig, corpus: Corpus, state: dict[str, Any]) -> None:

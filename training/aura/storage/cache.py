@@ -21,11 +21,14 @@ from aura.texts.console import text
 SPARE = 100 << 20  # bytes that stay free
 
 
+def root() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("AURA_CACHE") or f"{base}/aura")
+
+
 def directory_of(kind: str, address: Address) -> Path:
     """Where what lies at an address is kept. Two addresses never share a directory, nor one another's."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    root = Path(os.environ.get("AURA_CACHE") or f"{base}/aura")
-    return root / kind / address.bucket / quote(address.key, safe="")
+    return root() / kind / address.bucket / quote(address.key, safe="")
 
 
 @contextmanager

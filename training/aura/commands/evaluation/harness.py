@@ -1,4 +1,4 @@
-"""Runs in the harness's own environment (environment.py), so that nothing of aura is imported here.
+"""Runs in the harness's own environment (../environment.py), so that nothing of aura is imported here.
 
 Reads from standard input what is asked for: `model` (a directory that transformers loads), `tasks`, `include` (a
 directory with tasks of one's own, or null), `limit` (examples of each task, or null), `batch_size`, `device` (or null).

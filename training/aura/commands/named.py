@@ -1,0 +1,62 @@
+"""What a command line calls a model: a run, by its directory or its name in runs/, a checkpoint, or an exported model.
+
+torch is imported only to look for one.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+from aura.checkpoint.manifest import MANIFEST
+from aura.commands.fetched import checkpoint_here
+from aura.errors import ConfigError, Parser
+from aura.storage.address import Address, place
+
+
+@dataclass(frozen=True)
+class Model:
+    path: Path  # a checkpoint, or what transformers loads as it is
+    run: Path | None  # whose newest checkpoint it is
+
+
+def places(named: Path) -> tuple[Path, Path]:
+    """Where a run of this name may be."""
+    return named, Path("runs", named)
+
+
+def model_named(named: Path | Address) -> Model:
+    """Raises ConfigError where there is none, DataError, Unreachable."""
+    from aura.model import export
+
+    if isinstance(named, Address):
+        return Model(checkpoint_here(named), None)
+    for path in places(named):
+        if export.is_exported(path) or (path / MANIFEST).exists():
+            return Model(path, None)
+        if (path / export.CHECKPOINTS).is_dir():
+            return Model(export.newest(path, print), path)
+    raise ConfigError("no_model_named", path=named)
+
+
+def add_model(parser: Parser) -> None:
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "run",
+        nargs="?",
+        type=Path,
+        metavar="RUN",
+        help="a run's directory, or its name in runs/",
+    )
+    which.add_argument(
+        "--checkpoint",
+        type=place,
+        metavar="DIR",
+        help="this checkpoint, also one of s3://…, or what aura export has written",
+    )
+
+
+def model_asked(arguments: Namespace) -> Model:
+    """What `add_model` has found on the command line."""
+    return model_named(arguments.checkpoint or arguments.run)

@@ -1,0 +1,1 @@
+"""llama.cpp's server, where the machine has none of its own."""
