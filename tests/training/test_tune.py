@@ -228,6 +228,18 @@ def test_what_was_learnt_by_heart_comes_back(
     assert capsys.readouterr().out == f"{record['completion']}\n"
 
 
+def test_its_loss_is_the_mean_over_what_is_learnt(by_heart: tuple[Corpus, list[trainers.Trainer]]) -> None:
+    corpus, (trainer,) = by_heart
+    done, windows = trainer.done, Windows(corpus, "train", SEQ_LEN)
+    learnt_tokens = json.loads((corpus.path / "meta.json").read_text())["learnt_tokens"]
+    assert done["tokens_seen"] == 120 * learnt_tokens  # all windows in every step
+    model = sample.load(trainer.run_dir / "checkpoints/checkpoint-step-120").model
+    inputs, targets = windows.read(np.arange(len(windows)))
+    with torch.no_grad():
+        loss = functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    assert done["validation_loss"] == pytest.approx(loss.item(), rel=1e-4)
+
+
 def test_ranks_learn_the_same_however_unlike_their_answers(base: Path, tmp_path: Path) -> None:
     """Each counts what it has learnt from: a mean of means would not be the mean."""
     records = [
