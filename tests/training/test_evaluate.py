@@ -17,6 +17,7 @@ from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, TOKENIZER_CONFIG, Corpus
 from aura.errors import ConfigError
 from aura.model import export
 from aura.model.gpt import GPT
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import complete, start
 
 CHOICE = """task: {name}
@@ -107,6 +108,9 @@ def test_the_figures_are_those_of_the_harness(
         if metric == "acc":
             assert ours[task]["error"] == pytest.approx(theirs[task]["acc_stderr,none"], rel=1e-6)
     assert list(ours) == ["of_five", *TASKS]  # of both calls
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    (point,) = events.Scalars("Evaluation/of_two")
+    assert (point.step, point.value) == (20, pytest.approx(ours["of_two"]["value"], rel=1e-6))
     assert [ours[task]["examples"] for task in TASKS] == [30, 40, 8]
     chances = [ours[task]["chance"] for task in TASKS]
     assert chances == [0.5, pytest.approx((30 / 3 + 10 / 4) / 40), None]

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from aura.checkpoint.manifest import step_of
 from aura.commands.environment import Environment
 from aura.commands.named import Model, model_named
 from aura.durable import write_atomically
@@ -24,7 +25,7 @@ SPANISH = (
 )
 ENGLISH = ("hellaswag", "arc_easy", "piqa", "sciq", "lambada_openai", "blimp")
 SETS = {"spanish": SPANISH, "english": ENGLISH}
-RESULT = "evaluation.json"  # in a run's directory
+RESULT, CURVES = "evaluation.json", "tensorboard"  # in a run's directory
 HARNESS = Path(__file__).parent / "evaluation/harness.py"  # what runs in its own environment
 ENVIRONMENT = Environment(
     "evaluate", "lm-evaluation-harness", 700, HARNESS.with_name("requirements.txt"), on_trainer=True
@@ -122,7 +123,7 @@ def evaluate(interpreter: Path, name: str, asked: dict[str, Any]) -> dict[str, A
 
 
 def keep(model: Model, result: dict[str, Any]) -> None:
-    """In the directory of a run, beside what other tasks have said about the same checkpoint."""
+    """In the directory of a run, beside what other tasks have said about the same checkpoint, and in its curves."""
     if not model.run:
         return
     file, name = model.run / RESULT, model.path.name
@@ -133,6 +134,11 @@ def keep(model: Model, result: dict[str, Any]) -> None:
         others = {}
     try:
         write_atomically(file, {"model": name, **result, "tasks": others | result["tasks"]})
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(model.run / CURVES) as board:
+            for task, row in result["tasks"].items():
+                board.add_scalar(f"Evaluation/{task}", row["value"], step_of(model.path))
     except OSError as error:
         print(text("evaluate_not_kept", path=file, error=error))
 
