@@ -268,6 +268,19 @@ def test_too_many_broken_places_end_a_mixture(parts: dict[str, Path], tmp_path: 
         build(mixture(parts, 0.9, 0.1), tmp_path / "c", Settings(300))
 
 
+def test_what_is_left_out_counts_also_in_a_batch_that_is_not_written_whole_and_behind_the_last_document(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    write_part(first, "first", 30, 9, 1)  # "" behind the sixth
+    write_part(second, "second", 300, 9, 2)  # "" behind the sixth and three more; a broken one
+    first.write_text(first.read_text() + "\n\n \nbroken\n")
+    made = build(mixture({"first": first, "second": second}, 0.5, 0.5), tmp_path / "c", SETTINGS)
+    assert made.source["parts"][0]["documents"] == 30
+    assert made.source["parts"][1]["documents"] < 60
+    assert made.skipped == {"broken": 2, "empty": 3 + 4}
+
+
 def test_newer_commits_of_a_mixture_are_named(tmp_path: Path) -> None:
     output = tmp_path / "c"
 
@@ -382,6 +395,7 @@ def test_a_corpus_that_says_nothing_of_its_licence_is_up_to_date(
     assert build(source(), tmp_path / "c", Settings(300)) == before
     new = build(source(), tmp_path / "new", Settings(300))
     assert (new.source["licence"], new.source["url"]) == ("odc-by", "page")
+    assert build(source(), tmp_path / "new", Settings(300)) == new
     with pytest.raises(AuraError, match="other text or settings"):
         build(source(), tmp_path / "new", Settings(301))
 
