@@ -89,13 +89,12 @@ class Mixture:
                 skipped = _sum([stream.left_out() for stream in streams])
                 if mixed:
                     yield Batch([], self.position, skipped), _joined(mixed)
-                if most and _tokens(streams) >= most:
+                if _is_full(streams, most) or _furthest_behind(streams).is_used_up():
                     break
-                last = _furthest_behind(streams)
-                if last.is_used_up():
-                    problems.say(console.text("part_used_up", name=last.part.name, tokens=last.tokens))
-                    skipped = _sum([skipped, last.behind_the_last()])
-                    break
+        if not _is_full(streams, most):
+            last = _furthest_behind(streams)
+            problems.say(console.text("part_used_up", name=last.part.name, tokens=last.tokens))
+            skipped = _sum([skipped, last.behind_the_last()])
         problems.counts |= skipped
 
 
@@ -113,9 +112,8 @@ class _Stream:
     part: Part
     problems: Problems
     before: dict[str, Any] | None
-    waiting: deque[tuple[Batch, Encoded, list[int]]] = field(
-        default_factory=deque
-    )  # with the ends of its documents
+    # With the ends of its documents.
+    waiting: deque[tuple[Batch, Encoded, list[int]]] = field(default_factory=deque)
     ahead: int = 0  # batches that are read and not written yet
     exhausted: bool = False
 
@@ -184,14 +182,14 @@ def _furthest_behind(streams: list[_Stream]) -> _Stream:
     return min(streams, key=lambda stream: stream.tokens / stream.part.weight)
 
 
-def _tokens(streams: list[_Stream]) -> int:
-    return sum(stream.tokens for stream in streams)
+def _is_full(streams: list[_Stream], most: int | None) -> bool:
+    return most is not None and sum(stream.tokens for stream in streams) >= most
 
 
 def _mix(streams: list[_Stream], most: int | None) -> list[_Document]:
     """All documents whose turn it is, until one is missing."""
     mixed: list[_Document] = []
-    while (stream := _furthest_behind(streams)).waiting and not (most and _tokens(streams) >= most):
+    while (stream := _furthest_behind(streams)).waiting and not _is_full(streams, most):
         mixed.append(stream.take())
     return mixed
 
