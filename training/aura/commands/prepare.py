@@ -122,6 +122,12 @@ def _parser() -> Parser:
     files.add_argument(
         "--documents-per-line", action="store_true", help="every line of a text file is one document"
     )
+    files.add_argument(
+        "--clean",
+        action="store_true",
+        help="leave out what occurs twice or nearly so, and rubbish, as FineWeb-2 does it for Spanish (datatrove, "
+        "installed when it is first asked for)",
+    )
     hub = parser.add_argument_group("or a dataset of the Hugging Face hub, or a local directory that is one")
     hub.add_argument(
         "--dataset",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 from aura.commands.bars import say
+from aura.commands.cleaning import unwanted
 from aura.corpus import remote
 from aura.corpus.catalogue import DATASETS
+from aura.corpus.cleaned import Cleaned
 from aura.corpus.mixture import Mixture, Part
 from aura.corpus.sources import HubDataset, LocalFiles, Source
 from aura.errors import ConfigError
@@ -22,7 +26,10 @@ WEIGHTS_MAY_LACK = 0.0101  # three times 0.33 is a whole, too
 def source_of(arguments: Namespace) -> Source:
     """Raises ConfigError, DataError."""
     if arguments.input:
-        return _files(arguments, arguments.input)
+        files = _files(arguments, arguments.input)
+        return _cleaned(arguments, files) if arguments.clean else files
+    if arguments.clean:
+        raise ConfigError("clean_is_for_files")
     if not is_mixture(arguments.dataset):
         (name,) = arguments.dataset
         return _dataset(arguments, name, arguments.dataset_config, arguments.dataset_revision)
@@ -77,6 +84,20 @@ def _files(arguments: Namespace, paths: list[Path]) -> LocalFiles:
     return LocalFiles(paths, arguments.dataset_column, arguments.documents_per_line, say)
 
 
+def _cleaned(arguments: Namespace, files: LocalFiles) -> Cleaned:
+    output = _directory(arguments)
+    workers = arguments.workers or len(os.sched_getaffinity(0))
+    cleaner = partial(unwanted.found_by_datatrove, workers=workers)
+    record = output.with_name(f"{output.name}.removed.json")
+    return Cleaned(files, record, cleaner, unwanted.settings(), say)
+
+
+def _directory(arguments: Namespace) -> Path:
+    """In which the corpus is made."""
+    output = arguments.output
+    return remote.prepared(output) if isinstance(output, Address) else output
+
+
 def _dataset(arguments: Namespace, name: str, config: str | None, revision: str | None) -> HubDataset:
     _check_apart(arguments, Path(name))
     accepted = [licence.lower() for licence in arguments.accept_licence]
@@ -85,7 +106,6 @@ def _dataset(arguments: Namespace, name: str, config: str | None, revision: str 
 
 def _check_apart(arguments: Namespace, path: Path) -> None:
     """What is written into a directory that is read would be read."""
-    output = arguments.output
-    output = remote.prepared(output) if isinstance(output, Address) else output
+    output = _directory(arguments)
     if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
         raise ConfigError("output_in_input", output=output, path=path)

@@ -32,7 +32,7 @@ from aura.texts import console
 
 # What `source` in meta.json has beside the request: two corpora of the same text may differ in it, as one that was made
 # before licences were written down.
-FOR_PEOPLE = ("documents", "licence", "url", "parts")
+FOR_PEOPLE = ("documents", "licence", "url", "parts", "removed")
 
 
 def prepare(
