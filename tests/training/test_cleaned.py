@@ -38,7 +38,7 @@ def write(file: Path, texts: list[str]) -> Path:
 def texts() -> list[str]:
     """Every tenth has come before, every seventh is bad."""
     numbers = [number - 5 if number % 10 == 9 else number for number in range(300)]
-    return [f"texto {number} {'malo' if number % 7 == 1 else 'bueno'} de la casa" for number in numbers]
+    return [f"texto {number} {'malo' if number % 7 == 1 else 'bueno'} de la señora" for number in numbers]
 
 
 class Bad:
@@ -74,6 +74,7 @@ def test_what_occurs_twice_and_what_the_cleaner_names_goes_and_is_written_down(
     bad = [number for number, text in enumerate(texts) if "malo" in text and texts.index(text) == number]
     twice = list(range(9, 300, 10))
     assert corpus.source["removed"] == {"bad": len(bad), "exact_duplicate": 30}
+    assert "de la señora" in (tmp_path / "c.removed.json").read_text()
     record = json.loads((tmp_path / "c.removed.json").read_text())
     assert record["removed"] == {"bad": bad, "exact_duplicate": twice}
     assert record["examples"]["bad"] == [texts[number] for number in bad[:10]]

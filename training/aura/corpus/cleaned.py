@@ -17,7 +17,7 @@ from typing import Any
 from aura.corpus.files import Advance
 from aura.corpus.listener import NOBODY
 from aura.corpus.sources import Problems, Source
-from aura.durable import write_atomically
+from aura.durable import replace_text
 from aura.texts import console
 
 EXAMPLES = 10  # of every reason
@@ -73,7 +73,8 @@ class Cleaned:
             # Counted and said when they are read for the corpus.
             silent = replace(problems, say=NOBODY.say, counts=dict.fromkeys(problems.counts, 0))
             record = {"of": self._identity, **self._look(silent)}
-            write_atomically(self.record, record)
+            # A person reads the examples.
+            replace_text(self.record, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
         for reason, numbers in record["removed"].items():
             self.say(console.text("removed", count=len(numbers), reason=reason))
         self.say(console.text("removed_is_in", path=self.record))
