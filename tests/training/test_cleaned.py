@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from aura.commands.cleaning import unwanted
 from aura.commands.own_environment import python
@@ -177,6 +181,36 @@ def test_planted_duplicates_and_rubbish_are_found(planted: dict[str, list[str]],
     assert removed.pop("near_duplicate") == list(range(60, 70))
     assert removed.pop("exact_duplicate") == list(range(70, 75))
     assert sorted(number for numbers in removed.values() for number in numbers) == list(range(75, 79))
+
+
+@pytest.mark.more
+def test_datatrove_ends_with_who_asked_it(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    file = write(tmp_path / "a.jsonl", [article(draw) for _ in range(5000)])
+    python(unwanted.LOCK, "clean", unwanted.VARIABLE, "datatrove", unwanted.MEGABYTES)
+    words = [sys.executable, "-m", "aura", "prepare", "--input", str(file), "--max-errors", "1", "--clean"]
+
+    def at_work() -> list[int]:
+        found = psutil.process_iter(["cmdline"])
+        return [
+            one.pid for one in found if str(tmp_path / "c.removed") in " ".join(one.info["cmdline"] or ())
+        ]
+
+    def until(true: bool) -> None:
+        deadline = time.monotonic() + 60
+        while bool(at_work()) != true:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        with subprocess.Popen(
+            [*words, "--output", str(tmp_path / "c")], stderr=subprocess.DEVNULL
+        ) as process:
+            until(True)
+            process.send_signal(number)
+        until(False)
+        assert not (tmp_path / "c.removed.json.work/removed").exists()  # it had not come to its end
+    assert not (tmp_path / "c.removed.json").exists()
 
 
 BY_HAND = """

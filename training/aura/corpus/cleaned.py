@@ -56,13 +56,20 @@ class Cleaned:
         return {**self.source.provenance(None), "removed": counts}
 
     def documents(self, position: Any, problems: Problems, advance: Advance) -> Iterator[str]:
-        if self._gone is None:
-            self._gone = self._removed(problems)
+        """What goes is looked for at once, not with the first document: it may take hours, and who iterates may not
+        hear signals."""
+        gone = self._gone if self._gone is not None else self._removed(problems)
+        self._gone = gone
         inner, given = position or (None, 0)
-        for number, text in enumerate(self.source.documents(inner, problems, advance), start=given):
-            if number not in self._gone:
-                self.position = [self.source.position, number + 1]
-                yield text
+        documents = self.source.documents(inner, problems, advance)
+
+        def kept() -> Iterator[str]:
+            for number, text in enumerate(documents, start=given):
+                if number not in gone:
+                    self.position = [self.source.position, number + 1]
+                    yield text
+
+        return kept()
 
     def _removed(self, problems: Problems) -> set[int]:
         record: dict[str, Any] = {}

@@ -122,10 +122,12 @@ class Work:
             most = min(most, self.settings.max_tokens * CHARS_PER_TOKEN)
         bar = self.listener.start(console.text("training_the_tokenizer"), self.source.size)
 
+        problems = Problems(self.settings.max_errors, lambda sentence: None)  # they are reported later
+        documents = self.source.documents(None, problems, bar)  # the library would not hear signals meanwhile
+
         def training_text() -> Iterator[str]:
             read = 0
-            problems = Problems(self.settings.max_errors, lambda sentence: None)  # they are reported later
-            for text in self.source.documents(None, problems, bar):
+            for text in documents:
                 if document_hash(text.encode()) > self.cut:
                     read += len(text)
                     yield text
