@@ -209,7 +209,7 @@ def test_datatrove_ends_with_who_asked_it(tmp_path: Path) -> None:
             until(True)
             process.send_signal(number)
         until(False)
-        assert not (tmp_path / "c.removed.json.work/removed").exists()  # it had not come to its end
+        assert not (tmp_path / "c.removed.json.work/buckets").exists()  # it had not come to its end
     assert not (tmp_path / "c.removed.json").exists()
 
 
