@@ -205,6 +205,7 @@ docs: $(DEV) ## write again what is made from the roles: the tables in their REA
 
 EVALUATE_LOCK := training/aura/commands/evaluation/requirements.txt
 SERVE_LOCK := training/aura/commands/serving/requirements.txt
+CLEAN_LOCK := training/aura/commands/cleaning/requirements.txt
 LOCK_TORCH = roles/python_env/files/lock-torch $(1) requirements/torch-$(1).txt $(UV) requirements/node.txt requirements/torch.in
 
 .PHONY: lock
@@ -222,6 +223,9 @@ lock: $(UV) ## compile requirements/*.in again (newest versions: make lock UPGRA
 	$(STEP) "Compiling $(SERVE_LOCK)" \
 	    $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	    $(if $(UPGRADE),--upgrade) requirements/serve.in --output-file $(SERVE_LOCK)
+	$(STEP) "Compiling $(CLEAN_LOCK)" \
+	    $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	    $(if $(UPGRADE),--upgrade) requirements/clean.in --output-file $(CLEAN_LOCK)
 	# The build of torch that PyPI has.
 	$(call LOCK_TORCH,cu130)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 # Of prepare.yml; the words are those of `aura prepare`.
 PREPARE = (
-    "dataset_config dataset_split dataset_column dataset_revision dataset_max_tokens tokenizer validation_fraction "
-    "max_errors workers"
+    "dataset_config dataset_split dataset_column dataset_revision dataset_max_tokens accept_licence tokenizer "
+    "validation_fraction max_errors workers"
 ).split()
 # What -e may say that is no setting of a preset.
 NAMES = "preset run corpus text wait backend cpu training_cards rendezvous_port dataset documents_per_line".split()
@@ -79,6 +79,11 @@ def _launch_problem(given: Mapping[str, Any]) -> str:
     return ""
 
 
+def datasets(words: str) -> list[str]:
+    """One name (a directory may have spaces in it), or the parts of a mixture, which all have a weight."""
+    return words.split() if all("=" in word for word in words.split()) else [words]
+
+
 def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
     """What the role corpus is told, paths relative to `here`; or the sentence that refuses it, in `problem`."""
 
@@ -89,7 +94,7 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
         """As rsync means it: of a directory what is in it."""
         return "" if what is None or not what.exists() else f"{what}/" if what.is_dir() else str(what)
 
-    text, tokenizer, dataset = path("text"), path("tokenizer"), str(given.get("dataset", ""))
+    text, tokenizer, dataset = path("text"), path("tokenizer"), datasets(str(given.get("dataset", "")))
     corpus, word = str(given.get("corpus", "")), str(given.get("tokenizer", ""))
     problem = ""
     if text and dataset:
@@ -101,7 +106,8 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
         problem = (
             f"{f'There is no {text} on this machine.' if text else 'No text was named.'}\n"
             "Name a file or a directory with UTF-8 text:\nansible-playbook playbooks/prepare.yml -e text=<path>\n"
-            "(or a dataset of the Hugging Face hub: -e dataset=wikipedia)"
+            "(or a dataset of the Hugging Face hub: -e dataset=wikipedia, or a mixture: -e dataset='fineweb2-es=0.7 "
+            "fineweb-edu=0.3')"
         )
     elif ELSEWHERE.match(corpus):
         problem = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,61 @@ def test_what_is_on_this_machine_is_copied_and_all_else_is_an_option(here: Path)
     given = {"text": "books", "tokenizer": "tokenizer.json", "workers": 2, "documents_per_line": "true"}
     said = request.prepare_request(given, str(here))
     assert said == {
-        "problem": "", "text": f"{here}/books/", "dataset": "", "tokenizer": f"{here}/tokenizer.json",
+        "problem": "", "text": f"{here}/books/", "dataset": [], "tokenizer": f"{here}/tokenizer.json",
         "options": ["--workers=2", "--documents-per-line"],
     }  # fmt: skip
     for elsewhere in ("gpt2", "/opt/tokenizer.json"):  # of the hub, and of the first node
         said = request.prepare_request({"dataset": "c4", "tokenizer": elsewhere}, str(here))
         assert (said["problem"], said["options"]) == ("", [f"--tokenizer={elsewhere}"])
+
+
+@pytest.mark.parametrize(
+    ("named", "dataset"),
+    [
+        ("wikipedia", ["wikipedia"]),
+        ("/srv/my texts", ["/srv/my texts"]),
+        (
+            "fineweb2-es=0.7  fineweb-edu:sample-100BT=0.3",
+            ["fineweb2-es=0.7", "fineweb-edu:sample-100BT=0.3"],
+        ),
+        ("", []),
+    ],
+)
+def test_a_mixture_comes_in_its_parts(here: Path, named: str, dataset: list[str]) -> None:
+    given = {"dataset": named, "accept_licence": "cc-by-nc-4.0"}
+    said = request.prepare_request(given, str(here))
+    assert (said["dataset"], said["options"]) == (dataset, ["--accept-licence=cc-by-nc-4.0"])
+    assert bool(said["problem"]) == (not dataset)
+    assert request.preset_settings(given) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "dataset"),
+    [
+        (["dataset=fineweb2-es=0.7 c4=0.3", "lr=1e-4"], "fineweb2-es=0.7 c4=0.3"),
+        (["dataset='fineweb2-es=0.7 c4=0.3' lr=1e-4"], "fineweb2-es=0.7 c4=0.3"),
+        (['{"dataset": "fineweb2-es=0.7 c4=0.3", "lr": "1e-4"}'], "fineweb2-es=0.7 c4=0.3"),
+        (["dataset=wikipedia lr=1e-4"], "wikipedia"),
+    ],
+)
+def test_a_mixture_arrives_as_it_was_typed(tmp_path: Path, words: list[str], dataset: str) -> None:
+    """Ansible would cut it at the first blank, and c4 would be no setting of a preset."""
+    (tmp_path / "play.yml").write_text(f"""
+- hosts: localhost
+  gather_facts: false
+  vars_files: {tree.ROOT}/playbooks/vars/request.yml
+  vars:
+    cluster_root: {tree.ROOT}
+  tasks:
+    - ansible.builtin.import_tasks: {tree.ROOT}/playbooks/tasks/read_request.yml
+    - ansible.builtin.copy:
+        content: "{{{{ [request_extra_vars.dataset, request_overrides, request_config.lr] | to_json }}}}"
+        dest: "{{{{ playbook_dir }}}}/given.json"
+""")
+    given = [option for word in words for option in ("-e", word)]
+    command = ["ansible-playbook", "-i", "localhost,", "-c", "local", str(tmp_path / "play.yml"), *given]
+    subprocess.run(command, cwd=tree.ROOT, check=True, capture_output=True, timeout=60)
+    assert json.loads((tmp_path / "given.json").read_text()) == [dataset, {"lr": "1e-4"}, 1e-4]
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,6 @@ def test_the_output_may_not_lie_in_the_input(text: Path) -> None:
     [
         (["--input", "x", "--dataset-name", "c4", "--vocab-size", "300"], "either --input PATH"),
         (["--vocab-size", "300"], "either --input PATH"),
-        (["--input", "{text}"], "either --vocab-size N"),
         (["--input", "{text}", "--vocab-size", "300", "--tokenizer", "x"], "either --vocab-size N"),
         (["--input", "{text}", "--vocab-size", "300", "--workers", "-1"], "--workers -1"),
         (["--input", "{text}", "--vocab-size", "300", "--max-errors", "-1"], "--max-errors -1"),

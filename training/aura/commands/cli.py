@@ -53,7 +53,8 @@ COMMANDS = {
 # rank that is gone is an error of that write.
 ANSWERS = ("plan", "compare", "evaluate", "sample", "chat", "monitor", "fingerprint", "config", "version")
 OF_PREPARE = (  # which the guides give to the trainer
-    *("--prepare", "--dataset-name", "--dataset-max-tokens", "--tokenizer-name-or-path", "--tokenizer"),
+    *("--prepare", "--dataset", "--clean", "--accept-licence"),
+    *("--dataset-name", "--dataset-max-tokens", "--tokenizer-name-or-path", "--tokenizer"),
     *("--validation-split", "--validation-fraction"),
 )
 CHECKPOINT = re.compile(r"(checkpoint|interrupt)-step-\d+")

@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 
 from aura.commands.bars import Bars, say
+from aura.commands.prepare_sources import source_of, usual_vocabulary
 from aura.corpus import remote
+from aura.corpus.catalogue import DATASETS
 from aura.corpus.corpus import META, Corpus, corpus_of
 from aura.corpus.prepare import build, read_request
-from aura.corpus.sources import HubDataset, LocalFiles, Source
+from aura.corpus.sources import Source
 from aura.corpus.work import Settings
 from aura.errors import ConfigError, Parser
 from aura.storage.address import Address, place
@@ -22,29 +24,16 @@ WORTH_WORKERS = 8_000_000  # bytes of input; below, starting processes costs mor
 
 def main(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
-    if (arguments.input is None) == (arguments.dataset_name is None):
+    if (arguments.input is None) == (arguments.dataset is None):
         raise ConfigError("input_or_dataset")
-    column = arguments.dataset_column
-    source: Source
-    for path in arguments.input or [Path(arguments.dataset_name)]:
-        output = (
-            remote.prepared(arguments.output) if isinstance(arguments.output, Address) else arguments.output
-        )
-        if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
-            raise ConfigError("output_in_input", output=output, path=path)
-    if arguments.input:
-        source = LocalFiles(arguments.input, column, arguments.documents_per_line, say)
-    else:
-        source = HubDataset(
-            arguments.dataset_name,
-            arguments.dataset_config,
-            arguments.dataset_split,
-            column,
-            arguments.dataset_revision,
-        )
+    source = source_of(arguments)
+    vocab_size = arguments.vocab_size
+    if vocab_size is None and arguments.tokenizer is None:
+        vocab_size = usual_vocabulary(arguments.dataset or [])
+        say(text("usual_vocabulary", count=vocab_size))
     small = source.size is not None and source.size < WORTH_WORKERS
     settings = Settings(
-        vocab_size=arguments.vocab_size,
+        vocab_size=vocab_size,
         validation_fraction=arguments.validation_fraction,
         tokenizer=arguments.tokenizer,
         max_tokens=arguments.dataset_max_tokens,
@@ -96,6 +85,9 @@ def _say_if_small(settings: Settings, corpus: Corpus) -> None:
 
 
 def _say_what_there_is(corpus: Corpus) -> None:
+    for part in corpus.source.get("parts", []):
+        share = part["tokens"] / sum(corpus.tokens.values())
+        say(text("part_of_mixture", name=part["name"], share=share, tokens=part["tokens"]))
     if any(corpus.skipped.values()):
         say(text("left_out_in_all", **corpus.skipped))
     say(
@@ -130,13 +122,31 @@ def _parser() -> Parser:
     files.add_argument(
         "--documents-per-line", action="store_true", help="every line of a text file is one document"
     )
+    files.add_argument(
+        "--clean",
+        action="store_true",
+        help="leave out what occurs twice or nearly so, and rubbish, as FineWeb-2 does it for Spanish (datatrove, "
+        "installed when it is first asked for)",
+    )
     hub = parser.add_argument_group("or a dataset of the Hugging Face hub, or a local directory that is one")
     hub.add_argument(
-        "--dataset-name", metavar="NAME", help="wikipedia and c4 (Spanish), any other name, or a directory"
+        "--dataset",
+        "--dataset-name",
+        nargs="+",
+        metavar="NAME",
+        help=f"{', '.join(DATASETS)}, any other name, or a directory; or a mixture: several of them, or files, each "
+        "with its part of all tokens, as in fineweb2-es=0.7 fineweb-edu=0.3",
     )
     hub.add_argument("--dataset-config", metavar="NAME", help="configuration, for example 20231101.es")
     hub.add_argument("--dataset-split", default="train", metavar="NAME", help="split (train)")
     hub.add_argument("--dataset-revision", metavar="COMMIT", help="commit (what is newest now)")
+    hub.add_argument(
+        "--accept-licence",
+        nargs="+",
+        default=[],
+        metavar="LICENCE",
+        help="take a dataset that may not be used for everything, under this licence (cc-by-nc-4.0)",
+    )
     both = parser.add_argument_group("for both")
     both.add_argument(
         "--dataset-column", default="text", metavar="NAME", help="of .jsonl, parquet and datasets (text)"
@@ -161,7 +171,12 @@ def _parser() -> Parser:
         metavar="DIR",
         help="directory of the corpus, or s3://bucket/directory",
     )
-    result.add_argument("--vocab-size", type=int, metavar="N", help="train a tokenizer with N token ids")
+    result.add_argument(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="train a tokenizer with N token ids (32768, for more than one language 49152)",
+    )
     result.add_argument(
         "--tokenizer",
         "--tokenizer-name-or-path",

@@ -50,6 +50,7 @@ class Batch:
     texts: list[str]
     position: Any  # of the source, behind these documents
     skipped: dict[str, int]  # up to here, per kind
+    part: int = 0  # of a mixture
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ from aura.corpus.work import Settings, Work
 from aura.errors import DataError
 from aura.texts import console
 
+# What `source` in meta.json has beside the request: two corpora of the same text may differ in it, as one that was made
+# before licences were written down.
+FOR_PEOPLE = ("documents", "licence", "url", "parts", "removed")
+
 
 def prepare(
     inputs: list[Path], output: Path, vocab_size: int, validation_fraction: float = 0.01
@@ -47,7 +51,7 @@ class Request:
 
     def check_same(self, meta_source: dict[str, Any], path: object, fingerprint: str) -> None:
         """Does the corpus in `path`, which says this of its source, come from the same? Raises DataError."""
-        if {key: value for key, value in meta_source.items() if key != "documents"} != self.values:
+        if {key: value for key, value in meta_source.items() if key not in FOR_PEOPLE} != self.values:
             raise DataError("output_is_other_corpus", path=path, fingerprint=fingerprint[:12])
 
 

@@ -123,6 +123,8 @@ class Workplace:
             return journal
         if "revision" in begun and request | {"revision": begun["revision"]} == begun:
             raise ConfigError("newer_commit", path=self.path, revision=begun["revision"])
+        if names := _parts_with_newer_commits(begun, request):
+            raise ConfigError("newer_commit_of_parts", path=self.path, names=", ".join(names))
         raise ConfigError("unfinished_other_corpus", path=self.path)
 
     def start_again(self) -> None:
@@ -156,6 +158,18 @@ class Workplace:
             return text("left_to_go_on", path=self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         return text("nothing_left", path=self.output.parent)
+
+
+def _parts_with_newer_commits(begun: dict[str, Any], request: dict[str, Any]) -> list[str]:
+    """Of a mixture that is the same but for them: how they are named as they were. Otherwise none."""
+    before, now = begun.get("mixture", []), request.get("mixture", [])
+
+    def but_for_commits(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{key: value for key, value in part.items() if key != "revision"} for part in parts]
+
+    if begun | {"mixture": now} != request or but_for_commits(before) != but_for_commits(now):
+        return []
+    return [f"{old['dataset']}@{old['revision']}" for old, new in zip(before, now, strict=True) if old != new]
 
 
 @contextmanager

@@ -11,12 +11,13 @@ is what must be remembered for that.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from aura.corpus.catalogue import DATASETS, LICENCES, check_licence, page_of
 from aura.corpus.files import JSON_LINES, Advance, digest_of, find_files, kind_of, open_file, reading
 from aura.corpus.listener import NOBODY
 from aura.corpus.running_text import CHUNK, no_text, read_documents
@@ -25,10 +26,6 @@ from aura.texts import console
 
 LONGEST_LINE = 1 << 24  # bytes; a longer document does not fit into memory well once it is encoded
 SHOWN = 20  # places that are printed, per kind
-NAMES = {  # what the guides call them
-    "wikipedia": ("wikimedia/wikipedia", "20231101.es"),
-    "c4": ("allenai/c4", "es"),
-}
 
 
 @dataclass
@@ -76,6 +73,10 @@ class Source(Protocol):
     def identity(self, advance: Advance) -> dict[str, Any]:
         """What meta.json remembers: equal identities, equal documents."""
 
+    def provenance(self, position: Any) -> dict[str, Any]:
+        """What meta.json says beside that, for people: licence and url, where they are known. `position`: behind the
+        last document that was taken."""
+
     def documents(self, position: Any, problems: Problems, advance: Advance) -> Iterator[str]:
         """The documents behind `position` (None: all of them). Raises DataError."""
 
@@ -103,6 +104,9 @@ class LocalFiles:
         if self.column != "text":
             known["column"] = self.column
         return known
+
+    def provenance(self, position: Any) -> dict[str, Any]:
+        return {}
 
     def documents(self, position: Any, problems: Problems, advance: Advance) -> Iterator[str]:
         first, done = position or (0, 0)
@@ -232,14 +236,27 @@ class HubDataset:
     """A dataset by name, or a local directory that is one, through `datasets`, as a stream."""
 
     def __init__(
-        self, name: str, config: str | None, split: str, column: str, revision: str | None = None
+        self,
+        name: str,
+        config: str | None,
+        split: str,
+        column: str,
+        revision: str | None = None,
+        accepted: Collection[str] = (),
     ) -> None:
-        known = NAMES.get(name)
-        self.path, self.config = (known[0], config or known[1]) if known else (name, config)
+        """`accepted`: licences that do not allow every use, and that the person has read. Raises ConfigError."""
+        known = DATASETS.get(name)
+        self.path, self.config = (known.path, config or known.config) if known else (name, config)
         self.split, self.column = split, column
         self.name = f"{self.path}{f' ({self.config})' if self.config else ''}, split {split}"
         self.size: int | None = None
-        self.revision = revision
+        self.revision, self.accepted = revision, accepted
+        self.directory = Path(self.path) if Path(self.path).is_dir() else None
+        self.licence: str | None = None
+        if self.directory is None:
+            self._comes_under(LICENCES.get(self.path.lower()))
+        # datasets' parquet reader takes them, others do not.
+        self.options = {"columns": [column]} if known and known.only_text else {}
         self._stream: Any = None
         self._row = 0
 
@@ -249,16 +266,27 @@ class HubDataset:
 
     def identity(self, advance: Advance) -> dict[str, Any]:
         choice = {"config": self.config, "split": self.split, "column": self.column}
-        directory = Path(self.path)
-        if directory.is_dir():
-            files = sorted(file for file in directory.rglob("*") if file.is_file())
+        if self.directory:
+            files = sorted(file for file in self.directory.rglob("*") if file.is_file())
             return {"sha256": digest_of(files, advance), **choice}
         with self._one_sentence():
             from huggingface_hub import HfApi
 
             # What `main` is now: a preparation that is interrupted goes on with the same text.
-            self.revision = HfApi().dataset_info(self.path, revision=self.revision).sha
+            info = HfApi().dataset_info(self.path, revision=self.revision)
+            self.revision = info.sha
+            if self.path.lower() not in LICENCES:
+                licence = info.card_data.get("license") if info.card_data else None
+                self._comes_under(", ".join(licence) if isinstance(licence, list) else licence)
         return {"dataset": self.path, "revision": self.revision, **choice}
+
+    def _comes_under(self, licence: str | None) -> None:
+        """Raises ConfigError."""
+        check_licence(self.path, licence, self.accepted)
+        self.licence = licence
+
+    def provenance(self, position: Any) -> dict[str, Any]:
+        return {} if self.directory else {"licence": self.licence or "unknown", "url": page_of(self.path)}
 
     def documents(self, position: Any, problems: Problems, advance: Advance) -> Iterator[str]:
         with self._one_sentence():
@@ -266,7 +294,12 @@ class HubDataset:
 
             datasets.disable_progress_bars()
             stream = datasets.load_dataset(
-                self.path, self.config, split=self.split, streaming=True, revision=self.revision
+                self.path,
+                self.config,
+                split=self.split,
+                streaming=True,
+                revision=self.revision,
+                **self.options,
             )
             number = 0
             if position:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from aura.corpus import corpus as corpora
 from aura.corpus import shards, tokenizer
 from aura.corpus.encode import Batch, Encoded, document_hash, encode_all
 from aura.corpus.listener import Bar, Listener
+from aura.corpus.mixture import Mixture
 from aura.corpus.running_text import DOCUMENT_CHARS
 from aura.corpus.shards import SPLITS, ShardWriter, Workplace
 from aura.corpus.sources import Problems, Source
@@ -120,10 +122,12 @@ class Work:
             most = min(most, self.settings.max_tokens * CHARS_PER_TOKEN)
         bar = self.listener.start(console.text("training_the_tokenizer"), self.source.size)
 
+        problems = Problems(self.settings.max_errors, lambda sentence: None)  # they are reported later
+        documents = self.source.documents(None, problems, bar)  # the library would not hear signals meanwhile
+
         def training_text() -> Iterator[str]:
             read = 0
-            problems = Problems(self.settings.max_errors, lambda sentence: None)  # they are reported later
-            for text in self.source.documents(None, problems, bar):
+            for text in documents:
                 if document_hash(text.encode()) > self.cut:
                     read += len(text)
                     yield text
@@ -133,27 +137,21 @@ class Work:
         assert self.settings.vocab_size
         return tokenizer.train(training_text(), self.settings.vocab_size)
 
-    def _batches(self, bar: Bar) -> Iterator[Batch]:
-        texts: list[str] = []
-        chars, position, skipped = 0, self.position, self.skipped
-        for text in self.source.documents(self.position, self.problems, bar):
-            bar.first_document()
-            texts.append(text)
-            chars += len(text)
-            # Both of the same place: what is left out behind the last document is read again after a kill.
-            skipped = dict(self.problems.counts)
-            if chars >= BATCH_CHARS:
-                position = self.source.position
-                yield Batch(texts, position, skipped)
-                texts, chars = [], 0
-        yield Batch(texts, self.source.position if texts else position, skipped)
+    def _encoded(self, bar: Bar) -> Generator[tuple[Batch, Encoded], None, None]:
+        """What is left, in the order in which it is written."""
+        arguments = (self.tokenizer.json, self.tokenizer.end_of_text_id, f"<u{self.width}")
+        encode = partial(encode_all, arguments=arguments, workers=self.settings.workers)
+        read = partial(read_batches, bar=bar)
+        if isinstance(self.source, Mixture):
+            most = self.settings.max_tokens
+            return self.source.encoded(self.position, self.problems, read, encode, most)
+        return encode(read(self.source, self.position, self.problems))
 
     def run(self) -> None:
         """Encode and write what is left, with a journal now and then."""
         bar = self.listener.start(console.text("encoding"), self.source.size)
-        arguments = (self.tokenizer.json, self.tokenizer.end_of_text_id, f"<u{self.width}")
         limit, written, before = self.settings.max_tokens, time.monotonic(), self.tokens()
-        with closing(encode_all(self._batches(bar), arguments, self.settings.workers)) as encoded:
+        with closing(self._encoded(bar)) as encoded:
             for batch, part in encoded:
                 finished = self._write(part, limit - self.tokens() if limit else None)
                 self.position, self.skipped = batch.position, batch.skipped
@@ -205,7 +203,11 @@ class Work:
         entries = {split: writer.close() for split, writer in self.writers.items()}
         documents = {split: writer.documents for split, writer in self.writers.items()}
         return {
-            "source": {**self.request, "documents": sum(documents.values())},
+            "source": {
+                **self.request,
+                **self.source.provenance(self.position),
+                "documents": sum(documents.values()),
+            },
             "format": corpora.FORMAT,
             "vocab_size": self.tokenizer.vocab_size,
             "bytes_per_token": self.width,
@@ -221,6 +223,23 @@ class Work:
             "unigram_entropy": unigram_entropy(self.counts),
             "files": entries,
         }
+
+
+def read_batches(source: Source, position: Any, problems: Problems, bar: Bar) -> Iterator[Batch]:
+    """The documents behind `position`."""
+    texts: list[str] = []
+    chars, skipped = 0, dict(problems.counts)
+    for text in source.documents(position, problems, bar):
+        bar.first_document()
+        texts.append(text)
+        chars += len(text)
+        # Both of the same place: what is left out behind the last document is read again after a kill.
+        skipped = dict(problems.counts)
+        if chars >= BATCH_CHARS:
+            position = source.position
+            yield Batch(texts, position, skipped)
+            texts, chars = [], 0
+    yield Batch(texts, source.position if texts else position, skipped)
 
 
 def unigram_entropy(counts: np.ndarray[Any, Any]) -> float:

@@ -1,0 +1,111 @@
+"""What `aura prepare --input` and `--dataset` name, as sources (aura/corpus/sources.py, mixture.py)."""
+
+from __future__ import annotations
+
+import math
+import os
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+
+from aura.commands.bars import say
+from aura.commands.cleaning import unwanted
+from aura.corpus import remote
+from aura.corpus.catalogue import DATASETS
+from aura.corpus.cleaned import Cleaned
+from aura.corpus.mixture import Mixture, Part
+from aura.corpus.sources import HubDataset, LocalFiles, Source
+from aura.errors import ConfigError
+from aura.storage.address import Address
+
+# A judgement: nobody has measured these for Spanish. Up to 65,536, a token id takes two bytes.
+ONE_LANGUAGE, MORE_LANGUAGES = 32_768, 49_152
+WEIGHTS_MAY_LACK = 0.0101  # three times 0.33 is a whole, too
+
+
+def source_of(arguments: Namespace) -> Source:
+    """Raises ConfigError, DataError."""
+    if arguments.input:
+        files = _files(arguments, arguments.input)
+        return _cleaned(arguments, files) if arguments.clean else files
+    if arguments.clean:
+        raise ConfigError("clean_is_for_files")
+    if not is_mixture(arguments.dataset):
+        (name,) = arguments.dataset
+        return _dataset(arguments, name, arguments.dataset_config, arguments.dataset_revision)
+    for flag in ("dataset_config", "dataset_revision"):
+        if getattr(arguments, flag):
+            raise ConfigError("flag_of_one_dataset", flag=f"--{flag.replace('_', '-')}")
+    named = [_weighed(word) for word in arguments.dataset]
+    total = math.fsum(weight for _, weight in named)
+    if abs(total - 1) > WEIGHTS_MAY_LACK:
+        raise ConfigError("weights_make_no_whole", total=total)
+    return Mixture([_part(arguments, name, weight / total) for name, weight in named])
+
+
+def is_mixture(names: list[str]) -> bool:
+    return len(names) > 1 or ("=" in names[0] and not Path(names[0]).exists())
+
+
+def usual_vocabulary(names: list[str]) -> int:
+    """Of a tokenizer that is trained on this; files of a mixture may be in any language."""
+    if not names or not is_mixture(names):
+        return ONE_LANGUAGE
+    known = [DATASETS.get(_weighed(name)[0].partition("@")[0].partition(":")[0]) for name in names]
+    languages = {dataset.language for dataset in known if dataset}
+    return ONE_LANGUAGE if len(languages) == 1 and all(known) else MORE_LANGUAGES
+
+
+def _weighed(word: str) -> tuple[str, float]:
+    """'fineweb2-es=0.7' in two. Raises ConfigError."""
+    name, equals, number = word.rpartition("=")
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = 0
+    if not (equals and name and 0 < weight <= 1):
+        raise ConfigError("part_without_weight", part=word)
+    return name, weight
+
+
+def _part(arguments: Namespace, name: str, weight: float) -> Part:
+    """Files or directories, read as --input reads them, or NAME:CONFIG@COMMIT, both of which may be left out."""
+    path = Path(name).expanduser()
+    if name not in DATASETS and path.exists():
+        return Part(path.name, weight, _files(arguments, [path]))
+    name, _, revision = name.partition("@")
+    dataset, _, config = name.partition(":")
+    return Part(name, weight, _dataset(arguments, dataset, config or None, revision or None))
+
+
+def _files(arguments: Namespace, paths: list[Path]) -> LocalFiles:
+    for path in paths:
+        _check_apart(arguments, path)
+    return LocalFiles(paths, arguments.dataset_column, arguments.documents_per_line, say)
+
+
+def _cleaned(arguments: Namespace, files: LocalFiles) -> Cleaned:
+    output = _directory(arguments)
+    workers = arguments.workers or len(os.sched_getaffinity(0))
+    cleaner = partial(unwanted.found_by_datatrove, workers=workers)
+    record = output.with_name(f"{output.name}.removed.json")
+    return Cleaned(files, record, cleaner, unwanted.settings(), say)
+
+
+def _directory(arguments: Namespace) -> Path:
+    """In which the corpus is made."""
+    output = arguments.output
+    return remote.prepared(output) if isinstance(output, Address) else output
+
+
+def _dataset(arguments: Namespace, name: str, config: str | None, revision: str | None) -> HubDataset:
+    _check_apart(arguments, Path(name))
+    accepted = [licence.lower() for licence in arguments.accept_licence]
+    return HubDataset(name, config, arguments.dataset_split, arguments.dataset_column, revision, accepted)
+
+
+def _check_apart(arguments: Namespace, path: Path) -> None:
+    """What is written into a directory that is read would be read."""
+    output = _directory(arguments)
+    if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
+        raise ConfigError("output_in_input", output=output, path=path)
