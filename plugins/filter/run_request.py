@@ -13,6 +13,8 @@ PREPARE = (
     "dataset_config dataset_split dataset_column dataset_revision dataset_max_tokens accept_licence tokenizer "
     "validation_fraction max_errors workers"
 ).split()
+OF_TUNE = "dataset dataset_config dataset_split dataset_revision accept_licence validation_fraction".split()
+YES = ("true", "yes", "1", "on")
 # What -e may say that is no setting of a preset.
 NAMES = "preset run corpus text wait backend cpu training_cards rendezvous_port dataset documents_per_line".split()
 OF_ROLES = re.compile(r"ansible_|trainer_|corpus_|inventory_check_")
@@ -42,11 +44,21 @@ def _tune_problem(given: Mapping[str, Any], here: str) -> str:
         return f"-e tune={run} says which model is trained: leave out -e preset={given['preset']}."
     if given.get("run") == run:
         return f"The run that learns to answer has a name of its own: another one than -e run={run}."
-    if not data:
-        return "No dialogues were named: -e data=FILE, with a dialogue in every line (docs/model.md)."
-    if not Path(here, Path(data).expanduser()).is_file():
+    if data and "dataset" in given:
+        return "Both -e data=… and -e dataset=… name dialogues: name one of them."
+    if not data and "dataset" not in given:
+        return (
+            "No dialogues were named: -e data=FILE, with a dialogue in every line, or -e dataset=NAME (docs/model.md)."
+        )
+    if data and not Path(here, Path(data).expanduser()).is_file():
         return f"There is no file {data} on this machine: -e data=FILE names the dialogues."
     return ""
+
+
+def tune_options(given: Mapping[str, Any]) -> list[str]:
+    """What `aura tune` is told beside the run and a file of dialogues."""
+    options = [f"--{name.replace('_', '-')}={given[name]}" for name in OF_TUNE if str(given.get(name, ""))]
+    return options + (["--pack"] if str(given.get("pack", "")).lower() in YES else [])
 
 
 def _launch_problem(given: Mapping[str, Any]) -> str:
@@ -125,7 +137,7 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
         if str(given.get(name, "")) and not (name == "tokenizer" and copied(tokenizer))
     ]
     options = [f"--{name.replace('_', '-')}={given[name]}" for name in flags]
-    if str(given.get("documents_per_line", "")).lower() in ("true", "yes", "1", "on"):
+    if str(given.get("documents_per_line", "")).lower() in YES:
         options.append("--documents-per-line")
     return {
         "problem": problem,
@@ -142,4 +154,5 @@ class FilterModule:
             "launch_problem": launch_problem,
             "prepare_request": prepare_request,
             "preset_settings": preset_settings,
+            "tune_options": tune_options,
         }

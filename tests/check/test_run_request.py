@@ -110,6 +110,8 @@ def test_a_mixture_arrives_as_it_was_typed(tmp_path: Path, words: list[str], dat
         ({"image": "mine"}, "of use with -e runtime=docker only"),
         ({"runtime": "docker", "image": "sha256:0f1e"}, "named by a digest (sha256:0f1e)"),
         ({"tune": "gpt2", "data": "said.jsonl"}, ""),
+        ({"tune": "gpt2", "dataset": "tulu3-es"}, ""),
+        ({"tune": "gpt2", "data": "said.jsonl", "dataset": "tulu3-es"}, "name one of them"),
         ({"tune": "gpt2"}, "No dialogues were named: -e data=FILE"),
         ({"tune": "gpt2", "data": "other.jsonl"}, "There is no file other.jsonl on this machine"),
         ({"tune": "../gpt2", "data": "said.jsonl"}, "tune=../gpt2 is no name of a run"),

@@ -278,6 +278,23 @@ def test_the_same_command_goes_on_and_another_model_is_refused(base: Path, tmp_p
     assert read_corpus(tmp_path / "corpus").fingerprint == first.fingerprint
 
 
+def test_a_dataset_is_taken_but_for_what_is_no_dialogue(
+    base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A directory that is one; of the hub it would be a name."""
+    written(tmp_path / "set", [*twenty(), {"prompt": None, "completion": "hola"}], "train.jsonl")
+    words = ["tune", str(base), "--dataset", str(tmp_path / "set"), "--corpus", str(tmp_path / "corpus")]
+    assert cli.main([*words, "--only-prepare"]) == 0
+    assert "Row 21 is left out: it is no dialogue" in capfd.readouterr().out
+    meta = json.loads((tmp_path / "corpus/meta.json").read_text())
+    assert sum(meta["documents"].values()) == 20
+    assert meta["provenance"]["no_dialogues"] == 1
+    assert cli.main([*words, "--only-prepare"]) == 0
+    assert "up to date" in capfd.readouterr().out
+    assert cli.main([*words[:2], "--dataset", "nvidia/ClimbMix"]) == 64
+    assert "cc-by-nc-4.0" in capfd.readouterr().err
+
+
 def test_validation_has_dialogues_of_its_own(base: Path, tmp_path: Path) -> None:
     corpus = prepared(base, tmp_path, twenty(), "--validation-fraction", "0.3")
     counts = json.loads((corpus.path / "meta.json").read_text())["documents"]

@@ -47,3 +47,17 @@ def check_port(flag: str, port: int) -> None:
     """Raises ConfigError."""
     if not 0 < port < 65536:
         raise ConfigError("port_wrong", flag=flag, port=port)
+
+
+def add_dataset(parser: argparse._ActionsContainer) -> None:
+    """What more there is to say of a dataset than its name."""
+    parser.add_argument("--dataset-config", metavar="NAME", help="configuration, for example 20231101.es")
+    parser.add_argument("--dataset-split", default="train", metavar="NAME", help="split (train)")
+    parser.add_argument("--dataset-revision", metavar="COMMIT", help="commit (what is newest now)")
+    parser.add_argument(
+        "--accept-licence",
+        nargs="+",
+        default=[],
+        metavar="LICENCE",
+        help="take a dataset that may not be used for everything, under this licence (cc-by-nc-4.0)",
+    )

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from aura.commands.bars import Bars, say
+from aura.commands.flags import add_dataset
 from aura.commands.prepare_sources import source_of, usual_vocabulary
 from aura.corpus import remote
 from aura.corpus.catalogue import DATASETS
@@ -137,16 +138,7 @@ def _parser() -> Parser:
         help=f"{', '.join(DATASETS)}, any other name, or a directory; or a mixture: several of them, or files, each "
         "with its part of all tokens, as in fineweb2-es=0.7 fineweb-edu=0.3",
     )
-    hub.add_argument("--dataset-config", metavar="NAME", help="configuration, for example 20231101.es")
-    hub.add_argument("--dataset-split", default="train", metavar="NAME", help="split (train)")
-    hub.add_argument("--dataset-revision", metavar="COMMIT", help="commit (what is newest now)")
-    hub.add_argument(
-        "--accept-licence",
-        nargs="+",
-        default=[],
-        metavar="LICENCE",
-        help="take a dataset that may not be used for everything, under this licence (cc-by-nc-4.0)",
-    )
+    add_dataset(hub)
     both = parser.add_argument_group("for both")
     both.add_argument(
         "--dataset-column", default="text", metavar="NAME", help="of .jsonl, parquet and datasets (text)"

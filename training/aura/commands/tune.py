@@ -21,12 +21,14 @@ from tokenizers import Tokenizer
 
 from aura.checkpoint import manifest
 from aura.commands.bars import Bars
-from aura.commands.flags import add_settings, given_settings
+from aura.commands.flags import add_dataset, add_settings, given_settings
 from aura.commands.named import places
 from aura.config import TUNE, TrainConfig, flags, from_values
 from aura.corpus import chatml, dialogues
 from aura.corpus import corpus as corpora
+from aura.corpus.catalogue import DIALOGUES
 from aura.corpus.files import digest_of, find_files
+from aura.corpus.sources import SHOWN, HubDataset
 from aura.corpus.special_tokens import special_tokens
 from aura.corpus.work import unigram_entropy
 from aura.durable import publish, replace_text
@@ -42,7 +44,8 @@ def main(argv: list[str]) -> int:
     base = run_directory(arguments.run)
     run_dir = arguments.run_dir or base.with_name(f"{base.name}-tuned")
     corpus = arguments.corpus or run_dir / "dialogues"
-    prepare(base, arguments.data, corpus, Layout(arguments.validation_fraction, arguments.pack))
+    layout = Layout(arguments.validation_fraction, arguments.pack)
+    prepare(base, Files(arguments.data) if arguments.data else Named(arguments), corpus, layout)
     if arguments.only_prepare:
         return 0
     from aura.commands.cli import train
@@ -92,23 +95,66 @@ class Base:
         return corpora.sha256_of(self.checkpoint / manifest.MODEL)
 
 
+class Files:
+    """Dialogues of this machine."""
+
+    def __init__(self, data: list[Path]) -> None:
+        self.files = find_files(data, put)
+        self.size: int | None = sum(file.stat().st_size for file in self.files)
+
+    def identity(self, bars: Bars) -> dict[str, Any]:
+        return {"sha256": digest_of(self.files, bars.start(text("reading"), self.size))}
+
+    def read(self, bars: Bars) -> Iterator[dialogues.Dialogue]:
+        return dialogues.read(self.files, bars.start(text("encoding_dialogues"), self.size))
+
+    def provenance(self) -> dict[str, Any]:
+        return {}
+
+
+class Named:
+    """Dialogues of the Hugging Face hub, or of a local directory that is a dataset."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.hub = HubDataset(
+            asked.dataset,
+            asked.dataset_config,
+            asked.dataset_split,
+            column="",
+            revision=asked.dataset_revision,
+            accepted=asked.accept_licence,
+        )
+        self.left_out = 0
+
+    def identity(self, bars: Bars) -> dict[str, Any]:
+        """Without the commit: who goes on with a run need not ask the hub."""
+        return {"dataset": self.hub.path, "config": self.hub.config, "split": self.hub.split}
+
+    def read(self, bars: Bars) -> Iterator[dialogues.Dialogue]:
+        self.found = self.hub.identity(bars.start(text("reading"), None))
+        yield from dialogues.read_dataset(self.hub.rows(), self._leave_out)
+
+    def _leave_out(self, sentence: str) -> None:
+        self.left_out += 1
+        if self.left_out <= SHOWN:
+            put(sentence)
+
+    def provenance(self) -> dict[str, Any]:
+        return {**self.found, **self.hub.provenance(None), "no_dialogues": self.left_out}
+
+
 @dataclass(frozen=True)
 class Layout:
     validation_fraction: float
     packed: bool
 
 
-def prepare(run_dir: Path, data: list[Path], output: Path, layout: Layout) -> None:
+def prepare(run_dir: Path, said: Files | Named, output: Path, layout: Layout) -> None:
     """The corpus in `output`; the one that is there, where it is of the same dialogues and the same model. It appears
     all at once. Raises DataError, ConfigError."""
-    base, files = Base.of(run_dir), find_files(data, put)
+    base = Base.of(run_dir)
     with Bars() as bars:
-        advance = bars.start(text("reading"), sum(file.stat().st_size for file in files))
-        source = {
-            "sha256": digest_of(files, advance),
-            "model_sha256": base.identity,
-            **asdict(layout),
-        }
+        source = {**said.identity(bars), "model_sha256": base.identity, **asdict(layout)}
     if output.exists() and any(output.iterdir()):
         there = corpora.verify(output)
         if there.source != source:
@@ -119,9 +165,8 @@ def prepare(run_dir: Path, data: list[Path], output: Path, layout: Layout) -> No
     try:
         temporary.mkdir(parents=True)
         with Bars() as bars:
-            bar = bars.start(text("encoding_dialogues"), sum(file.stat().st_size for file in files))
-            made = _encode(base, temporary, layout, dialogues.read(files, bar))
-        _write_rest(base, made, temporary, source)
+            made = _encode(base, temporary, layout, said.read(bars))
+        _write_rest(base, made, temporary, {"source": source, "provenance": said.provenance()})
         publish(temporary, output)
     except OSError as error:
         raise DataError("export_not_written", path=output, error=error) from None
@@ -139,7 +184,7 @@ def _encode(
     return made
 
 
-def _write_rest(base: Base, made: dialogues.Dialogues, directory: Path, source: dict[str, Any]) -> None:
+def _write_rest(base: Base, made: dialogues.Dialogues, directory: Path, about: dict[str, Any]) -> None:
     """The tokenizer, the model and meta.json beside the tokens."""
     entries = made.close()
     windows = entries["train"]["tokens"] // base.config.seq_len
@@ -157,7 +202,7 @@ def _write_rest(base: Base, made: dialogues.Dialogues, directory: Path, source: 
     }
     end = base.tokenizer.id_to_token(base.end)
     meta = {
-        "source": source,
+        **about,
         "format": corpora.FORMAT,
         "vocab_size": export.token_ids(base.tokenizer),
         "bytes_per_token": 4,
@@ -203,14 +248,20 @@ def _parser() -> Parser:
         "aura chat.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="directory, or its name in runs/")
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument(
         "--data",
         type=Path,
         nargs="+",
-        required=True,
         metavar="FILE",
         help="JSON lines with messages, conversations, prompt and completion, or instruction and output",
     )
+    which.add_argument(
+        "--dataset",
+        metavar="NAME",
+        help=f"{', '.join(DIALOGUES)}, any other name of the Hugging Face hub, or a directory that is a dataset",
+    )
+    add_dataset(parser)
     parser.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="checkpoints and logs (RUN-tuned, beside RUN)"
     )

@@ -36,6 +36,14 @@ DATASETS = {
     "c4": Dataset("allenai/c4", "es", "odc-by", "es"),
 }
 
+# What `aura tune` can learn to answer from.
+DIALOGUES = {
+    "tulu3-es": Dataset(
+        "fabriciocarraro/tulu-3-sft-personas-instruction-following-es", "default", "odc-by", "es"
+    ),
+    "alpaca-es": Dataset("bertin-project/alpaca-spanish", "default", "cc-by-4.0", "es"),
+}
+
 # Named often, and not for every use.
 RESTRICTED = {
     "nvidia/ClimbMix": "cc-by-nc-4.0",
@@ -48,9 +56,9 @@ RESTRICTED = {
 }
 
 # The hub finds a dataset whatever the case of its letters.
-LICENCES = {dataset.path.lower(): dataset.licence for dataset in DATASETS.values()} | {
-    path.lower(): licence for path, licence in RESTRICTED.items()
-}
+LICENCES = {
+    dataset.path.lower(): dataset.licence for dataset in (*DATASETS.values(), *DIALOGUES.values())
+} | {path.lower(): licence for path, licence in RESTRICTED.items()}
 
 
 def page_of(path: str) -> str:

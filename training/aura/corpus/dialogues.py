@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -56,6 +56,16 @@ def read(files: Sequence[Path], advance: Advance) -> Iterator[Dialogue]:
                 yield messages_of(record)
             except ValueError as error:
                 raise DataError("no_dialogue", path=path, number=number, error=error) from None
+
+
+def read_dataset(rows: Iterator[Any], left_out: Callable[[str], None]) -> Iterator[Dialogue]:
+    """Of a dataset that others have made; `left_out` hears of each row that is no dialogue, which nobody here can
+    mend."""
+    for number, row in enumerate(rows, 1):
+        try:
+            yield messages_of(row)
+        except ValueError as error:
+            left_out(text("row_is_no_dialogue", number=number, error=error))
 
 
 def _records(path: Path, advance: Advance) -> Iterator[tuple[int, Any]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from aura.corpus.catalogue import DATASETS, LICENCES, check_licence, page_of
+from aura.corpus.catalogue import DATASETS, DIALOGUES, LICENCES, check_licence, page_of
 from aura.corpus.files import JSON_LINES, Advance, digest_of, find_files, kind_of, open_file, reading
 from aura.corpus.listener import NOBODY
 from aura.corpus.running_text import CHUNK, no_text, read_documents
@@ -245,7 +245,7 @@ class HubDataset:
         accepted: Collection[str] = (),
     ) -> None:
         """`accepted`: licences that do not allow every use, and that the person has read. Raises ConfigError."""
-        known = DATASETS.get(name)
+        known = DATASETS.get(name) or DIALOGUES.get(name)
         self.path, self.config = (known.path, config or known.config) if known else (name, config)
         self.split, self.column = split, column
         self.name = f"{self.path}{f' ({self.config})' if self.config else ''}, split {split}"
@@ -288,20 +288,21 @@ class HubDataset:
     def provenance(self, position: Any) -> dict[str, Any]:
         return {} if self.directory else {"licence": self.licence or "unknown", "url": page_of(self.path)}
 
+    def _open(self) -> Any:
+        import datasets
+
+        datasets.disable_progress_bars()
+        choice = {"split": self.split, "revision": self.revision, **self.options}
+        return datasets.load_dataset(self.path, self.config, streaming=True, **choice)
+
+    def rows(self) -> Iterator[Any]:
+        """As they are, all columns. Raises DataError."""
+        with self._one_sentence():
+            yield from self._open()
+
     def documents(self, position: Any, problems: Problems, advance: Advance) -> Iterator[str]:
         with self._one_sentence():
-            import datasets
-
-            datasets.disable_progress_bars()
-            stream = datasets.load_dataset(
-                self.path,
-                self.config,
-                split=self.split,
-                streaming=True,
-                revision=self.revision,
-                **self.options,
-            )
-            number = 0
+            stream, number = self._open(), 0
             if position:
                 number = position["row"]
                 stream.load_state_dict(position["stream"])
