@@ -47,9 +47,7 @@ def _tune_problem(given: Mapping[str, Any], here: str) -> str:
     if data and "dataset" in given:
         return "Both -e data=… and -e dataset=… name dialogues: name one of them."
     if not data and "dataset" not in given:
-        return (
-            "No dialogues were named: -e data=FILE, with a dialogue in every line, or -e dataset=NAME (docs/model.md)."
-        )
+        return "No dialogues were named: -e data=FILE, with a dialogue in every line, or -e dataset=NAME (docs/model.md)."
     if data and not Path(here, Path(data).expanduser()).is_file():
         return f"There is no file {data} on this machine: -e data=FILE names the dialogues."
     return ""
