@@ -44,10 +44,16 @@ def _tune_problem(given: Mapping[str, Any], here: str) -> str:
         return f"-e tune={run} says which model is trained: leave out -e preset={given['preset']}."
     if given.get("run") == run:
         return f"The run that learns to answer has a name of its own: another one than -e run={run}."
-    if data and "dataset" in given:
+    if "data" in given and "dataset" in given:
         return "Both -e data=… and -e dataset=… name dialogues: name one of them."
-    if not data and "dataset" not in given:
-        return "No dialogues were named: -e data=FILE, with a dialogue in every line, or -e dataset=NAME (docs/model.md)."
+    if not data and not given.get("dataset"):
+        return "No dialogues were named: -e data=FILE, with one in every line, or -e dataset=NAME (docs/model.md)."
+    if other := [name for name in PREPARE if name in given and name not in OF_TUNE]:
+        return f"-e {other[0]}=… is of playbooks/prepare.yml, and of no use for dialogues."
+    if data and (other := [name for name in OF_TUNE[1:-1] if name in given]):
+        return f"-e {other[0]}=… is of use with -e dataset=NAME only."
+    if ELSEWHERE.match(str(given.get("corpus", ""))):
+        return f"{given['corpus']} is no corpus of the nodes, where dialogues are prepared: -e corpus=NAME, or none."
     if data and not Path(here, Path(data).expanduser()).is_file():
         return f"There is no file {data} on this machine: -e data=FILE names the dialogues."
     return ""

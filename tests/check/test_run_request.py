@@ -113,6 +113,16 @@ def test_a_mixture_arrives_as_it_was_typed(tmp_path: Path, words: list[str], dat
         ({"tune": "gpt2", "dataset": "tulu3-es"}, ""),
         ({"tune": "gpt2", "data": "said.jsonl", "dataset": "tulu3-es"}, "name one of them"),
         ({"tune": "gpt2"}, "No dialogues were named: -e data=FILE"),
+        ({"tune": "gpt2", "data": "", "dataset": ""}, "name one of them"),
+        (
+            {"tune": "gpt2", "dataset": "tulu3-es", "dataset_max_tokens": 9},
+            "dataset_max_tokens=… is of playbooks",
+        ),
+        (
+            {"tune": "gpt2", "data": "said.jsonl", "dataset_config": "es"},
+            "dataset_config=… is of use with -e dataset",
+        ),
+        ({"tune": "gpt2", "data": "said.jsonl", "corpus": "s3://a/b"}, "s3://a/b is no corpus of the nodes"),
         ({"tune": "gpt2", "data": "other.jsonl"}, "There is no file other.jsonl on this machine"),
         ({"tune": "../gpt2", "data": "said.jsonl"}, "tune=../gpt2 is no name of a run"),
         ({"tune": "gpt2", "data": "said.jsonl", "preset": "gpt2"}, "leave out -e preset=gpt2"),

@@ -81,6 +81,7 @@ def test_what_does_not_fit_any_more_is_left_out(
     )
     assert all(text.endswith("<|im_end|>\n<|im_start|>assistant\n") for text in texts)
     assert any(len(after) < len(before) for before, after in pairwise(seen))
+    assert texts[-1].count("<|im_start|>user") > 1, "with the question that is too long all went"
     with pytest.raises(ConfigError, match="ask a shorter one"):
         chat.main([str(run), "--ask", "perro " * 200])
 

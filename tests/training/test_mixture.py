@@ -374,6 +374,12 @@ def test_what_the_card_says_of_the_licence_counts(monkeypatch: pytest.MonkeyPatc
     assert source(["mit", "gfdl"]).provenance(None)["licence"] == "mit, gfdl"
     assert source(None).provenance(None)["licence"] == "unknown"
     assert source("CC-BY-NC-SA-4.0", "cc-by-nc-sa-4.0").provenance(None)["licence"] == "CC-BY-NC-SA-4.0"
+    assert source(["cc-by-nc-4.0", "mit"], "CC-BY-NC-4.0,").provenance(None)["licence"] == "cc-by-nc-4.0, mit"
+    for licence in ("fair-noncommercial-research-license", ["cc-by-nc-4.0", "mit"]):
+        with pytest.raises(
+            ConfigError, match=r"acme/es comes under the licence (cc-by-nc-4|fair-noncommercial)"
+        ):
+            source(licence)
     with pytest.raises(ConfigError, match=r"acme/es comes under the licence cc-by-nc-4\.0, which"):
         source("cc-by-nc-4.0")
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
+from aura.corpus.windows import Windows
 from aura.model.family import model_of
 from aura.model.forward import autocast, validation_loss
 from aura.optim.gradient_sum import GradientSum
@@ -292,6 +293,7 @@ def test_every_rank_may_have_its_own_room() -> None:
 
 class FewWindows:
     has_unlearnt = False
+    learnt = Windows.learnt
 
     def __init__(self, length: int) -> None:
         self.length = length

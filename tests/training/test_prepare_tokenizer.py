@@ -91,6 +91,16 @@ def test_a_directory_as_transformers_writes_it(trained: Prepared, tmp_path: Path
     assert (loaded.end_of_text, loaded.pad, loaded.pad_id) == ("<fin>", "<fin>", 0)
     assert len(Encoder(loaded.json, 0, "<u2").library(["la casa y el perro y la red"])[0]) > 8  # all of it
 
+    # Of a tuned model's tokenizer what ends an answer ends no document.
+    of_answers = {
+        "bos_token": "<fin>",
+        "eos_token": "la",
+        "pad_token": "<fin>",
+        "chat_template": "{{ messages }}",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(of_answers))
+    assert tokenizer.load(str(tmp_path), refuse).end_of_text == "<fin>"
+
 
 def test_a_vocabulary_and_its_merges(trained: Prepared, tmp_path: Path) -> None:
     whole = Tokenizer.from_str(trained.json)

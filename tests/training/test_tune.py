@@ -15,11 +15,11 @@ import torch
 import trainers
 from aura.commands import cli
 from aura.config import resolve
-from aura.corpus import chatml, dialogues
-from aura.corpus.corpus import INITIAL, NOT_LEARNT, Corpus, read_corpus
+from aura.corpus import chatml, dialogues, remote
+from aura.corpus.corpus import INITIAL, NOT_LEARNT, Corpus, checksums, read_corpus
 from aura.corpus.listener import NOBODY
-from aura.corpus.windows import IGNORED, Windows, inputs_and_targets
-from aura.errors import AuraError, ConfigError
+from aura.corpus.windows import IGNORED, Windows, check_corpus, inputs_and_targets
+from aura.errors import AuraError, ConfigError, DataError
 from aura.model import export, sample, tuning
 from aura.model.loss import LinearCrossEntropy
 from aura.plan.auto import tuned
@@ -60,7 +60,7 @@ def twenty() -> list[dict[str, Any]]:
 
 def written(folder: Path, records: list[Any], name: str = "dialogues.jsonl") -> Path:
     folder.mkdir(exist_ok=True)
-    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    lines = (json.dumps(record) + "\n" for record in records)
     (folder / name).write_text("".join(lines), encoding="utf-8")
     return folder / name
 
@@ -275,7 +275,28 @@ def test_the_same_command_goes_on_and_another_model_is_refused(base: Path, tmp_p
     data = str(tmp_path / "dialogues.jsonl")
     words = ["tune", str(base), "--data", data, "--only-prepare", "--corpus", str(tmp_path / "corpus")]
     assert cli.main([*words, "--validation-fraction", "0.5"]) == 65
+    written(tmp_path, twenty()[1:])
+    assert cli.main(words) == 65
     assert read_corpus(tmp_path / "corpus").fingerprint == first.fingerprint
+
+
+def test_what_has_begun_goes_on_whatever_its_model_has_learnt_since(
+    corpus: Corpus, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base = trainers.complete(trainers.start(tmp_path / "base", corpus, 1, BASE))[0].run_dir
+    first = prepared(base, tmp_path, twenty())
+    trainers.complete(trainers.start(tmp_path / "base", corpus, 1, BASE.replace("20", "25")))
+    assert prepared(base, tmp_path, twenty()).fingerprint == first.fingerprint
+    assert "has learnt more since" in capfd.readouterr().out
+
+
+def test_tuned_again_it_keeps_its_rates(
+    by_heart: tuple[Corpus, list[trainers.Trainer]], tmp_path: Path
+) -> None:
+    _, (trainer,) = by_heart
+    again = prepared(trainer.run_dir, tmp_path, twenty())
+    assert tuned(again.path, {}).lr == 1e-2
+    assert again.vocab_size == 302
 
 
 def test_a_dataset_is_taken_but_for_what_is_no_dialogue(
@@ -291,6 +312,8 @@ def test_a_dataset_is_taken_but_for_what_is_no_dialogue(
     assert meta["provenance"]["no_dialogues"] == 1
     assert cli.main([*words, "--only-prepare"]) == 0
     assert "up to date" in capfd.readouterr().out
+    written(tmp_path / "set", twenty()[1:], "train.jsonl")
+    assert cli.main([*words, "--only-prepare"]) == 65
     assert cli.main([*words[:2], "--dataset", "nvidia/ClimbMix"]) == 64
     assert "cc-by-nc-4.0" in capfd.readouterr().err
 
@@ -319,11 +342,12 @@ def test_validation_has_dialogues_of_its_own(base: Path, tmp_path: Path) -> None
         ({"messages": [{"role": "judge", "content": "hola"}]}, "the role judge, which is none of"),
         ({"messages": [{"role": "assistant", "content": None}]}, "a message of assistant has no text"),
         ({"messages": ["hola"]}, "no object with role and content"),
+        ({"prompt": "hola", "completion": "\ud800"}, "half of a surrogate pair"),
     ],
 )
 def test_what_is_no_dialogue_is_refused_with_its_line(record: Any, sentence: str, tmp_path: Path) -> None:
     data = written(tmp_path, [twenty()[0], record])
-    with pytest.raises(AuraError, match="line 2") as refused:
+    with pytest.raises(AuraError, match="element\\) 2") as refused:
         list(dialogues.read([data], IGNORING))
     assert sentence in str(refused.value)
 
@@ -339,7 +363,7 @@ def test_a_list_and_other_forms_are_read(tmp_path: Path) -> None:
             ]
         },
     ]
-    (tmp_path / "all.json").write_text(json.dumps(forms))
+    (tmp_path / "all.json").write_text("\n " + json.dumps(forms))
     read = list(dialogues.read([tmp_path / "all.json"], IGNORING))
     assert read[0] == [{"role": "user", "content": "suma\n\n1 y 2"}, {"role": "assistant", "content": "3"}]
     assert [each["role"] for each in read[1]] == ["system", "user", "assistant"]
@@ -365,6 +389,22 @@ def test_other_corpora_and_lengths_are_refused(
     assert f"laid out for seq_len={SEQ_LEN}" in short.text
     assert cli.main(["tune", str(tmp_path), "--data", str(tmp_path / "dialogues.jsonl")]) == 64
     assert "is no run" in capfd.readouterr().err
+
+
+def test_fewer_windows_than_ranks_are_refused(base: Path, tmp_path: Path) -> None:
+    own = prepared(base, tmp_path, twenty()[:2], "--validation-fraction", "0", "--pack")
+    config = tuned(own.path, {})
+    with pytest.raises(DataError, match="fewer than the 2 ranks: leave out --pack"):
+        check_corpus(own, config, 2)
+
+
+def test_it_can_be_fetched_from_object_storage(base: Path, tmp_path: Path) -> None:
+    own = prepared(base, tmp_path, twenty())
+    names = checksums(json.loads((own.path / "meta.json").read_text()))
+    assert all(remote.FILE.fullmatch(name) for name in names)
+    assert (own.path / INITIAL).stat().st_mode & 0o777 == 0o644
+    with pytest.raises(SystemExit):
+        cli.main(["tune", str(base), "--data", "a", "--corpus", "s3://bucket/a"])
 
 
 def test_how_long_it_trains_follows_from_the_windows() -> None:

@@ -129,14 +129,13 @@ class Conversation:
         encode = partial(self.trained.tokenizer.encode, add_special_tokens=False)
         limit = self.trained.model.seq_len
         room = min(self.asked.tokens, limit // ROOM)
-        oldest = 1 if self.asked.system else 0
-        while len(ids := encode(chatml.question(self.messages)).ids) + room > limit:
-            if len(self.messages) == oldest + 1:
-                break
-            del self.messages[oldest : oldest + 2]
-            if not self.has_forgotten:
-                put(text("chat_forgets", tokens=limit))
-                self.has_forgotten = True
+        kept, oldest = list(self.messages), 1 if self.asked.system else 0
+        while len(ids := encode(chatml.question(kept)).ids) + room > limit and len(kept) > oldest + 1:
+            del kept[oldest : oldest + 2]
         if len(ids) >= limit:
             raise ConfigError("question_too_long", tokens=len(ids), limit=limit)
+        if len(kept) < len(self.messages) and not self.has_forgotten:
+            put(text("chat_forgets", tokens=limit))
+            self.has_forgotten = True
+        self.messages = kept
         return ids

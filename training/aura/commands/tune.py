@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,10 +27,11 @@ from aura.corpus import chatml, dialogues
 from aura.corpus import corpus as corpora
 from aura.corpus.catalogue import DIALOGUES
 from aura.corpus.files import digest_of, find_files
+from aura.corpus.shards import workplace
 from aura.corpus.sources import SHOWN, HubDataset
-from aura.corpus.special_tokens import special_tokens
+from aura.corpus.special_tokens import is_tuned, special_tokens
 from aura.corpus.work import unigram_entropy
-from aura.durable import publish, replace_text
+from aura.durable import flush, replace_text
 from aura.errors import ConfigError, DataError, Parser
 from aura.model import export, tuning
 from aura.texts.console import put, text
@@ -42,6 +42,7 @@ def main(argv: list[str]) -> int:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError("tune_is_one_process")
     base = run_directory(arguments.run)
+    base = base if base.name not in ("", "..") else base.resolve()
     run_dir = arguments.run_dir or base.with_name(f"{base.name}-tuned")
     corpus = arguments.corpus or run_dir / "dialogues"
     layout = Layout(arguments.validation_fraction, arguments.pack)
@@ -73,6 +74,7 @@ class Base:
     tokenizer: Tokenizer  # with ChatML's tokens
     added: list[int]  # those of them that it did not have
     end: int  # ends a document
+    is_tuned: bool
 
     @classmethod
     def of(cls, run_dir: Path) -> Base:
@@ -81,14 +83,15 @@ class Base:
         config = from_values(export.verified_state(path)["config"])
         file = export.tokenizer_of(path)
         tokenizer = export.read_tokenizer(file)
-        begin = special_tokens(file.parent, tokenizer).get("bos_token")  # what ends a text begins the next
+        special = special_tokens(file.parent, tokenizer)
+        begin = special.get("bos_token")  # what ends a text begins the next
         end = None if begin is None else tokenizer.token_to_id(begin)
         if end is None:
             raise DataError("tune_without_end", path=run_dir)
         known = tokenizer.get_vocab()
         tokenizer.add_special_tokens([chatml.BEGIN, chatml.END])
         added = [place for word, place in tokenizer.get_vocab().items() if word not in known]
-        return cls(path, config, tokenizer, sorted(added), end)
+        return cls(path, config, tokenizer, sorted(added), end, is_tuned(special))
 
     @property
     def identity(self) -> str:
@@ -127,8 +130,11 @@ class Named:
         self.left_out = 0
 
     def identity(self, bars: Bars) -> dict[str, Any]:
-        """Without the commit: who goes on with a run need not ask the hub."""
-        return {"dataset": self.hub.path, "config": self.hub.config, "split": self.hub.split}
+        """Of the hub without the commit that is newest: who goes on with a run need not ask there."""
+        if self.hub.directory:
+            return self.hub.identity(bars.start(text("reading"), None))
+        names = ("path", "config", "split", "revision")
+        return {name: getattr(self.hub, name) for name in names if getattr(self.hub, name)}
 
     def read(self, bars: Bars) -> Iterator[dialogues.Dialogue]:
         self.found = self.hub.identity(bars.start(text("reading"), None))
@@ -150,29 +156,34 @@ class Layout:
 
 
 def prepare(run_dir: Path, said: Files | Named, output: Path, layout: Layout) -> None:
-    """The corpus in `output`; the one that is there, where it is of the same dialogues and the same model. It appears
-    all at once. Raises DataError, ConfigError."""
+    """The corpus in `output`; one of the same dialogues that is there already stays, whatever the run has learnt since:
+    what learns from it goes on. It appears all at once. Raises DataError, ConfigError."""
     base = Base.of(run_dir)
     with Bars() as bars:
-        source = {**said.identity(bars), "model_sha256": base.identity, **asdict(layout)}
-    if output.exists() and any(output.iterdir()):
-        there = corpora.verify(output)
-        if there.source != source:
-            raise DataError("output_is_other_corpus", path=output, fingerprint=there.fingerprint[:12])
-        put(text("dialogues_are_there", path=output))
-        return
-    temporary = output.with_name(f"{output.name}{manifest.TEMPORARY}{os.getpid()}")
-    try:
-        temporary.mkdir(parents=True)
-        with Bars() as bars:
-            made = _encode(base, temporary, layout, said.read(bars))
-        _write_rest(base, made, temporary, {"source": source, "provenance": said.provenance()})
-        publish(temporary, output)
-    except OSError as error:
-        raise DataError("export_not_written", path=output, error=error) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        source = {**said.identity(bars), **asdict(layout)}
+        if output.exists() and any(output.iterdir()):
+            _check_same(output, source, base)
+            return
+        with workplace(output, put) as place:
+            place.start_again()
+            made = _encode(base, place.corpus, layout, said.read(bars))
+            about = {"source": source | {"model_sha256": base.identity}, "provenance": said.provenance()}
+            _write_rest(base, made, place.corpus, about)
+            for file in place.corpus.iterdir():
+                flush(file)
+            place.finish()
     put(_summary(made, output))
+
+
+def _check_same(output: Path, source: dict[str, Any], base: Base) -> None:
+    """Raises DataError."""
+    before = dict(corpora.verify(output).source)
+    model = before.pop("model_sha256", None)
+    if before != source:
+        raise DataError("dialogues_are_others", path=output)
+    put(text("dialogues_are_there", path=output))
+    if model != base.identity:
+        put(text("dialogues_of_before"))
 
 
 def _encode(
@@ -188,11 +199,12 @@ def _write_rest(base: Base, made: dialogues.Dialogues, directory: Path, about: d
     """The tokenizer, the model and meta.json beside the tokens."""
     entries = made.close()
     windows = entries["train"]["tokens"] // base.config.seq_len
-    settings = tuning.settings_of(base.config, export.token_ids(base.tokenizer), windows)
+    settings = tuning.settings_of(base.config, export.token_ids(base.tokenizer), windows, base.is_tuned)
     parameters = tuning.initial(
         load_file(base.checkpoint / manifest.MODEL), from_values(settings), base.added, base.end
     )
     save_file(parameters, directory / corpora.INITIAL, metadata={"format": "pt"})
+    (directory / corpora.INITIAL).chmod(0o644)  # as the files beside it
     tokenizer = base.tokenizer.to_str(pretty=False)
     replace_text(directory / corpora.TOKENIZER, tokenizer)
     initial = {
@@ -266,7 +278,7 @@ def _parser() -> Parser:
         "--run-dir", type=Path, metavar="DIR", help="checkpoints and logs (RUN-tuned, beside RUN)"
     )
     parser.add_argument(
-        "--corpus", type=Path, metavar="DIR", help="what is prepared (dialogues in the run directory)"
+        "--corpus", type=_directory, metavar="DIR", help="what is prepared (dialogues in the run directory)"
     )
     parser.add_argument(
         "--only-prepare",
@@ -287,6 +299,12 @@ def _parser() -> Parser:
     )
     add_settings(parser)
     return parser
+
+
+def _directory(word: str) -> Path:
+    if "://" in word:
+        raise argparse.ArgumentTypeError(text("has_to_be_a_directory", value=word))
+    return Path(word)
 
 
 def _fraction(word: str) -> float:

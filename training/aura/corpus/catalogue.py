@@ -6,11 +6,13 @@ who wants to give away a model; identifiers are the hub's (https://huggingface.c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from aura.errors import ConfigError
 
+NOT_COMMERCIAL = re.compile(r"\bnc\b|non-?commercial")
 GATED = "gated"  # no licence of its own: terms on its page, which the hub lets one agree to
 
 
@@ -67,9 +69,9 @@ def page_of(path: str) -> str:
 
 def check_licence(path: str, licence: str | None, accepted: Collection[str]) -> None:
     """May somebody who has accepted these licences take this dataset? Raises ConfigError."""
-    if licence is None or licence.lower() in accepted:
-        return
-    if licence == GATED:
-        raise ConfigError("dataset_is_gated", name=path, licence=licence, url=page_of(path))
-    if "nc" in licence.lower().split("-"):
-        raise ConfigError("licence_not_commercial", name=path, licence=licence, url=page_of(path))
+    named = [] if licence is None else [each.strip().lower() for each in licence.split(",")]
+    for each in set(named) - {word.strip(",").lower() for word in accepted}:
+        if each == GATED:
+            raise ConfigError("dataset_is_gated", name=path, licence=each, url=page_of(path))
+        if NOT_COMMERCIAL.search(each):
+            raise ConfigError("licence_not_commercial", name=path, licence=each, url=page_of(path))

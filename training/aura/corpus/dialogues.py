@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -75,7 +76,7 @@ def _records(path: Path, advance: Advance) -> Iterator[tuple[int, Any]]:
     number = 1
     try:
         with reading(path), open_file(path, advance) as stream:
-            if stream.peek(1)[:1] == b"[":  # type: ignore[attr-defined]
+            if stream.peek(64).lstrip()[:1] == b"[":  # type: ignore[attr-defined]
                 yield from enumerate(json.load(stream), 1)
                 return
             for number, line in enumerate(stream, 1):
@@ -119,6 +120,10 @@ def _message(said: Any) -> dict[str, str]:
         raise ValueError(text("message_of_nobody", role=role, roles=", ".join(chatml.ROLES)))
     if not isinstance(content, str):
         raise ValueError(text("message_without_text", role=role))
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        raise ValueError(text("half_a_surrogate_pair", column="content")) from None
     return {"role": role, "content": content}
 
 
@@ -231,6 +236,6 @@ class Dialogues:
             raise DataError("no_dialogues_left", **self.left_out, window=self.window)
         entries = {split: each.close() for split, each in pages.items()}
         if not entries["validation"]["tokens"]:
-            pages["validation"].path.write_bytes(pages["train"].path.read_bytes())
+            shutil.copyfile(pages["train"].path, pages["validation"].path)
             entries["validation"] = entries["train"] | {"name": pages["validation"].path.name}
         return entries

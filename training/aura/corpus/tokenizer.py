@@ -25,7 +25,7 @@ from tokenizers import (
 )
 
 from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, TOKENIZER_CONFIG
-from aura.corpus.special_tokens import ENDS, PAD, PADS, SPECIAL_TOKENS, settings_of
+from aura.corpus.special_tokens import ENDS, PAD, PADS, SPECIAL_TOKENS, is_tuned, settings_of
 from aura.errors import ConfigError
 from aura.texts import console
 
@@ -97,7 +97,8 @@ def load(name: str, say: Callable[[str], None]) -> Prepared:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    end = _chosen(settings.get("eos_token"), ENDS, vocabulary)
+    # What ends an answer of a tuned model ends no document.
+    end = _chosen(settings.get("bos_token" if is_tuned(settings) else "eos_token"), ENDS, vocabulary)
     if end is None:
         end = END_OF_TEXT
         say(console.text("no_end_token", name=name, token=end))

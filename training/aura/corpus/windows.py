@@ -49,6 +49,11 @@ class Windows:
         rows = np.stack([self._tokens(int(index) * self.seq_len, self.seq_len + 1) for index in indices])
         return torch.from_numpy(rows.astype(np.int64))
 
+    def learnt(self, batch: torch.Tensor) -> int:
+        """How many targets of these whole windows are; `batch` has not been on a device."""
+        targets = batch[:, 1:]
+        return int((targets.numpy() < NOT_LEARNT).sum()) if self.has_unlearnt else targets.numel()
+
     def _tokens(self, start: int, count: int) -> NDArray[np.unsignedinteger[Any]]:
         """`count` tokens from `start` on; they may lie in several shards."""
         parts = []
@@ -68,11 +73,6 @@ def inputs_and_targets(batch: torch.Tensor, has_unlearnt: bool = False) -> tuple
         ids = batch & (NOT_LEARNT - 1)
         return ids[:, :-1], ids.masked_fill(batch >= NOT_LEARNT, IGNORED)[:, 1:]
     return batch[:, :-1], batch[:, 1:]
-
-
-def learnt(batch: torch.Tensor) -> int:
-    """How many targets of whole windows are."""
-    return int((batch[:, 1:] < NOT_LEARNT).sum())
 
 
 class Order:
@@ -132,7 +132,10 @@ def check_corpus(corpus: Corpus, config: TrainConfig, world_size: int) -> None:
             "windows_of_dialogues", path=corpus.path, window=corpus.window, seq_len=config.seq_len
         )
     check_vocabulary(corpus, config.vocab_size, config.preset)
-    windows, shares = len(Windows(corpus, "train", config.seq_len)), config.shares(world_size)
+    windows = len(Windows(corpus, "train", config.seq_len))
+    if corpus.window and windows < world_size:
+        raise DataError("fewer_dialogues_than_ranks", path=corpus.path, windows=windows, ranks=world_size)
+    shares = config.shares(world_size)
     short = windows < sum(shares)
     if short and not (config.allow_dataset_oversubscription and windows):
         raise DataError(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
-from aura.corpus.windows import Windows, even_share, inputs_and_targets, learnt
+from aura.corpus.windows import Windows, even_share, inputs_and_targets
 from aura.model.language_model import DTYPES, LanguageModel
 
 
@@ -65,7 +65,7 @@ def validation_loss(
     batch_size, tokens = config.batch_sizes(ranks.world_size)[ranks.rank], 0
     for first in range(0, len(chosen), batch_size):
         batch = windows.batch(chosen[first : first + batch_size])
-        tokens += learnt(batch)
+        tokens += windows.learnt(batch)
         inputs, targets = to_device(batch, device, windows.has_unlearnt)
         with autocast(config, device):
             loss_sum += model.loss_sum(inputs, targets)

@@ -38,11 +38,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         """
         differences = _compiled_differences() if compiled else _differences
         narrow_weight = weight.to(hidden.dtype)
-        counted, read = None, hidden
+        counted = None
         if has_unlearnt:
-            # Nothing comes from a row that does not count, and nothing goes to it: so little is to be zeroed.
-            counted = targets >= 0
-            read, targets = hidden * counted[:, None], targets.clamp(min=0)
+            counted, targets = targets >= 0, targets.clamp(min=0)
         grad_hidden = torch.empty_like(hidden)
         # Added up in bf16, small parts would be lost beside the sum of those before.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if chunk < len(hidden) else None
@@ -60,14 +58,12 @@ class LinearCrossEntropy(torch.autograd.Function):
             total += nats
             grad_hidden[piece] = product(narrow, narrow_weight)
             if grad_weight is None:
-                grad_weight = product(narrow.T, read[piece])
+                grad_weight = product(narrow.T, hidden[piece])
             elif hidden.dtype == torch.float32:
-                grad_weight.addmm_(narrow.T, read[piece])
+                grad_weight.addmm_(narrow.T, hidden[piece])
             else:
-                grad_weight += narrow.T @ read[piece]
+                grad_weight += narrow.T @ hidden[piece]
             del narrow  # before the next piece needs the room
-        if counted is not None:
-            grad_hidden *= counted[:, None]
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.gradient_scale, ctx.dtype = gradient_scale, weight.dtype
         return total
@@ -97,9 +93,11 @@ def _differences(
     # The probabilities, less one at the target
     difference = log_p.exp_()
     difference.scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=torch.float32))
+    if counted is not None:
+        nats, difference = nats * counted, difference.mul_(counted)
     if scale is not None:
         difference.mul_(scale)
-    return (nats if counted is None else nats * counted).sum(), difference.to(hidden.dtype)
+    return nats.sum(), difference.to(hidden.dtype)
 
 
 def _fused_differences(
@@ -117,9 +115,11 @@ def _fused_differences(
     log_z = torch.logsumexp(logits, dim=1, keepdim=True)
     nats = log_z - logits.gather(1, wanted)
     difference = (logits - log_z).exp() - (column == wanted).float()
+    if counted is not None:
+        nats, difference = nats * counted, difference * counted
     if scale is not None:
         difference = difference * scale
-    return (nats if counted is None else nats * counted).sum(), difference.to(hidden.dtype)
+    return nats.sum(), difference.to(hidden.dtype)
 
 
 @cache

@@ -36,17 +36,17 @@ def initial(
     return grown
 
 
-def settings_of(config: TrainConfig, vocabulary: int, windows: int) -> dict[str, Any]:
+def settings_of(config: TrainConfig, vocabulary: int, windows: int, is_tuned: bool = False) -> dict[str, Any]:
     """How the model of a run with this configuration is trained on so many windows of dialogues, where nobody says it:
-    a tenth of the rates, falling in a straight line, and no delay, whose cost was measured in first trainings only."""
+    a tenth of the rates (a model that is_tuned has them already), falling in a straight line, and no delay, whose cost
+    was measured in first trainings only."""
+    factor = 1.0 if is_tuned else OF_THE_RATE
     step = min(WINDOWS_OF_A_STEP, windows)
     steps = math.ceil(EPOCHS * windows / step)
     return {
         **asdict(config),
         "vocab_size": max(config.vocab_size, vocabulary),
-        **{
-            name: OF_THE_RATE * getattr(config, name) for name in ("lr", "embedding_lr", "head_lr", "gain_lr")
-        },
+        **{name: factor * getattr(config, name) for name in ("lr", "embedding_lr", "head_lr", "gain_lr")},
         **{
             "schedule": "wsd",
             "warmup_steps": 0,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aura.config import TrainConfig
-from aura.corpus.windows import Order, Windows, learnt, share_of
+from aura.corpus.windows import Order, Windows, share_of
 from aura.model.forward import to_device
 from aura.run.division import Division
 
@@ -66,7 +66,7 @@ class Batches:
 
     def _read(self, position: int, count: int) -> tuple[Tensor, Tensor, int]:
         batch = self.windows.batch(self.order.at(position, count))
-        return *to_device(batch, self.device, self.windows.has_unlearnt), learnt(batch)
+        return *to_device(batch, self.device, self.windows.has_unlearnt), self.windows.learnt(batch)
 
     def of_step(self, windows_seen: int) -> Iterator[MicroBatch]:
         """Those of the step, which begins behind so many windows. With dropout, torch's generators are seeded before
