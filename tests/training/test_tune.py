@@ -21,6 +21,7 @@ from aura.corpus.listener import NOBODY
 from aura.corpus.windows import IGNORED, Windows, check_corpus, inputs_and_targets
 from aura.errors import AuraError, ConfigError, DataError
 from aura.model import export, sample, tuning
+from aura.model.family import model_of
 from aura.model.loss import LinearCrossEntropy
 from aura.plan.auto import tuned
 from safetensors.torch import load_file
@@ -164,6 +165,19 @@ def test_a_window_holds_whole_dialogues_and_says_what_is_learnt(base: Path, tmp_
         assert "".join(texts).count("¿Qué tiene Ana?") == 1
 
 
+def test_a_dialogue_as_long_as_a_window_has_room(base: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    tokenizer.add_special_tokens([chatml.BEGIN, chatml.END])
+    exact = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+    while (length := len(tokenizer.encode(chatml.written(exact)).ids)) < SEQ_LEN:
+        exact[1]["content"] += "1"
+    assert length == SEQ_LEN
+    longer = [exact[0], {"role": "assistant", "content": f"{exact[1]['content']}1"}]
+    corpus = prepared(base, tmp_path, [{"messages": exact}, {"messages": longer}])
+    assert json.loads((corpus.path / "meta.json").read_text())["left_out"]["long"] == 1
+    assert len(Windows(corpus, "train", SEQ_LEN)) == 1
+
+
 def test_it_begins_as_the_model_was(base: Path, tmp_path: Path) -> None:
     corpus = prepared(base, tmp_path, twenty())
     before = load_file(export.newest(base, print) / "model.safetensors")
@@ -173,6 +187,13 @@ def test_it_begins_as_the_model_was(base: Path, tmp_path: Path) -> None:
         new = after[name][: len(old)] if name == "wte.weight" else after[name]
         assert torch.equal(new, old)
     assert torch.equal(after["wte.weight"][300:302], before["wte.weight"][:1].expand(2, -1))
+    (trainer,) = trainers.complete(trainers.start(tmp_path / "run", corpus, 1, f"{TUNED} --steps 1"))
+    model = model_of(tuned(corpus.path, {}))
+    model.load_state_dict(after)
+    inputs, targets = Windows(corpus, "validation", SEQ_LEN).read(np.arange(20))
+    with torch.no_grad():
+        loss = functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    assert trainer.done["first_validation_loss"] == pytest.approx(loss.item(), rel=1e-4)
     config = tuned(corpus.path, {"steps": "7"})
     assert (config.vocab_size, config.steps, config.epochs) == (302, 7, 0)
     assert config.lr == pytest.approx(0.1 * resolve("gpt2-nano").lr)
@@ -183,7 +204,7 @@ def test_only_targets_that_count_are_in_the_loss() -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(40, 16, requires_grad=True), torch.randn(50, 16, requires_grad=True)
     targets = torch.randint(0, 48, (40,))
-    targets[::3] = IGNORED
+    targets[::3], targets[1] = IGNORED, 0
     wanted = functional.cross_entropy((hidden @ weight.T)[:, :48], targets, reduction="sum")
     gradients = torch.autograd.grad(wanted, (hidden, weight))
     for chunk in (7, 40):
@@ -367,6 +388,8 @@ def test_a_list_and_other_forms_are_read(tmp_path: Path) -> None:
     read = list(dialogues.read([tmp_path / "all.json"], IGNORING))
     assert read[0] == [{"role": "user", "content": "suma\n\n1 y 2"}, {"role": "assistant", "content": "3"}]
     assert [each["role"] for each in read[1]] == ["system", "user", "assistant"]
+    unanswered = [*read[1], {"role": "user", "content": "and?"}]
+    assert dialogues.messages_of({"messages": unanswered}) == read[1]
     with pytest.raises(AuraError, match="JSON lines"):
         list(dialogues.read([written(tmp_path, [], "a.txt")], IGNORING))
 
