@@ -16,6 +16,7 @@ from aura import products
 from aura.corpus.corpus import Corpus
 from aura.corpus.prepare import prepare
 from aura.model import loss
+from dialogue_files import BASE
 from object_storage import Storage, storage
 from trainers import Trainer, complete, start
 
@@ -125,3 +126,9 @@ def bucket(s3_server: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     s3_server.mend()
     yield s3_server
     there.rename(tmp_path / "bucket")
+
+
+@pytest.fixture(scope="session")
+def base(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was trained on text, and can be tuned."""
+    return complete(start(tmp_path_factory.mktemp("base"), corpus, 1, BASE))[0].run_dir
