@@ -1,4 +1,4 @@
-"""Several sources in one corpus, each with its part of the tokens; and the licences of the datasets with a name."""
+"""Several sources in one corpus, each with its part of the tokens."""
 
 from __future__ import annotations
 
@@ -9,29 +9,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
 import numpy as np
 import pyarrow as pa
 import pytest
 from aura.commands.prepare import main
-from aura.commands.prepare_sources import usual_vocabulary
 from aura.corpus import encode, shards, work
-from aura.corpus.catalogue import DATASETS
 from aura.corpus.corpus import Corpus, verify
 from aura.corpus.mixture import Mixture, Part
 from aura.corpus.prepare import build
 from aura.corpus.shards import Workplace
-from aura.corpus.sources import HubDataset, LocalFiles, Problems
+from aura.corpus.sources import HubDataset, LocalFiles
 from aura.corpus.work import Settings
-from aura.errors import AuraError, ConfigError, DataError
+from aura.errors import ConfigError, DataError
 from pyarrow import parquet
 from spanish import english_in
 from test_prepare import documents_of
 from test_prepare_resume import PREPARE, content, stopped_at
-from test_sources import nothing
 
 
 def write_part(file: Path, word: str, documents: int, longest: int, seed: int) -> Path:
@@ -300,121 +295,3 @@ def test_newer_commits_of_a_mixture_are_named(tmp_path: Path) -> None:
         place.read_journal(request("1", "3"))
     with pytest.raises(ConfigError, match="other text or settings"):
         place.read_journal(request("1", "3", tokens=6))
-
-
-def test_the_usual_vocabulary_follows_from_the_languages() -> None:
-    one = (["c4"], ["acme/es"], [], ["c4=0.5", "wikipedia-es=0.5"], ["fineweb-edu:sample-100BT@ab=1"])
-    more = (["fineweb2-es=0.7", "fineweb-edu=0.3"], ["c4=0.5", "books=0.5"], ["spanish=0.7", "english=0.3"])
-    assert {usual_vocabulary(names) for names in one} == {32_768}
-    assert {usual_vocabulary(names) for names in more} == {49_152}
-
-
-class Hub:
-    """In place of the hub's interface: every dataset has this card."""
-
-    def __init__(self, licence: str | list[str] | None) -> None:
-        self.licence = licence
-
-    def __call__(self) -> Hub:
-        return self
-
-    def dataset_info(self, path: str, revision: str | None) -> SimpleNamespace:
-        return SimpleNamespace(
-            sha=revision or "newest", card_data={"license": self.licence} if self.licence else None
-        )
-
-
-@pytest.mark.parametrize("name", sorted(DATASETS))
-def test_every_name_says_licence_and_page(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "HfApi", Hub("mit"))
-    source = HubDataset(name, None, "train", "text")
-    identity = source.identity(nothing)
-    assert identity == {
-        "dataset": DATASETS[name].path, "revision": "newest", "config": DATASETS[name].config,
-        "split": "train", "column": "text",
-    }  # fmt: skip
-    said = source.provenance(None)
-    assert said == {
-        "licence": DATASETS[name].licence,
-        "url": f"https://huggingface.co/datasets/{DATASETS[name].path}",
-    }
-
-
-@pytest.mark.parametrize(
-    ("name", "licence"),
-    [
-        ("nvidia/ClimbMix", "cc-by-nc-4.0"),
-        ("optimalscale/climbmix", "cc-by-nc-4.0"),
-        ("LHF/escorpius", "cc-by-nc-nd-4.0"),
-        ("uonlp/CulturaX", "gated"),
-    ],
-)
-def test_what_is_not_for_every_use_is_taken_only_under_its_licence(
-    name: str, licence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none() -> None:
-        raise AssertionError("The hub was asked.")
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", none)
-    command = ["--output", str(tmp_path / "c"), "--dataset"]
-    for words in ([name], [f"{name}=0.5", "c4=0.5"], [name, "--accept-licence", "cc-by-nc-2.0"]):
-        with pytest.raises(ConfigError, match=rf"{name} .*--accept-licence {licence}"):
-            main([*command, *words])
-    source = HubDataset(name, None, "train", "text", accepted=[licence])
-    assert source.provenance(None)["licence"] == licence
-
-
-def test_what_the_card_says_of_the_licence_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def source(licence: str | list[str] | None, *accepted: str) -> HubDataset:
-        monkeypatch.setattr(huggingface_hub, "HfApi", Hub(licence))
-        dataset = HubDataset("acme/es", None, "train", "text", accepted=accepted)
-        dataset.identity(nothing)
-        return dataset
-
-    assert source(["mit", "gfdl"]).provenance(None)["licence"] == "mit, gfdl"
-    assert source(None).provenance(None)["licence"] == "unknown"
-    assert source("CC-BY-NC-SA-4.0", "cc-by-nc-sa-4.0").provenance(None)["licence"] == "CC-BY-NC-SA-4.0"
-    assert source(["cc-by-nc-4.0", "mit"], "CC-BY-NC-4.0,").provenance(None)["licence"] == "cc-by-nc-4.0, mit"
-    for licence in ("fair-noncommercial-research-license", ["cc-by-nc-4.0", "mit"]):
-        with pytest.raises(
-            ConfigError, match=r"acme/es comes under the licence (cc-by-nc-4|fair-noncommercial)"
-        ):
-            source(licence)
-    with pytest.raises(ConfigError, match=r"acme/es comes under the licence cc-by-nc-4\.0, which"):
-        source("cc-by-nc-4.0")
-
-
-def test_a_corpus_that_says_nothing_of_its_licence_is_up_to_date(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As those are that were made before, and one whose dataset has another licence now."""
-    (tmp_path / "hub").mkdir()
-    texts = [f"documento {number} " * 9 for number in range(300)]
-    parquet.write_table(pa.table({"text": texts}), tmp_path / "hub/train-0.parquet")
-
-    def source() -> HubDataset:
-        return HubDataset(str(tmp_path / "hub"), None, "train", "text")
-
-    before = build(source(), tmp_path / "c", Settings(300))
-    assert "licence" not in before.source
-    monkeypatch.setattr(HubDataset, "provenance", lambda self, position: {"licence": "odc-by", "url": "page"})
-    assert build(source(), tmp_path / "c", Settings(300)) == before
-    new = build(source(), tmp_path / "new", Settings(300))
-    assert (new.source["licence"], new.source["url"]) == ("odc-by", "page")
-    assert build(source(), tmp_path / "new", Settings(300)) == new
-    with pytest.raises(AuraError, match="other text or settings"):
-        build(source(), tmp_path / "new", Settings(301))
-
-
-def test_columns_that_are_heavier_than_the_text_are_not_read(tmp_path: Path) -> None:
-    """As the embeddings of FineWeb2-HQ."""
-    table = pa.table(
-        {"embeddings": [[0.5] * 9] * 20, "text": [f"documento {number}" for number in range(20)]}
-    )
-    parquet.write_table(table, tmp_path / "train-0.parquet")
-    assert HubDataset("fineweb2-hq-es", None, "train", "text").options == {"columns": ["text"]}
-    assert HubDataset("c4", None, "train", "text").options == {}
-    source = HubDataset(str(tmp_path), None, "train", "text")
-    source.options = {"columns": ["text"]}
-    assert len(list(source.documents(None, Problems(0, print), nothing))) == 20
-    assert set(next(iter(source._stream))) == {"text"}

@@ -111,6 +111,12 @@ def _parser() -> Parser:
         "divide it into training and validation. The same text and settings give the same fingerprint; a corpus that "
         "is up to date is left alone; after an interruption the same command goes on.",
     )
+    _add_what_is_read(parser)
+    _add_what_comes_out(parser)
+    return parser
+
+
+def _add_what_is_read(parser: Parser) -> None:
     files = parser.add_argument_group("what is read: files")
     files.add_argument(
         "--input",
@@ -155,6 +161,9 @@ def _parser() -> Parser:
     )
     both.add_argument("--workers", type=int, metavar="N", help="processes that encode (one per core)")
     both.add_argument("--seq-len", type=int, metavar="N", help="accepted, as the guides have it; no effect")
+
+
+def _add_what_comes_out(parser: Parser) -> None:
     result = parser.add_argument_group("what comes out")
     result.add_argument(
         "--output",
@@ -184,4 +193,3 @@ def _parser() -> Parser:
         metavar="PART",
         help="part of the documents (0.01)",
     )
-    return parser

@@ -29,9 +29,8 @@ from aura.errors import ConfigError, DataError
 FORMAT = "aura-corpus-1"
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG = (
-    "tokenizer_config.json"  # beside it in a run and an exported model: which tokens are special
-)
+# Beside it in a run and an exported model: which tokens are special
+TOKENIZER_CONFIG = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
 LARGEST_VOCABULARY = 65536  # of a tokenizer that is trained here: uint16
 NOT_LEARNT = 1 << 31
@@ -49,9 +48,8 @@ class Corpus:
     vocab_size: int  # token ids that the tokenizer can produce
     unigram_entropy: float  # of the training tokens: the best loss without context [nats per token]
     tokens: dict[str, int]  # per split
-    files: dict[
-        str, list[dict[str, Any]]
-    ]  # per split: name, tokens, bytes, sha256; "initial", where there is one
+    # Per split (and "initial", where there is one): name, tokens, bytes, sha256
+    files: dict[str, list[dict[str, Any]]]
     tokenizer_sha256: str
     source: dict[str, Any]  # digest of the text and the settings that it was prepared with
     bytes_per_token: int  # in the files
