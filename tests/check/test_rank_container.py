@@ -155,7 +155,7 @@ def test_without_nvidias_toolkit_no_rank_with_cards_is_started(place: Path) -> N
 def test_a_rank_whose_engine_is_restarted_starts_again(place: Path) -> None:
     """It was told to stop, saved, and ended well: but not by systemd."""
     client = place / "bin/docker"
-    client.write_text(client.read_text().replace("if told else", "if False else").replace("65", "0"))
+    client.write_text(client.read_text().replace("65 if told else", "0 if False else"))
     (place / "run/rank-3").mkdir(parents=True)
     client.write_text(client.read_text().replace("time.monotonic() + 20", "0").replace("else 1)", "else 0)"))
     arguments = {"AURA_TRAIN_ARGUMENTS": f"--run-dir {place}/run"}
