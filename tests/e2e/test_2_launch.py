@@ -11,6 +11,24 @@ from lab_cluster import NODES, ROOT, RUNS, Cluster
 NANO = ("-e", "preset=gpt2-nano")
 
 
+def test_status_and_logs_show_every_rank(cluster: Cluster) -> None:
+    status = cluster.ansible("playbooks/status.yml")
+    # Ansible folds long lines.
+    logs = " ".join(cluster.ansible("playbooks/logs.yml", "-e", "lines=20").split())
+    for number, node in enumerate(NODES):
+        assert f"{number}/5" in status
+        assert f"[Rank {number}/5 | Node {node} | Device cpu]" in logs
+
+
+def test_one_table_shows_the_load_and_the_rank_of_every_node(cluster: Cluster, tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    cluster.ansible("playbooks/monitor.yml", "-e", f"monitor_file={table}")
+    lines = table.read_text().splitlines()
+    assert lines[0].split()[:4] == ["node", "device", "load", "memory"]
+    assert [line.split()[0] for line in lines[1:6]] == NODES
+    assert all(f" {number}/5 " in line and " done " in line for number, line in enumerate(lines[1:6]))
+
+
 @pytest.mark.more
 def test_stopped_in_the_middle_and_launched_again_gives_the_same_parameters(cluster: Cluster) -> None:
     # Both runs with the same setting: what strategy=auto measures is not the same twice.
@@ -66,24 +84,6 @@ def test_limit_says_which_nodes_take_part(cluster: Cluster) -> None:
     )
     assert "2 of 5 nodes take part: node1, node2" in output
     assert {rank["world_size"] for rank in cluster.ranks(["node1", "node2"])} == {2}
-
-
-def test_status_and_logs_show_every_rank(cluster: Cluster) -> None:
-    status = cluster.ansible("playbooks/status.yml")
-    # Ansible folds long lines.
-    logs = " ".join(cluster.ansible("playbooks/logs.yml", "-e", "lines=20").split())
-    for number, node in enumerate(NODES):
-        assert f"{number}/5" in status
-        assert f"[Rank {number}/5 | Node {node} | Device cpu]" in logs
-
-
-def test_one_table_shows_the_load_and_the_rank_of_every_node(cluster: Cluster, tmp_path: Path) -> None:
-    table = tmp_path / "table"
-    cluster.ansible("playbooks/monitor.yml", "-e", f"monitor_file={table}")
-    lines = table.read_text().splitlines()
-    assert lines[0].split()[:4] == ["node", "device", "load", "memory"]
-    assert [line.split()[0] for line in lines[1:6]] == NODES
-    assert all(f" {number}/5 " in line and " done " in line for number, line in enumerate(lines[1:6]))
 
 
 @pytest.fixture(scope="module")
