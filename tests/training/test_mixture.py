@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from aura.commands.prepare import main
-from aura.corpus import encode, shards, work
+from aura.corpus import encode, work
 from aura.corpus.corpus import Corpus, verify
 from aura.corpus.mixture import Mixture, Part
 from aura.corpus.prepare import build
@@ -26,7 +26,7 @@ from aura.errors import ConfigError, DataError
 from pyarrow import parquet
 from spanish import english_in
 from test_prepare import documents_of
-from test_prepare_resume import PREPARE, content, stopped_at
+from test_prepare_resume import PREPARE, content, stopped_at, take_steps
 
 
 def write_part(file: Path, word: str, documents: int, longest: int, seed: int) -> Path:
@@ -63,9 +63,7 @@ def mixture(parts: dict[str, Path], *weights: float) -> Mixture:
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "BATCH_CHARS", 3000)
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 20_000)
-    monkeypatch.setattr(shards, "COMMIT_SECONDS", 0)
+    take_steps(monkeypatch, chars=3000, tokens=20_000)
 
 
 SETTINGS = Settings(vocab_size=300, validation_fraction=0.1, max_errors=1)

@@ -43,11 +43,16 @@ def lines(text: Path, tmp_path: Path) -> Path:
     return file
 
 
+def take_steps(monkeypatch: pytest.MonkeyPatch, chars: int, tokens: int) -> None:
+    """A batch of so many characters, shards of so many tokens, and the journal with each batch."""
+    monkeypatch.setattr(work, "BATCH_CHARS", chars)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", tokens)
+    monkeypatch.setattr(shards, "COMMIT_SECONDS", 0)
+
+
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "BATCH_CHARS", 4000)
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 2000)
-    monkeypatch.setattr(shards, "COMMIT_SECONDS", 0)
+    take_steps(monkeypatch, chars=4000, tokens=2000)
 
 
 SETTINGS = Settings(vocab_size=300, validation_fraction=0.1, max_errors=2)

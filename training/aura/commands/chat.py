@@ -102,6 +102,9 @@ class Conversation:
             self.messages.pop()
             raise
         trained, asked = self.trained, self.asked
+        seed = (
+            asked.seed + self.answers
+        )  # else the same question would be answered alike in each conversation
         made = sample.generate(
             trained.model,
             ids,
@@ -109,8 +112,7 @@ class Conversation:
             export.token_ids(trained.tokenizer),
             asked.temperature,
             asked.top_k,
-            asked.seed
-            + self.answers,  # else the same question would have the same answer in each conversation
+            seed,
             trained.ends,
         )
         said: list[str] = []

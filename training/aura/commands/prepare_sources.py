@@ -100,8 +100,8 @@ def _directory(arguments: Namespace) -> Path:
 
 def _dataset(arguments: Namespace, name: str, config: str | None, revision: str | None) -> HubDataset:
     _check_apart(arguments, Path(name))
-    accepted = [licence.lower() for licence in arguments.accept_licence]
-    return HubDataset(name, config, arguments.dataset_split, arguments.dataset_column, revision, accepted)
+    choice = (arguments.dataset_split, arguments.dataset_column, revision, arguments.accept_licence)
+    return HubDataset(name, config, *choice)
 
 
 def _check_apart(arguments: Namespace, path: Path) -> None:

@@ -95,7 +95,8 @@ class Base:
 
     @property
     def identity(self) -> str:
-        return corpora.sha256_of(self.checkpoint / manifest.MODEL)
+        sha256: str = manifest.read(self.checkpoint)["files"][manifest.MODEL]["sha256"]
+        return sha256
 
 
 class Files:

@@ -140,7 +140,7 @@ def special_of(meta: dict[str, Any]) -> dict[str, str]:
         "eos_token": meta.get("end_of_answer", end),
         "pad_token": meta.get("pad", end),
     }
-    return special | {name: meta[name] for name in ("chat_template",) if name in meta}
+    return special | ({"chat_template": meta["chat_template"]} if "chat_template" in meta else {})
 
 
 def check_vocabulary(corpus: Corpus, vocab_size: int, preset: str) -> None:
