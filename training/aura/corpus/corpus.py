@@ -3,7 +3,7 @@
     tokenizer.json        for tokenizers.Tokenizer.from_file; where it was trained here, a byte-level BPE
     train-00000.bin …     token ids, uint16, little-endian, no header; documents end with the end-of-text token
                           (uint32 with a vocabulary above 65,536)
-    validation-00000.bin …
+    validation-00000.bin …  of a mixture validation-0-00000.bin … of its first part, and so on: `part` in meta.json
     meta.json             counts, SHA-256 of every file, fingerprint
 
 Of dialogues (aura/corpus/dialogues.py) it is the same, and the model that shall learn them is in it:
@@ -48,7 +48,7 @@ class Corpus:
     vocab_size: int  # token ids that the tokenizer can produce
     unigram_entropy: float  # of the training tokens: the best loss without context [nats per token]
     tokens: dict[str, int]  # per split
-    # Per split (and "initial", where there is one): name, tokens, bytes, sha256
+    # Per split (and "initial", where there is one): name, tokens, bytes, sha256; where a mixture is validated, the part
     files: dict[str, list[dict[str, Any]]]
     tokenizer_sha256: str
     source: dict[str, Any]  # digest of the text and the settings that it was prepared with

@@ -61,6 +61,7 @@ class Encoded:
     lengths: NDArray[np.int64]  # tokens per document
     sizes: NDArray[np.int64]  # UTF-8 bytes per document
     hashes: NDArray[np.uint64]  # per document; see document_hash
+    parts: NDArray[np.int64]  # per document: of a mixture which one, otherwise 0
 
 
 def document_hash(text: bytes) -> int:
@@ -91,6 +92,7 @@ class Encoder:
             lengths=np.array([len(part) // width + 1 for part in ids], np.int64),
             sizes=np.array([len(part) for part in data], np.int64),
             hashes=np.array([document_hash(part) for part in data], np.uint64),
+            parts=np.zeros(len(data), np.int64),
         )
 
 

@@ -30,7 +30,7 @@ Encode = Callable[[Iterator[Batch]], Generator[tuple[Batch, Encoded], None, None
 
 @dataclass(frozen=True)
 class Part:
-    name: str  # for people
+    name: str  # for people; in a mixture no two are alike
     weight: float  # of all tokens; those of all parts make 1
     source: Source
 
@@ -40,7 +40,11 @@ class Mixture:
     given, what was left out before that batch, and its documents and tokens so far."""
 
     def __init__(self, parts: list[Part]) -> None:
-        self.parts = parts
+        names = [part.name for part in parts]
+        self.parts = [
+            part if names.count(part.name) == 1 else replace(part, name=f"{part.name}-{number}")
+            for number, part in enumerate(parts, start=1)
+        ]
         self.name = ", ".join(f"{part.weight:.1%} {part.source.name}" for part in parts)
         self.size: int | None = None  # how much of each is read, the weights decide
         self.position: Any = None
@@ -103,6 +107,7 @@ class _Document:
     encoded: Encoded
     number: int  # in `encoded`
     ids: slice
+    part: int
 
 
 @dataclass
@@ -136,14 +141,14 @@ class _Stream:
         self._leave_finished_batches()
 
     def take(self) -> _Document:
-        _, encoded, ends = self.waiting[0]
+        batch, encoded, ends = self.waiting[0]
         number = self.given
         begin = ends[number - 1] if number else 0
         self.given += 1
         self.documents += 1
         self.tokens += ends[number] - begin
         self._leave_finished_batches()
-        return _Document(encoded, number, slice(begin, ends[number]))
+        return _Document(encoded, number, slice(begin, ends[number]), batch.part)
 
     def _leave_finished_batches(self) -> None:
         while self.waiting and self.given >= len(self.waiting[0][2]):
@@ -203,6 +208,7 @@ def _joined(documents: list[_Document]) -> Encoded:
         lengths=column("lengths"),
         sizes=column("sizes"),
         hashes=column("hashes"),
+        parts=np.array([one.part for one in documents]),
     )
 
 

@@ -38,7 +38,7 @@ KIND = "corpora"
 PREPARED = "prepared"  # what `aura prepare` has made for this address, until it is there
 NAME_LENGTH = 16  # digits of the fingerprint
 # What somebody else has written in the bucket leads to no other place of this machine.
-FILE = re.compile(r"(train|validation)-\d{5,}\.bin|" + "|".join(map(re.escape, (TOKENIZER, INITIAL))))
+FILE = re.compile(r"(train|validation(-\d+)?)-\d{5,}\.bin|" + "|".join(map(re.escape, (TOKENIZER, INITIAL))))
 
 
 def look(bucket: Bucket, address: Address) -> dict[str, Any] | None:

@@ -38,27 +38,26 @@ SPLITS = ("train", "validation")
 
 
 class ShardWriter:
-    """Writes one split as train-00000.bin, train-00001.bin …"""
+    """Writes train-00000.bin, train-00001.bin … for the name `train`."""
 
-    def __init__(self, directory: Path, split: str, width: int, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, directory: Path, name: str, width: int, state: dict[str, Any] | None = None) -> None:
         """`width` in bytes per token; `state` is what `state()` gave when the journal was written."""
         state = state or {"entries": [], "documents": 0, "tokens": 0}
-        self.directory, self.split, self.width = directory, split, width
+        self.directory, self.name, self.width = directory, name, width
         self.entries: list[dict[str, Any]] = state["entries"]
         self.documents: int = state["documents"]
         self._open(state["tokens"])
 
     def _open(self, tokens: int = 0) -> None:
-        self.name = f"{self.split}-{len(self.entries):05d}.bin"
-        path = self.directory / self.name
-        self.file = path.open("r+b" if tokens else "wb")
+        self.path = self.directory / f"{self.name}-{len(self.entries):05d}.bin"
+        self.file = self.path.open("r+b" if tokens else "wb")
         self.digest, self.tokens = hashlib.sha256(), tokens
         if tokens:
             self.file.truncate(tokens * self.width)
             while chunk := self.file.read(1 << 20):
                 self.digest.update(chunk)
             if self.file.tell() != tokens * self.width:
-                raise DataError("shorter_than_journal", path=path, directory=path.parents[1])
+                raise DataError("shorter_than_journal", path=self.path, directory=self.path.parents[1])
 
     def state(self) -> dict[str, Any]:
         return {"entries": self.entries, "documents": self.documents, "tokens": self.tokens}
@@ -95,11 +94,15 @@ class ShardWriter:
         flush_to_disk(self.file)
         self.file.close()
         size = self.tokens * self.width
-        entry = {"name": self.name, "tokens": self.tokens, "bytes": size, "sha256": self.digest.hexdigest()}
-        self.entries.append(entry)
+        digest = self.digest.hexdigest()
+        self.entries.append({"name": self.path.name, "tokens": self.tokens, "bytes": size, "sha256": digest})
 
     def close(self) -> list[dict[str, Any]]:
+        """Of every shard its entry in meta.json."""
         self._finish()
+        if not self.documents:
+            self.path.unlink()  # a part of a mixture may have nothing to validate
+            return []
         return self.entries
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from aura.corpus.corpus import TOKENIZER, Corpus
-from aura.corpus.windows import Windows
+from aura.corpus.windows import ByPart, Windows
 
 AT_ONCE = 64  # windows
 SPACE = "▁"  # SentencePiece's
@@ -47,11 +47,19 @@ def _bytes_of_piece(piece: str) -> int:
 
 
 def bits_per_byte(corpus: Corpus, windows: Windows, chosen: NDArray[np.int64]) -> float:
+    return bits_by_part(corpus, windows, chosen).whole
+
+
+def bits_by_part(corpus: Corpus, windows: Windows, chosen: NDArray[np.int64]) -> ByPart:
     """What one nat per token, the mean over the targets of these windows, is in bits per byte of their text."""
-    sizes, tokens, text = token_bytes(corpus), 0, 0.0
-    for first in range(0, len(chosen), AT_ONCE):
-        _, targets = windows.read(chosen[first : first + AT_ONCE])
-        counted = targets.numpy()[targets.numpy() >= 0]
-        tokens += counted.size
-        text += float(sizes[counted].sum())
-    return tokens / text / math.log(2)
+    sizes = token_bytes(corpus)
+    parts = windows.by_part(chosen)
+    tokens, text = dict.fromkeys(parts, 0), dict.fromkeys(parts, 0.0)
+    for part, own in parts.items():
+        for first in range(0, len(own), AT_ONCE):
+            _, targets = windows.read(own[first : first + AT_ONCE])
+            counted = targets.numpy()[targets.numpy() >= 0]
+            tokens[part] += counted.size
+            text[part] += float(sizes[counted].sum())
+    nats = ByPart.ratio(tokens, text)
+    return ByPart(nats.whole / math.log(2), {part: one / math.log(2) for part, one in nats.parts.items()})

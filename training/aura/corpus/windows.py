@@ -7,6 +7,8 @@ resumes exactly, also with another number of ranks: a step takes the next window
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ class Windows:
         self.has_unlearnt = bool(corpus.window)  # tokens that are read only, in dialogues
         entries = corpus.files[split]
         paths = [Path(corpus.path, entry["name"]) for entry in entries if entry["tokens"]]
+        # Of each shard: which part of a mixture it is validated with, "" where there are none.
+        self.parts = [entry.get("part", "") for entry in entries if entry["tokens"]]
         self.shards = [np.memmap(path, dtype=f"<u{corpus.bytes_per_token}", mode="r") for path in paths]
         self.starts = np.array([0, *accumulate(len(shard) for shard in self.shards)])
         self.seq_len = seq_len
@@ -49,6 +53,13 @@ class Windows:
         rows = np.stack([self._tokens(int(index) * self.seq_len, self.seq_len + 1) for index in indices])
         return torch.from_numpy(rows.astype(np.int64))
 
+    def by_part(self, indices: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+        """Which of these windows belong to which part of a mixture: that in which they begin. Every part has an entry,
+        without parts everything is under ""."""
+        shards = np.searchsorted(self.starts, indices * self.seq_len, side="right") - 1
+        parts = np.array(self.parts)[shards]
+        return {part: indices[parts == part] for part in dict.fromkeys(self.parts)}
+
     def learnt(self, batch: torch.Tensor) -> int:
         """How many targets of these whole windows are; `batch` has not been on a device."""
         targets = batch[:, 1:]
@@ -64,6 +75,24 @@ class Windows:
             parts.append(part)
             start, count, shard = start + len(part), count - len(part), shard + 1
         return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class ByPart:
+    """A figure of validation windows: of all, and of each part of a mixture that has any."""
+
+    whole: float
+    parts: dict[str, float]
+
+    @classmethod
+    def ratio(cls, above: Mapping[str, float], below: Mapping[str, float]) -> ByPart:
+        """Of these sums by part."""
+        parts = {part: above[part] / below[part] for part in above if part and below[part]}
+        return cls(sum(above.values()) / sum(below.values()), parts)
+
+    def times(self, other: ByPart) -> ByPart:
+        parts = {part: value * other.parts[part] for part, value in self.parts.items() if part in other.parts}
+        return ByPart(self.whole * other.whole, parts)
 
 
 def inputs_and_targets(batch: torch.Tensor, has_unlearnt: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,7 @@ class Work:
         cut: int,
     ) -> None:
         self.source, self.settings, self.place, self.request = source, settings, place, request
+        self.parts = [part.name for part in source.parts] if isinstance(source, Mixture) else []
         self.listener, self.cut = listener, cut  # documents with a hash above `cut` are for training
         self.position: Any = None
         self.problems = Problems(settings.max_errors, listener.say)
@@ -88,6 +90,7 @@ class Work:
         self._open_shards({})
 
     def go_on(self, journal: dict[str, Any]) -> None:
+        """Raises ConfigError."""
         self.tokenizer = Prepared(**journal["tokenizer"])
         self.position, self.skipped, self.counts = (
             journal["position"],
@@ -96,13 +99,28 @@ class Work:
         )
         self.problems.counts |= self.skipped
         self.text_bytes, self.smallest, self.largest = journal["text"]
+        if "validation" in journal["shards"] and self.parts:
+            raise ConfigError("unfinished_of_older_release", path=self.place.path)
         self._open_shards(journal["shards"])
 
     def _open_shards(self, states: dict[str, Any]) -> None:
+        """Validation text of a mixture lies by part, so that its loss can be told by part."""
         self.width = corpora.bytes_per_token(self.tokenizer.vocab_size)
-        self.writers = {
-            split: ShardWriter(self.place.corpus, split, self.width, states.get(split)) for split in SPLITS
+
+        def writer(name: str) -> ShardWriter:
+            return ShardWriter(self.place.corpus, name, self.width, states.get(name))
+
+        of_parts = [f"validation-{number}" for number in range(len(self.parts))]
+        self.splits = {
+            "train": [writer("train")],
+            "validation": [writer(name) for name in of_parts or ["validation"]],
         }
+
+    def _writers(self) -> list[ShardWriter]:
+        return [writer for writers in self.splits.values() for writer in writers]
+
+    def _documents(self) -> dict[str, int]:
+        return {split: sum(one.documents for one in writers) for split, writers in self.splits.items()}
 
     def _journal(self) -> dict[str, Any]:
         return {
@@ -113,7 +131,7 @@ class Work:
             "skipped": self.skipped,
             "counts": self.counts.tolist(),
             "text": [self.text_bytes, self.smallest, self.largest],
-            "shards": {split: writer.state() for split, writer in self.writers.items()},
+            "shards": {writer.name: writer.state() for writer in self._writers()},
         }
 
     def _train_tokenizer(self) -> Prepared:
@@ -160,14 +178,13 @@ class Work:
                     if self.tokens() >= limit:
                         break
                 if finished or time.monotonic() - written >= shards.COMMIT_SECONDS:
-                    for writer in self.writers.values():
+                    for writer in self._writers():
                         writer.flush()
                     self.place.write_journal(self._journal())
                     written = time.monotonic()
             else:
                 self.skipped = dict(self.problems.counts)  # also behind the last document
-        documents = sum(writer.documents for writer in self.writers.values())
-        if documents == 0:
+        if not any(self._documents().values()):
             raise DataError("no_text", name=self.source.name)
         if self.smallest == self.largest:
             raise DataError("too_little_text", name=self.source.name, characters=DOCUMENT_CHARS)
@@ -187,21 +204,23 @@ class Work:
         training = hashes > np.uint64(min(self.cut, 2**64 - 1))
         of_training = np.repeat(training, lengths)
         self.counts += np.bincount(ids[of_training], minlength=len(self.counts))
-        finished = self.writers["train"].add(ids[of_training], lengths[training])
-        return self.writers["validation"].add(ids[~of_training], lengths[~training]) or finished
+        finished = [self.splits["train"][0].add(ids[of_training], lengths[training])]
+        for number, writer in enumerate(self.splits["validation"]):
+            wanted = ~training & (part.parts[:count] == number)
+            finished.append(writer.add(ids[np.repeat(wanted, lengths)], lengths[wanted]))
+        return any(finished)
 
     def tokens(self) -> int:
-        return sum(writer.total() for writer in self.writers.values())
+        return sum(writer.total() for writer in self._writers())
 
     def one_split_is_empty(self) -> bool:
-        return any(writer.documents == 0 for writer in self.writers.values())
+        return not all(self._documents().values())
 
     def meta(self) -> dict[str, Any]:
         unknown = tokenizer.unknown_id(self.tokenizer)
         if unknown is not None and self.counts[unknown]:
             self.listener.say(console.text("unknown_pieces", count=self.counts[unknown], token=unknown))
-        entries = {split: writer.close() for split, writer in self.writers.items()}
-        documents = {split: writer.documents for split, writer in self.writers.items()}
+        documents, entries = self._documents(), self._entries()
         return {
             "source": {
                 **self.request,
@@ -223,6 +242,14 @@ class Work:
             "unigram_entropy": unigram_entropy(self.counts),
             "files": entries,
         }
+
+    def _entries(self) -> dict[str, list[dict[str, Any]]]:
+        """Of the files of each split."""
+        entries = {split: [one.close() for one in writers] for split, writers in self.splits.items()}
+        for part, files in zip(self.parts, entries["validation"], strict=False):
+            for entry in files:
+                entry["part"] = part
+        return {split: list(chain(*files)) for split, files in entries.items()}
 
 
 def read_batches(source: Source, position: Any, problems: Problems, bar: Bar) -> Iterator[Batch]:
