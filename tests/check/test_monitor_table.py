@@ -56,6 +56,22 @@ def test_every_node_and_card_has_a_line() -> None:
         assert " ".join(line.split()) == wanted
 
 
+def test_a_mixture_is_validated_by_part() -> None:
+    said = {
+        "bits_per_byte": 0.91249,
+        "bits_per_byte_of_parts": {"fineweb2-es": 0.9302, "fineweb-edu": 0.8704},
+    }
+    ranks = [rank(0, **dict.fromkeys(said)), rank(1, **said)]
+    wanted = "Validation: 0.9125 bits per byte (fineweb2-es 0.9302, fineweb-edu 0.8704)."
+    assert table({"node0": [LOAD, ranks[:1], 1000], "node1": [LOAD, ranks[1:], 1000]})[-2] == wanted
+    node = {"trainer_answers": True, "script_status": {}, "trainer_status": [
+        {**one, "node": "node0", "unit": {"ActiveState": "active"}, "state": "training"} for one in ranks
+    ]}  # fmt: skip
+    text = (tree.ROOT / "playbooks/templates/status.j2").read_text(encoding="utf-8")
+    shown = filled_in(text, {"ansible_play_hosts": ["node0"], "hostvars": {"node0": node}})
+    assert wanted in str(shown).splitlines()
+
+
 def test_a_node_without_a_trainer_has_a_line_too() -> None:
     _, line = table({"node0": [None, [], 1000]})
     assert line.split()[:2] == ["node0", "CPU"]

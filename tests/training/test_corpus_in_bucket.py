@@ -83,6 +83,21 @@ def test_what_is_prepared_is_there_whole_and_is_left_alone(
     assert bucket.of("GET") == ["/data/corpora/es/meta.json"]
 
 
+def test_a_mixture_goes_there_and_comes_back(
+    bucket: Storage, text: Path, aura: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other.txt").write_text("Un texto distinto, y más.\n\n" * 2000, encoding="utf-8")
+    parts = [f"{text}=0.7", f"{tmp_path}/other.txt=0.3"]
+    words = ["prepare", "--dataset", *parts, "--vocab-size", "300", "--validation-fraction", "0.3"]
+    code, said = aura(*words, "--output", WHERE)
+    assert code == EXIT_OK, said
+    assert {"validation-0-00000.bin", "validation-1-00000.bin"} < there(bucket).keys()
+    monkeypatch.setenv("AURA_CACHE", str(tmp_path / "another"))
+    assert aura("fingerprint", WHERE)[0] == EXIT_OK
+    (fetched,) = (tmp_path / "another").rglob(META)
+    assert files_of(fetched.parent) == there(bucket)
+
+
 def test_an_upload_that_breaks_off_leaves_no_corpus_and_goes_on(
     bucket: Storage, text: Path, corpus: Corpus, aura: Aura
 ) -> None:

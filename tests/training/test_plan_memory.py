@@ -301,6 +301,9 @@ class FewWindows:
     def __len__(self) -> int:
         return 4
 
+    def by_part(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
+        return {"": chosen}
+
     def batch(self, chosen: np.ndarray) -> torch.Tensor:
         return torch.zeros((len(chosen), self.length + 1), dtype=torch.int64)
 

@@ -9,7 +9,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from aura.commands.named import places
 from aura.config import BEFORE
 from aura.errors import ConfigError, DataError, Parser
-from aura.run.runlog import LOG, MODEL_CONFIG
+from aura.run.runlog import LOG, MODEL_CONFIG, OF_PART
 from aura.texts.console import duration, print_table, text
 
 POINTS = 5  # of the curves, each at half the tokens of the one after it
@@ -35,6 +35,7 @@ class Point:
     tokens: float
     seconds: float  # in steps: without starts, validations and checkpoints
     bits: float  # per byte
+    parts: dict[str, float] = field(default_factory=dict)  # those of a mixture's parts
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Run:
     @property
     def best(self) -> Point | None:
         return min(self.curve, key=lambda point: point.bits, default=None)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Bits per byte of a mixture's parts at the end."""
+        return self.curve[-1].parts if self.curve else {}
 
     def bits_at(self, tokens: float) -> float:
         """Between two validations in a straight line over the logarithm of the tokens."""
@@ -162,7 +168,12 @@ def _read_log(path: Path) -> tuple[int, int, float, float | None, list[Point]]:
         tokens = int(row["tokens_seen"])
         loss = float(row["validation_loss"]) if row["validation_loss"] else loss
         if bits := row.get("bits_per_byte"):
-            curve.append(Point(tokens, seconds, float(bits)))
+            parts = {
+                name.removeprefix(OF_PART): float(cell)
+                for name, cell in row.items()
+                if name.startswith(OF_PART) and cell
+            }
+            curve.append(Point(tokens, seconds, float(bits), parts))
     return int(rows[-1]["step"]), tokens, seconds, loss, curve
 
 
@@ -190,6 +201,9 @@ def _rows(runs: Sequence[Run]) -> list[list[str]]:
     def loss(run: Run) -> str | None:
         return None if run.validation_loss is None else f"{run.validation_loss:.4f}"
 
+    def of_part(part: str) -> Callable[[Run], str]:
+        return lambda run: f"{run.parts[part]:.4f}" if part in run.parts else "-"
+
     def speed(run: Run) -> str | None:
         return f"{run.tokens / run.seconds:,.0f}" if run.seconds else None
 
@@ -208,10 +222,12 @@ def _rows(runs: Sequence[Run]) -> list[list[str]]:
         rows.append(row(text("compare_gpu_hours"), work(True)))
     if not all(run.on_gpu for run in runs):
         rows.append(row(text("compare_rank_hours"), work(False)))
+    parts = dict.fromkeys(part for run in runs for part in run.parts)
     rows += [
         row(text("compare_speed"), speed),
         row(text("compare_loss"), loss),
         row(text("compare_bits"), lambda run: f"{run.curve[-1].bits:.4f}" if run.curve else None),
+        *(row(text("compare_bits_of_part", part=part), of_part(part)) for part in parts),
         row(text("compare_best"), best),
     ]
     names = {name for run in runs for name in run.settings} - {*NOT_COMPARED}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
-from aura.corpus.windows import Windows, even_share, inputs_and_targets
+from aura.corpus.windows import ByPart, Windows, even_share, inputs_and_targets
 from aura.model.language_model import DTYPES, LanguageModel
 
 
@@ -48,27 +48,35 @@ def to_device(
 
 
 def validation_windows(windows: Windows, config: TrainConfig) -> NDArray[np.int64]:
-    """Evenly spread over the split."""
+    """Evenly spread over the split, and so over the parts of a mixture by how much of it they are."""
     count = min(len(windows), config.validation_windows)
     return np.arange(count, dtype=np.int64) * len(windows) // max(1, count)
 
 
-@torch.no_grad()
 def validation_loss(
     model: LanguageModel, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
 ) -> float:
+    return validation_losses(model, windows, config, ranks, device).whole
+
+
+@torch.no_grad()
+def validation_losses(
+    model: LanguageModel, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
+) -> ByPart:
     """Mean loss over the targets of the same windows, whatever the number of ranks [nats per token]."""
     every = validation_windows(windows, config)
-    chosen = every[list(even_share(ranks.rank, ranks.world_size, len(every)))]
+    parts = windows.by_part(every[list(even_share(ranks.rank, ranks.world_size, len(every)))])
     model.eval()
-    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-    batch_size, tokens = config.batch_sizes(ranks.world_size)[ranks.rank], 0
-    for first in range(0, len(chosen), batch_size):
-        batch = windows.batch(chosen[first : first + batch_size])
-        tokens += windows.learnt(batch)
-        inputs, targets = to_device(batch, device, windows.has_unlearnt)
-        with autocast(config, device):
-            loss_sum += model.loss_sum(inputs, targets)
+    loss_sums = torch.zeros(len(parts), dtype=torch.float64, device=device)
+    batch_size, tokens = config.batch_sizes(ranks.world_size)[ranks.rank], [0.0] * len(parts)
+    for part, chosen in enumerate(parts.values()):
+        for first in range(0, len(chosen), batch_size):
+            batch = windows.batch(chosen[first : first + batch_size])
+            tokens[part] += windows.learnt(batch)
+            inputs, targets = to_device(batch, device, windows.has_unlearnt)
+            with autocast(config, device):
+                loss_sums[part] += model.loss_sum(inputs, targets)
     model.train()
-    total, counted = ranks.total([loss_sum.item(), float(tokens)])
-    return total / counted
+    totals = ranks.total([*loss_sums.tolist(), *tokens])
+    losses, counted = totals[: len(parts)], totals[len(parts) :]
+    return ByPart.ratio(*(dict(zip(parts, sums, strict=True)) for sums in (losses, counted)))

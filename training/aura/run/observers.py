@@ -10,6 +10,7 @@ import torch
 
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
+from aura.corpus.windows import ByPart
 from aura.errors import DataError
 from aura.run.batches import Batches
 from aura.run.board import Board
@@ -90,8 +91,8 @@ class Validation(Observer):
     """The loss on text that is not trained on: before the first step, now and then, and at the end of each epoch."""
 
     config: TrainConfig
-    loss: Callable[[], float]  # which all ranks compute together
-    bits: float  # per byte, for one nat per token
+    losses: Callable[[], ByPart]  # which all ranks compute together
+    bits: ByPart  # per byte, for one nat per token
     strategy: Strategy
     progress: Progress
     speaker: Console
@@ -100,8 +101,9 @@ class Validation(Observer):
     def begin(self) -> None:
         if self.progress.first_validation_loss is None:
             self.progress.first_validation_loss = loss = self._validate()
+            bits = self.progress.bits_shown(self.bits)
             guessing = {"vocab_size": self.config.vocab_size, "uniform": math.log(self.config.vocab_size)}
-            self.speaker.say_once(text("validation_at_start", loss=loss, bits=loss * self.bits, **guessing))
+            self.speaker.say_once(text("validation_at_start", loss=loss, bits=bits, **guessing))
 
     def after(self, step: Step) -> None:
         if step.number % self.config.validate_every == 0 or step.ends_epoch or step.is_last:
@@ -111,10 +113,17 @@ class Validation(Observer):
         self.status.set(message=text("validating"))
         self.strategy.complete()
         self.strategy.expect_delay()
-        loss = self.loss()
-        self.status.set(message="", validation_loss=loss, bits_per_byte=loss * self.bits)
-        self.progress.validation_loss, self.progress.validated_step = loss, self.progress.step
-        return loss
+        losses, progress = self.losses(), self.progress
+        progress.validation_loss, progress.validation_parts = losses.whole, losses.parts
+        progress.validated_step = progress.step
+        bits = progress.bits_per_byte(self.bits)
+        self.status.set(
+            message="",
+            validation_loss=losses.whole,
+            bits_per_byte=bits.whole,
+            bits_per_byte_of_parts={part: round(value, 4) for part, value in bits.parts.items()},
+        )
+        return losses.whole
 
 
 @dataclass
@@ -122,25 +131,28 @@ class Curves(Observer):
     """TensorBoard's."""
 
     board: Board
-    bits: float  # per byte, for one nat per token
+    bits: ByPart  # per byte, for one nat per token
     progress: Progress
     device: torch.device
 
     def begin(self) -> None:
-        loss = self.progress.validation_loss
-        if loss is not None and self.progress.validated_step == self.progress.step == 0:
-            self._add(loss, 0)
+        if self.progress.validated_step == self.progress.step == 0:
+            self._add(0)
 
     def after(self, step: Step) -> None:
         self.board.add("Loss/train_step", step.outcome.loss, step.number)
         if step.is_logged:
             self.board.add_system(step.number, self.device)
         if step.validation_loss is not None:
-            self._add(step.validation_loss, step.number)
+            self._add(step.number)
 
-    def _add(self, loss: float, step: int) -> None:
-        self.board.add("Loss/validation", loss, step)
-        self.board.add("Loss/validation_bits_per_byte", loss * self.bits, step)
+    def _add(self, step: int) -> None:
+        assert self.progress.validation_loss is not None
+        bits = self.progress.bits_per_byte(self.bits)
+        self.board.add("Loss/validation", self.progress.validation_loss, step)
+        self.board.add("Loss/validation_bits_per_byte", bits.whole, step)
+        for part, value in bits.parts.items():
+            self.board.add(f"Loss/validation_bits_per_byte/{part}", value, step)
 
     def end(self) -> None:
         self.board.close()
@@ -151,12 +163,13 @@ class Log(Observer):
     """training_log.csv: a row per logged or validated step."""
 
     log: RunLog
-    bits: float  # per byte, for one nat per token
+    bits: ByPart  # per byte, for one nat per token
     progress: Progress
 
     def after(self, step: Step) -> None:
         if not step.is_logged and step.validation_loss is None:
             return
+        bits = None if step.validation_loss is None else self.progress.bits_per_byte(self.bits)
         self.log.add(
             Row(
                 step=step.number,
@@ -168,8 +181,9 @@ class Log(Observer):
                 gradient_norm=step.outcome.gradient_norm,
                 tokens_per_second=step.tokens_per_second,
                 seconds=round(self.progress.epoch_seconds, 3) if step.is_logged else None,
-                bits_per_byte=None if step.validation_loss is None else step.validation_loss * self.bits,
-            )
+                bits_per_byte=bits.whole if bits else None,
+            ),
+            bits.parts if bits else None,
         )
 
     def end(self) -> None:
@@ -180,9 +194,10 @@ class Epochs(Observer):
     """Sums up an epoch and begins the next. The last one may be cut short by the end of the run."""
 
     def __init__(
-        self, steps: int, batches: Batches, progress: Progress, board: Board, speaker: Console
+        self, steps: int, batches: Batches, progress: Progress, board: Board, speaker: Console, bits: ByPart
     ) -> None:
         self.progress, self.board, self.speaker = progress, board, speaker
+        self.bits = bits  # per byte, for one nat per token
         before_last = progress.windows_seen + (steps - progress.step - 1) * batches.per_step
         # What the last step takes of one more epoch, to be a whole step, is not announced.
         self.count = before_last // len(batches.windows) + 1
@@ -195,6 +210,9 @@ class Epochs(Observer):
         loss, seconds = progress.epoch_loss_sum / progress.epoch_tokens, progress.epoch_seconds
         numbers = {"number": step.epoch, "epochs": self.count, "seconds": seconds}
         losses = {"train": loss, "validation": step.validation_loss}
-        self.speaker.say_once(text("epoch", **numbers, **losses))
+        line = text("epoch", **numbers, **losses)
+        if self.bits.parts:
+            line += f" | {progress.bits_shown(self.bits)}"
+        self.speaker.say_once(line)
         self.board.add_epoch(step.epoch, loss, step.validation_loss, seconds)
         progress.epoch_loss_sum = progress.epoch_tokens = progress.epoch_seconds = 0.0

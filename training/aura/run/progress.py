@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from aura.corpus.windows import ByPart
 from aura.strategy.interface import Outcome
+from aura.texts import console
 
 
 @dataclass
@@ -19,8 +21,18 @@ class Progress:
     epoch_seconds: float = 0.0
     loss: float | None = None
     validation_loss: float | None = None
+    validation_parts: dict[str, float] = field(default_factory=dict)  # that of every part of a mixture
     validated_step: int = -1
     first_validation_loss: float | None = None
+
+    def bits_per_byte(self, factors: ByPart) -> ByPart:
+        """At the last validation; factors: for one nat per token."""
+        assert self.validation_loss is not None
+        return ByPart(self.validation_loss, self.validation_parts).times(factors)
+
+    def bits_shown(self, factors: ByPart) -> str:
+        bits = self.bits_per_byte(factors)
+        return console.bits_per_byte(bits.whole, bits.parts)
 
 
 @dataclass

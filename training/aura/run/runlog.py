@@ -11,8 +11,9 @@ import errno
 import importlib.metadata
 import os
 import platform
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -45,28 +46,40 @@ class Row:
 
 COLUMNS = [column.name for column in fields(Row)]
 HEADER = ",".join(COLUMNS) + "\n"
+OF_PART = "bits_per_byte/"  # where the corpus is a mixture, one more column for each part, by its name
 
 
 class RunLog:
     """Writes on rank 0 and is silent on the others. A full disk ends the log, not the training."""
 
-    def __init__(self, path: Path, rank: int, resumed_step: int | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        rank: int,
+        resumed_step: int | None,
+        say: Callable[[str], None],
+        parts: Sequence[str] = (),
+    ) -> None:
         """`resumed_step` is the step of the checkpoint that the run goes on from, None for a new run."""
-        self.path, self.say = path, say
+        self.path, self.say, self.parts = path, say, parts
         self.descriptor: int | None = None
         if rank != 0:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _cut(path, -1 if resumed_step is None else resumed_step, say)
+            # A file that is a part may have any name; a comma in it would be one column more.
+            names = [OF_PART + re.sub(r'[",\s]', "_", part) for part in parts]
+            header = ",".join([*COLUMNS, *names]) + "\n"
+            _cut(path, -1 if resumed_step is None else resumed_step, header, say)
             self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             self._give_up(error)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row, of_parts: Mapping[str, float] | None = None) -> None:
         if self.descriptor is None:
             return
-        values = ("" if value is None else str(value) for value in vars(row).values())
+        cells = [*vars(row).values(), *((of_parts or {}).get(part) for part in self.parts)]
+        values = ("" if value is None else str(value) for value in cells)
         line = (",".join(values) + "\n").encode()
         try:
             if os.write(self.descriptor, line) < len(line):
@@ -84,18 +97,18 @@ class RunLog:
         self.close()
 
 
-def _cut(path: Path, step: int, say: Callable[[str], None]) -> None:
+def _cut(path: Path, step: int, header: str, say: Callable[[str], None]) -> None:
     """Leave the header and the complete rows up to `step`, in a file that is there all the time."""
     old = path.read_bytes().decode(errors="replace") if path.exists() else ""
-    if old and not old.startswith(HEADER) and not HEADER.startswith(old):
+    if old and not old.startswith(header) and not header.startswith(old):
         aside = path.with_suffix(f".{path.stat().st_mtime_ns}.csv")
         path.rename(aside)
         say(text("log_set_aside", path=path, name=aside.name))
         old = ""
-    new = HEADER + "".join(
+    new = header + "".join(
         line
-        for line in old.removeprefix(HEADER).splitlines(keepends=True)
-        if line.endswith("\n") and line.count(",") == HEADER.count(",") and _step_of(line) <= step
+        for line in old.removeprefix(header).splitlines(keepends=True)
+        if line.endswith("\n") and line.count(",") == header.count(",") and _step_of(line) <= step
     )
     if new != old:
         replace_text(path, new)

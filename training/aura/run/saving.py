@@ -15,6 +15,7 @@ from aura.checkpoint.manifest import Writer, described
 from aura.cluster.ranks import CollectiveFailed, Ranks
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
+from aura.corpus.windows import ByPart
 from aura.errors import NoRoom, reason_of
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
@@ -230,7 +231,7 @@ class Completion(Observer):
     snapshot: Snapshot
     comparison: Comparison
     pace: Pace
-    bits: float  # per byte, for one nat per token
+    bits: ByPart  # per byte, for one nat per token
     speaker: Console
     status: Status
 
@@ -244,7 +245,8 @@ class Completion(Observer):
         if self.speaker.leads:
             assert progress.first_validation_loss is not None and progress.validation_loss is not None
             start, end = progress.first_validation_loss, progress.validation_loss
-            losses = {"end": end, "bits": end * self.bits, "start": start, "unigram": corpus.unigram_entropy}
+            bits = progress.bits_shown(self.bits)
+            losses = {"end": end, "bits": bits, "start": start, "unigram": corpus.unigram_entropy}
             self.speaker.say(console.text("validation_at_end", **losses))
             self.speaker.say(outcome := self.pace.compared())
             self.status.set(outcome=outcome)

@@ -20,14 +20,14 @@ from aura.cluster.place import compiles, link_mbit, why_not_compiled
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, as_words
 from aura.corpus.corpus import INITIAL, Corpus
-from aura.corpus.text_bytes import bits_per_byte
+from aura.corpus.text_bytes import bits_by_part
 from aura.corpus.windows import Windows
 from aura.errors import ConfigError, DataError
 from aura.model.family import model_of
 from aura.model.forward import (
     allow_tensor_cores,
     take_deterministic_kernels,
-    validation_loss,
+    validation_losses,
     validation_windows,
 )
 from aura.model.language_model import LanguageModel
@@ -298,10 +298,10 @@ def observers_of(
     config, ranks, speaker, status = run.config, run.ranks, run.speaker, run.status
     progress, step = snapshot.progress, snapshot.progress.step
     board = Board(run.log_dir, ranks.rank, step, speaker.say)
-    log = RunLog(run.directory / LOG, ranks.rank, None if is_new else step, speaker.say)
     windows = Windows(run.corpus, "validation", config.seq_len)
-    validate = partial(validation_loss, snapshot.model, windows, config, ranks, run.device)
-    bits = bits_per_byte(run.corpus, windows, validation_windows(windows, config))
+    validate = partial(validation_losses, snapshot.model, windows, config, ranks, run.device)
+    bits = bits_by_part(run.corpus, windows, validation_windows(windows, config))
+    log = RunLog(run.directory / LOG, ranks.rank, None if is_new else step, speaker.say, list(bits.parts))
     comparison = Comparison(ranks, strategy, progress, status)
     observers = [
         comparison,
@@ -309,7 +309,7 @@ def observers_of(
         Validation(config, validate, bits, strategy, progress, speaker, status),
         Curves(board, bits, progress, run.device),
         Log(log, bits, progress),
-        Epochs(config.steps, batches, progress, board, speaker),
+        Epochs(config.steps, batches, progress, board, speaker, bits),
     ]
     if batches.division.by_speed:
         record = run.directory / RECORD

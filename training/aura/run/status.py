@@ -34,7 +34,8 @@ class Status:
             "epoch": 0,
             "loss": None,
             "validation_loss": None,
-            "bits_per_byte": None,
+            "bits_per_byte": None,  # at the last validation
+            "bits_per_byte_of_parts": {},  # where the corpus is a mixture, by name
             "tokens_per_second": None,
             "eta": None,  # seconds until the last step, at the mean since the start
             "sync": None,

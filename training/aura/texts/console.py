@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 
 from aura.config import TrainConfig
@@ -121,6 +121,12 @@ def who_goes_on(ranks: Sequence[int]) -> str:
         return text("goes_on_of_two", first=ranks[0])
     or_half = "" if odd else text("or_half", half=half, first=ranks[0])
     return text("goes_on_of_some", ranks=len(ranks), needed=half + 1, or_half=or_half)
+
+
+def bits_per_byte(whole: float, parts: Mapping[str, float]) -> str:
+    """parts: of a mixture, by name."""
+    shown = ", ".join(f"{part} {bits:.3f}" for part, bits in parts.items())
+    return text("bits_per_byte", bits=whole) + (f" ({shown})" if shown else "")
 
 
 def model(config: TrainConfig) -> str:
