@@ -1,0 +1,238 @@
+"""Bits per byte of a mixture as a whole and by part: in the corpus, in a validation, and in all that a run writes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from aura.cluster.ranks import Ranks
+from aura.commands import compare
+from aura.config import resolve
+from aura.corpus import shards
+from aura.corpus.corpus import Corpus, read_corpus
+from aura.corpus.mixture import Mixture, Part
+from aura.corpus.prepare import build
+from aura.corpus.shards import Workplace
+from aura.corpus.sources import LocalFiles
+from aura.corpus.text_bytes import bits_by_part, bits_per_byte, token_bytes
+from aura.corpus.windows import Windows
+from aura.corpus.work import Settings
+from aura.errors import ConfigError
+from aura.model.family import model_of
+from aura.model.forward import validation_losses, validation_windows
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_mixture import mixture, write_part
+from test_prepare import documents_of
+from test_prepare_resume import content, stopped_at, take_steps
+from test_runlog import rows
+from trainers import Trainer, complete, start
+
+SETTINGS = Settings(vocab_size=300, validation_fraction=0.1, max_errors=1)
+CPU = torch.device("cpu")
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tokens of unlike lengths in them."""
+    folder = tmp_path_factory.mktemp("parts")
+    return {
+        "largo": write_part(folder / "largo.jsonl", "largo", 1500, 80, 1),
+        "corto": write_part(folder / "corto.jsonl", "otro" * 9, 1500, 30, 2),
+    }
+
+
+@pytest.fixture(scope="module")
+def mixed(parts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return build(mixture(parts, 0.7, 0.3), tmp_path_factory.mktemp("mixed") / "c", SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def ranks(mixed: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[Trainer]:
+    """One alone, and two together."""
+    folder = tmp_path_factory.mktemp("ranks")
+    one = complete(start(folder / "one", mixed, 1, "--batch-size 4"))
+    return [*one, *complete(start(folder / "two", mixed, 2))]
+
+
+def windows_of(part: str, corpus: Corpus, chosen: np.ndarray) -> np.ndarray:
+    """Those of them that begin in its files, which lie one after another."""
+    end, found = 0, []
+    for entry in corpus.files["validation"]:
+        begin, end = end, end + entry["tokens"]
+        if entry["part"] == part:
+            found += [window for window in chosen if begin <= window * LENGTH < end]
+    return np.array(found)
+
+
+def test_validation_text_lies_by_part(mixed: Corpus) -> None:
+    assert [(entry["name"], entry["part"]) for entry in mixed.files["validation"]] == [
+        ("validation-0-00000.bin", "largo"),
+        ("validation-1-00000.bin", "corto"),
+    ]
+    of_first = [document.startswith("largo") for document in documents_of(mixed, "validation")]
+    assert of_first == sorted(of_first, reverse=True) and 50 < sum(of_first) < len(of_first) - 50
+    (train,) = mixed.files["train"]
+    assert "part" not in train and train["name"] == "train-00000.bin"
+
+
+def test_a_window_belongs_to_the_part_in_which_it_begins(
+    parts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 1000)
+    corpus = build(mixture(parts, 0.7, 0.3), tmp_path / "c", SETTINGS)
+    assert len(corpus.files["validation"]) > 6
+    windows = Windows(corpus, "validation", LENGTH)
+    everything = np.arange(len(windows))
+    found = windows.by_part(everything)
+    assert list(found) == ["largo", "corto"]
+    for part, own in found.items():
+        assert own.tolist() == windows_of(part, corpus, everything).tolist()
+    # Those that are validated are spread over the parts as the text is.
+    for count in (10, 37):
+        config = resolve("gpt2-nano", {"seq_len": LENGTH, "validation_windows": count})
+        own = windows.by_part(validation_windows(windows, config))["largo"]
+        assert abs(len(own) / count - len(found["largo"]) / len(windows)) <= 1 / count
+    assert list(windows.by_part(everything[:0])) == ["largo", "corto"]
+
+
+@pytest.mark.parametrize("count", [21, 10_000])
+def test_each_part_has_the_bits_per_byte_of_its_own_windows(mixed: Corpus, count: int) -> None:
+    values = {"seq_len": LENGTH, "vocab_size": 300, "batch_size": 4, "validation_windows": count}
+    config = resolve("gpt2-nano", values)
+    torch.manual_seed(0)
+    model = model_of(config)
+    windows = Windows(mixed, "validation", LENGTH)
+    chosen, sizes = validation_windows(windows, config), token_bytes(mixed)
+    losses = validation_losses(model, windows, config, Ranks(0, ["node0"], CPU), CPU)
+    bits = losses.times(bits_by_part(mixed, windows, chosen))
+
+    def plain(some: np.ndarray) -> float:
+        inputs, targets = windows.read(some)
+        with torch.no_grad():
+            nats = sum(model.loss_sum(*each).item() for each in zip(inputs[:, None], targets, strict=True))
+        return nats / math.log(2) / float(sizes[targets.numpy()].sum())
+
+    assert list(bits.parts) == ["largo", "corto"]
+    for part, found in bits.parts.items():
+        assert found == pytest.approx(plain(windows_of(part, mixed, chosen)), rel=1e-5)
+    assert bits.whole == pytest.approx(plain(chosen), rel=1e-5)
+    assert bits.parts["largo"] != pytest.approx(bits.parts["corto"], rel=1e-3)
+
+
+def test_a_mixture_of_an_older_release_is_validated_as_a_whole(mixed: Corpus) -> None:
+    files = {
+        split: [{name: value for name, value in entry.items() if name != "part"} for entry in entries]
+        for split, entries in mixed.files.items()
+    }
+    old = replace(mixed, files=files)
+    new, chosen = Windows(mixed, "validation", LENGTH), np.arange(90)
+    bits = bits_by_part(old, Windows(old, "validation", LENGTH), chosen)
+    assert bits.parts == {} and bits.whole == bits_per_byte(mixed, new, chosen)
+
+
+def test_one_rank_and_two_say_the_same_of_every_part(ranks: list[Trainer]) -> None:
+    one, *two = (trainer.status for trainer in ranks)
+    assert list(one["bits_per_byte_of_parts"]) == ["largo", "corto"]
+    for status in two:
+        assert status["bits_per_byte"] == pytest.approx(one["bits_per_byte"], abs=1e-4)
+        assert status["bits_per_byte_of_parts"] == pytest.approx(one["bits_per_byte_of_parts"], abs=2e-4)
+    assert two[0]["bits_per_byte_of_parts"] == two[1]["bits_per_byte_of_parts"]
+    low, high = sorted(one["bits_per_byte_of_parts"].values())
+    assert low < one["bits_per_byte"] < high
+
+
+def test_lines_log_and_curves_say_it_too(ranks: list[Trainer]) -> None:
+    for trainer in ranks[:2]:
+        log = [row for row in rows(trainer.run_dir / "training_log.csv") if row["validation_loss"]]
+        assert [row["step"] for row in log] == ["10", "20"]
+        events = EventAccumulator(str(trainer.run_dir / "tensorboard")).Reload()
+        for name in ("bits_per_byte", "bits_per_byte/largo", "bits_per_byte/corto"):
+            drawn = {event.step: event.value for event in events.Scalars(f"Loss/validation_{name}")}
+            assert list(drawn) == [0, 10, 20]
+            assert [float(row[name]) for row in log] == pytest.approx([drawn[10], drawn[20]])
+        last = [float(log[-1][f"bits_per_byte{part}"]) for part in ("", "/largo", "/corto")]
+        assert trainer.status["bits_per_byte_of_parts"] == pytest.approx(
+            dict(zip(("largo", "corto"), last[1:], strict=True)), abs=1e-4
+        )
+        shown = "{:.3f} bits per byte (largo {:.3f}, corto {:.3f})".format(*last)
+        assert f"Validation loss at the end: {trainer.done['validation_loss']:.4f}, {shown};" in trainer.text
+        assert re.search(rf"Epoch 1/1 \| .* \| {re.escape(shown)}$", trainer.text, re.M)
+        assert re.search(
+            r"at start: .* bits per byte \(largo \d\.\d{3}, corto \d\.\d{3}\) \(ln", trainer.text
+        )
+    unvalidated = rows(ranks[0].run_dir / "training_log.csv")[0]
+    assert unvalidated["bits_per_byte/largo"] == unvalidated["bits_per_byte"] == ""
+
+
+def test_runs_are_compared_by_part(
+    ranks: list[Trainer], reference: list[Trainer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared = [ranks[0].run_dir, reference[0].run_dir]
+    assert compare.main(list(map(str, compared))) == 0
+    shown = [re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()]
+    own = ranks[0].status["bits_per_byte_of_parts"]
+    for part in ("largo", "corto"):
+        assert [f"bits per byte of {part}", f"{own[part]:.4f}", "-"] in shown
+
+
+def test_a_run_that_goes_on_keeps_its_log(mixed: Corpus, tmp_path: Path) -> None:
+    complete(start(tmp_path, mixed, 1, "--batch-size 4 --steps 10"))
+    again = complete(start(tmp_path, mixed, 1, "--batch-size 4"))[0]
+    log = rows(again.run_dir / "training_log.csv")
+    assert [row["step"] for row in log] == ["1", "5", "10", "11", "15", "20"]
+    assert all(row["bits_per_byte/corto"] for row in log if row["validation_loss"])
+    assert len(list(again.run_dir.glob("training_log*"))) == 1
+
+
+def test_parts_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    parts = []
+    for number, word in enumerate(("uno", "dos", "tres")):
+        file = write_part(tmp_path / f"{word}.jsonl", word, 200, 9, number)
+        parts.append(Part("otro" if word == "tres" else "a, b", 1 / 3, LocalFiles([file])))
+    corpus = build(Mixture(parts), tmp_path / "c", SETTINGS)
+    names = ["a, b-1", "a, b-2", "otro"]
+    assert [part["name"] for part in corpus.source["parts"]] == names
+    assert [entry["part"] for entry in corpus.files["validation"]] == names
+    # A comma in a name is no column of the log.
+    trainer = complete(start(tmp_path, corpus, 1, "--steps 2"))[0]
+    last = rows(trainer.run_dir / "training_log.csv")[-1]
+    assert float(last["bits_per_byte/a__b-2"]) > 0 and float(last["bits_per_byte/otro"]) > 0
+
+
+def test_a_part_without_validation_text_has_no_file_and_no_figure(tmp_path: Path) -> None:
+    """Of so small a part no document may be drawn."""
+    many = write_part(tmp_path / "many.jsonl", "many", 3000, 40, 1)
+    few = write_part(tmp_path / "few.jsonl", "few", 3000, 40, 5)
+    settings = replace(SETTINGS, validation_fraction=0.03)
+    corpus = build(mixture({"few": few, "many": many}, 0.001, 0.999), tmp_path / "c", settings)
+    assert corpus.source["parts"][0]["documents"] > 0
+    assert [entry["part"] for entry in corpus.files["validation"]] == ["many"]
+    assert not list(corpus.path.glob("validation-0*")) and read_corpus(corpus.path) == corpus
+    windows = Windows(corpus, "validation", LENGTH)
+    assert list(bits_by_part(corpus, windows, np.arange(9)).parts) == ["many"]
+
+
+def test_a_preparation_of_an_older_release_is_refused_and_left_as_it_is(
+    parts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_steps(monkeypatch, chars=3000, tokens=20_000)
+    with stopped_at(3, monkeypatch):
+        build(mixture(parts, 0.7, 0.3), tmp_path / "c", SETTINGS)
+    place = Workplace(tmp_path / "c")
+    (place.corpus / "validation-0-00000.bin").rename(place.corpus / "validation-00000.bin")
+    (place.corpus / "validation-1-00000.bin").unlink()
+    journal = json.loads(place.journal.read_text())
+    journal["shards"]["validation"] = journal["shards"].pop("validation-0")
+    del journal["shards"]["validation-1"]
+    place.journal.write_text(json.dumps(journal))
+    before = content(place.corpus)
+    with pytest.raises(ConfigError, match=r"unfinished mixture of an older release.*finish it with that"):
+        build(mixture(parts, 0.7, 0.3), tmp_path / "c", SETTINGS)
+    assert content(place.corpus) == before and place.journal.is_file()
