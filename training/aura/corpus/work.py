@@ -246,9 +246,10 @@ class Work:
     def _entries(self) -> dict[str, list[dict[str, Any]]]:
         """Of the files of each split."""
         entries = {split: [one.close() for one in writers] for split, writers in self.splits.items()}
-        for part, files in zip(self.parts, entries["validation"], strict=False):
-            for entry in files:
-                entry["part"] = part
+        if self.parts:
+            for part, files in zip(self.parts, entries["validation"], strict=True):
+                for entry in files:
+                    entry["part"] = part
         return {split: list(chain(*files)) for split, files in entries.items()}
 
 
