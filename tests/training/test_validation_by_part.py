@@ -82,6 +82,12 @@ def test_validation_text_lies_by_part(mixed: Corpus) -> None:
     assert "part" not in train and train["name"] == "train-00000.bin"
 
 
+def test_a_mixture_of_one_is_none(parts: dict[str, Path], tmp_path: Path) -> None:
+    corpus = build(mixture({"largo": parts["largo"]}, 1.0), tmp_path / "c", SETTINGS)
+    (entry,) = corpus.files["validation"]
+    assert entry["name"] == "validation-00000.bin" and "part" not in entry
+
+
 def test_a_window_belongs_to_the_part_in_which_it_begins(
     parts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

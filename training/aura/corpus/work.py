@@ -76,7 +76,8 @@ class Work:
         cut: int,
     ) -> None:
         self.source, self.settings, self.place, self.request = source, settings, place, request
-        self.parts = [part.name for part in source.parts] if isinstance(source, Mixture) else []
+        parts = source.parts if isinstance(source, Mixture) else []
+        self.parts = [part.name for part in parts] if len(parts) > 1 else []
         self.listener, self.cut = listener, cut  # documents with a hash above `cut` are for training
         self.position: Any = None
         self.problems = Problems(settings.max_errors, listener.say)
