@@ -125,8 +125,14 @@ class Curves(Observer):
     bits: float  # per byte, for one nat per token
     progress: Progress
     device: torch.device
+    missed: list[Row]  # while this node was away
 
     def begin(self) -> None:
+        for row in self.missed:
+            if row.loss is not None:
+                self.board.add("Loss/train_step", row.loss, row.step)
+            if row.validation_loss is not None:
+                self._add(row.validation_loss, row.step)
         loss = self.progress.validation_loss
         if loss is not None and self.progress.validated_step == self.progress.step == 0:
             self._add(loss, 0)
@@ -137,6 +143,8 @@ class Curves(Observer):
             self.board.add_system(step.number, self.device)
         if step.validation_loss is not None:
             self._add(step.validation_loss, step.number)
+        if step.is_logged:
+            self.board.flush()
 
     def _add(self, loss: float, step: int) -> None:
         self.board.add("Loss/validation", loss, step)

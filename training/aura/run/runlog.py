@@ -2,12 +2,13 @@
 
 The log goes on after a restart: rows of steps that the resumed checkpoint does not know are cut off first, so that
 every step is there once. A row is one write of one line; of a killed process at most the last line is broken, and
-the next start drops it.
+the next start drops it. Every node keeps the whole log: one that was away gets what it has missed from the others.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from aura import __version__
+from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.durable import replace_text, write_atomically
@@ -48,20 +50,47 @@ HEADER = ",".join(COLUMNS) + "\n"
 
 
 class RunLog:
-    """Writes on rank 0 and is silent on the others. A full disk ends the log, not the training."""
+    """Writes on the first rank of every node, and nowhere else. A full disk ends the log, not the training."""
 
-    def __init__(self, path: Path, rank: int, resumed_step: int | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, writes: bool, resumed_step: int | None, say: Callable[[str], None]
+    ) -> None:
         """`resumed_step` is the step of the checkpoint that the run goes on from, None for a new run."""
         self.path, self.say = path, say
         self.descriptor: int | None = None
-        if rank != 0:
+        self.lines: dict[int, str] = {}  # that were there, by step
+        if not writes:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _cut(path, -1 if resumed_step is None else resumed_step, say)
+            self.lines = _cut(path, -1 if resumed_step is None else resumed_step, say)
             self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             self._give_up(error)
+
+    def complete(self, ranks: Ranks) -> list[Row]:
+        """Take what this node has missed from the others' logs, and return it. All ranks have to call this, and before
+        any adds a row."""
+        own = self.lines if self.descriptor is not None else {}
+        digest = hashlib.blake2b(repr(list(own)).encode(), digest_size=7).digest()
+        logs = ranks.gather([int(self.descriptor is not None), int.from_bytes(digest, "big")])
+        unlike = {tuple(log): rank for rank, log in reversed(list(enumerate(logs))) if log[0]}
+        if len(unlike) < 2:
+            return []
+        merged = dict(own)
+        for rank in sorted(unlike.values()):
+            file = HEADER + "".join(own.values())
+            merged = _lines(ranks.broadcast_bytes(file.encode(), rank).decode()) | merged
+        missed = sorted(set(merged) - set(own))
+        if self.descriptor is None or not missed:
+            return []
+        try:
+            replace_text(self.path, HEADER + "".join(merged[step] for step in sorted(merged)))
+            self.close()
+            self.descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            self._give_up(error)
+        return [_row(merged[step]) for step in missed]
 
     def add(self, row: Row) -> None:
         if self.descriptor is None:
@@ -84,27 +113,35 @@ class RunLog:
         self.close()
 
 
-def _cut(path: Path, step: int, say: Callable[[str], None]) -> None:
-    """Leave the header and the complete rows up to `step`, in a file that is there all the time."""
+def _cut(path: Path, step: int, say: Callable[[str], None]) -> dict[int, str]:
+    """Leave the header and the complete rows up to `step`, in a file that is there all the time; these by step."""
     old = path.read_bytes().decode(errors="replace") if path.exists() else ""
     if old and not old.startswith(HEADER) and not HEADER.startswith(old):
         aside = path.with_suffix(f".{path.stat().st_mtime_ns}.csv")
         path.rename(aside)
         say(text("log_set_aside", path=path, name=aside.name))
         old = ""
-    new = HEADER + "".join(
-        line
-        for line in old.removeprefix(HEADER).splitlines(keepends=True)
-        if line.endswith("\n") and line.count(",") == HEADER.count(",") and _step_of(line) <= step
-    )
+    kept = {number: line for number, line in _lines(old.removeprefix(HEADER)).items() if number <= step}
+    new = HEADER + "".join(kept.values())
     if new != old:
         replace_text(path, new)
+    return kept
 
 
-def _step_of(line: str) -> float:
-    """Infinity for what is no row."""
-    word = line.partition(",")[0]
-    return int(word) if word.isdecimal() else float("inf")
+def _lines(rows: str) -> dict[int, str]:
+    """The whole ones, by step."""
+    lines = (line for line in rows.splitlines(keepends=True) if line.endswith("\n"))
+    return {
+        int(line.partition(",")[0]): line
+        for line in lines
+        if line.count(",") == HEADER.count(",") and line.partition(",")[0].isdecimal()
+    }
+
+
+def _row(line: str) -> Row:
+    kinds = {"step": int, "epoch": int, "tokens_seen": int}
+    words = zip(COLUMNS, line.rstrip("\n").split(","), strict=True)
+    return Row(**{name: kinds.get(name, float)(word) if word else None for name, word in words})  # type: ignore[arg-type]
 
 
 def write_model_config(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int) -> None:
