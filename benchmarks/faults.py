@@ -177,33 +177,37 @@ def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
     return split
 
 
-def drawn(faults: Faults, minutes: float, seed: int) -> float:
-    """Goodput of a run with a fault every two minutes."""
+def drawn(faults: Faults, minutes: float, seed: int) -> tuple[float, float]:
+    """Goodput of a run with a fault every two minutes: of what the nodes could have computed that were there, and of
+    what all could. Where a fault lasts, its node is not there."""
     chance, lab = random.Random(seed), faults.cluster.lab  # noqa: S311 - not for secrets
     faults.well()
     first, began = faults.cluster.status(["node1"])[0]["step"], time.monotonic()
     time.sleep(60)
     rate = (faults.cluster.status(["node1"])[0]["step"] - first) / (time.monotonic() - began)
-    first, began = faults.cluster.status(["node1"])[0]["step"], time.monotonic()
+    first, began, away = faults.cluster.status(["node1"])[0]["step"], time.monotonic(), 0.0
     while (now := time.monotonic()) - began < 60 * minutes:
         node, kind = chance.choice(NODES), chance.choice(["kill", "off", "cut", "freeze"])
-        print(f"{now - began:5.0f} s: {kind} {node}")
+        seconds = 0 if kind == "kill" else chance.choice([5, 20] if kind == "freeze" else [5, 60])
+        away += seconds
+        print(f"{now - began:5.0f} s: {kind} {node} for {seconds} s")
         if kind == "kill":
             faults.kill(node)
         elif kind == "off":
             lab("power-off", node)
-            time.sleep(chance.choice([5, 60]))
+            time.sleep(seconds)
             lab("power-on", node, "--no-wait")
         elif kind == "cut":
             faults.cluster.cut_off([node], without(node))
-            time.sleep(chance.choice([5, 60]))
+            time.sleep(seconds)
             faults.cluster.mend([node])
         else:
-            faults.freeze(node, chance.choice([5, 20]))
+            faults.freeze(node, seconds)
         time.sleep(max(0.0, now + EVERY - time.monotonic()))
     faults.well()
-    seconds = time.monotonic() - began
-    return (max(status["step"] for status in faults.cluster.status()) - first) / (rate * seconds)
+    took = time.monotonic() - began
+    of_all = (max(status["step"] for status in faults.cluster.status()) - first) / (rate * took)
+    return of_all / (1 - away / took / len(NODES)), of_all
 
 
 def main() -> None:
@@ -222,7 +226,7 @@ def main() -> None:
         faults = Faults(cluster)
         faults.well()
         split = one_by_one(faults, rows)
-        goodput = drawn(faults, asked.minutes, asked.seed) if asked.minutes else None
+        goodput, of_all = drawn(faults, asked.minutes, asked.seed) if asked.minutes else (None, None)
     finally:
         cluster.ansible("playbooks/stop.yml", expect=None if sys.exc_info()[0] else 0)
     columns = ["fault", "aim", "pause", "repeated"]
@@ -231,6 +235,7 @@ def main() -> None:
         **{
             "bench": "faults",
             "goodput": goodput and round(goodput, 3),
+            "of_all": of_all and round(of_all, 3),
             "minutes": asked.minutes,
             "seed": asked.seed,
         },

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tree
 import yaml
+from expressions import filled_in
 
 SYSTEMCTL = '#!/bin/sh\necho "$@" >>{place}/asked\n'
 RANKS = {
@@ -75,6 +76,27 @@ def test_who_looks_is_told_of_both(tmp_path: Path, playbook: str, words: list[st
     assert done.returncode == 0, done.stdout
     for word in words:
         assert word in done.stdout
+
+
+def test_who_was_not_there_at_the_end_of_a_run_is_named() -> None:
+    template = (tree.ROOT / "playbooks/templates/status.j2").read_text()
+
+    def shown(*states: str) -> Any:
+        nodes = {
+            f"node{number}": {
+                "trainer_answers": True,
+                "script_status": {},
+                "trainer_status": [
+                    RANKS["ranks"][0] | {"rank": number, "node": f"node{number}", "state": state}
+                ],  # type: ignore[index]
+            }
+            for number, state in enumerate(states)
+        }
+        return filled_in(template, {"ansible_play_hosts": list(nodes), "hostvars": nodes})
+
+    assert "done, and node2 was not there" in shown("done", "done", "joining")
+    assert "stop.yml --limit node1,node2" in shown("done", "joining", "joining")
+    assert "was not there" not in shown("training", "joining") + shown("done", "done")
 
 
 def test_a_stop_stops_those_that_answer_and_says_which_one_was_not_told(tmp_path: Path) -> None:

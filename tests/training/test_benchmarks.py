@@ -14,6 +14,7 @@ import gpu
 import paired_seeds
 import pytest
 import reference_loop
+import to_loss
 import torch
 import wire
 from aura.config import from_values, resolve
@@ -24,7 +25,7 @@ from aura.plan.gpus import find
 from aura.plan.memory import wire_bytes
 from aura.plan.plan import plan_for
 from learning import Job
-from measuring import student
+from measuring import part_until, student
 from ranks import LOOPBACK
 from trainers import complete, start
 from waits import Gpu, Model, moved_bytes
@@ -68,6 +69,21 @@ def test_without_a_gpu_the_gpu_benchmark_says_so(
     assert gpu.main() == gpu.NO_GPU
     output = capsys.readouterr()
     assert output.err.count("\n") == 1 and "needs an NVIDIA GPU" in output.err and not output.out
+
+
+@pytest.mark.more
+def test_two_models_are_trained_to_the_loss_of_one(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"to_loss.py --corpus {corpus.path} --tokens 24000 --presets gpt2-nano qwen3-nano"
+    monkeypatch.setattr(sys, "argv", words.split())
+    assert to_loss.main() == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    losses = {float(part): loss for part, loss in found["losses"].items()}
+    target = losses.pop(1.0)
+    # Qwen3 learns faster: it has been better with less.
+    assert losses[0.15] > losses[0.25] > losses[0.4] and losses[0.4] < target
+    assert found["tokens"] == pytest.approx(part_until(target, losses), nan_ok=True)
 
 
 @pytest.mark.parametrize(

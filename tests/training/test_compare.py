@@ -128,7 +128,7 @@ def test_what_is_no_run_is_said(
     damaged(runs[1], tmp_path / "strange", "training_log.csv", "40,1", "forty,1")
     for name, code, sentence in (
         ("nothing", 64, "is no run: it has no model_config.json"),
-        ("begun", 64, "has no row in training_log.csv: the node of rank 0"),
+        ("begun", 64, "has no row in training_log.csv yet: a run has one"),
         ("broken", 65, "cannot be read as a run: KeyError('parameters')"),
         ("strange", 65, "cannot be read as a run"),
     ):

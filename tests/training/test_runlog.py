@@ -32,7 +32,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def write(path: Path, resumed: int | None, steps: list[int]) -> list[str]:
     said: list[str] = []
-    log = RunLog(path, 0, resumed, said.append)
+    log = RunLog(path, True, resumed, said.append)
     for step in steps:
         log.add(row(step))
     log.close()
@@ -73,7 +73,7 @@ def test_a_broken_last_line_is_dropped(tmp_path: Path, left: int) -> None:
 
 def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
     def work() -> None:
-        log = RunLog(tmp_path / LOG, 0, None, print)
+        log = RunLog(tmp_path / LOG, True, None, print)
         for step in range(1, 4):
             log.add(row(step))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -89,7 +89,7 @@ def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
 def test_the_curves_show_every_step_once_after_a_restart(resumed: int, tmp_path: Path) -> None:
     """0: it was killed before the first checkpoint."""
     for before, steps in ((0, range(6)), (resumed, range(resumed + 1 if resumed else 0, 4))):
-        board = Board(tmp_path, 0, before, print)
+        board = Board(tmp_path, True, before, print)
         for step in steps:
             board.add("Loss/train_step", before, step)
         board.close()
@@ -98,7 +98,7 @@ def test_the_curves_show_every_step_once_after_a_restart(resumed: int, tmp_path:
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / LOG, 1, None, print)
+    log = RunLog(tmp_path / LOG, False, None, print)
     log.add(row(1))
     log.close()
     assert list(tmp_path.iterdir()) == []
@@ -117,7 +117,7 @@ def test_a_log_with_other_columns_is_set_aside(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
 def test_a_full_disk_ends_the_log_and_not_the_training(tmp_path: Path) -> None:
     said: list[str] = []
-    log = RunLog(tmp_path / LOG, 0, None, said.append)
+    log = RunLog(tmp_path / LOG, True, None, said.append)
     assert log.descriptor is not None
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, log.descriptor)

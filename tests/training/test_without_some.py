@@ -3,6 +3,7 @@ its own and started again as systemd would."""
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import os
@@ -17,7 +18,9 @@ from aura.cluster import gather, peers, register
 from aura.commands.launch_local import free_port
 from aura.corpus.corpus import Corpus
 from aura.run import attempt
+from aura.run.runlog import LOG
 from services import wait_until
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import TINY, Fault, Trainer, at_step, send_self
 
 FOR_GOOD = (0, 64, 65, 69)
@@ -168,6 +171,21 @@ def test_the_first_rank_goes_for_good_and_comes_back(running: Launch) -> None:
     running.on(0)
     running.all_train()
     assert "rank 0 is back, and training goes on with it" in running.nodes[1].text
+    first, second = (running.folder / f"node{number}/run" for number in range(2))
+    for run in (first, second):
+        steps = logged(run)
+        assert set(range(5, steps[-1] + 1, 5)) <= set(steps)
+    assert set(logged(first)[:-2]) <= set(curve(first)), "what it has missed is in its curves"
+
+
+def logged(run: Path) -> list[int]:
+    with (run / LOG).open(newline="") as file:
+        return [int(row["step"]) for row in csv.DictReader(file)]
+
+
+def curve(run: Path) -> list[int]:
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    return [event.step for event in events.Scalars("Loss/train_step")]
 
 
 def test_three_become_one_after_the_other_and_three_again(running: Launch) -> None:

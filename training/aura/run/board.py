@@ -14,13 +14,13 @@ from aura.texts.console import text
 
 
 class Board:
-    """Writes on rank 0 and is silent on the others. A full disk ends the curves, not the training."""
+    """Writes on the first rank of every node, and nowhere else. A full disk ends the curves, not the training."""
 
-    def __init__(self, log_dir: Path, rank: int, step: int, say: Callable[[str], None]) -> None:
+    def __init__(self, log_dir: Path, writes: bool, step: int, say: Callable[[str], None]) -> None:
         self.say = say
         self.writer: Any = None
-        if rank == 0:
-            from torch.utils.tensorboard import SummaryWriter  # takes a while, and only rank 0 needs it
+        if writes:
+            from torch.utils.tensorboard import SummaryWriter  # takes a while
 
             # What an attempt that was given up has written about later steps is hidden; from the beginning, also about
             # step 0, whose validation is made again.
@@ -46,6 +46,12 @@ class Board:
         self.add("Loss/train_epoch", train_loss, epoch)
         self.add("Loss/val_epoch", validation_loss, epoch)
         self.add("Time/epoch_seconds", seconds, epoch)
+
+    def flush(self) -> None:
+        """Whoever is killed keeps what it has written before."""
+        if self.writer is not None:
+            with self._or_give_up():
+                self.writer.flush()
 
     def close(self) -> None:
         if self.writer is not None:

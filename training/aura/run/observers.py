@@ -134,22 +134,29 @@ class Curves(Observer):
     bits: ByPart  # per byte, for one nat per token
     progress: Progress
     device: torch.device
+    missed: list[Row]  # while this node was away
 
     def begin(self) -> None:
-        if self.progress.validated_step == self.progress.step == 0:
-            self._add(0)
+        for row in self.missed:
+            if row.loss is not None:
+                self.board.add("Loss/train_step", row.loss, row.step)
+            if row.validation_loss is not None and row.bits_per_byte is not None:
+                self._add(row.step, row.validation_loss, ByPart(row.bits_per_byte, row.bits_of_parts))
+        loss = self.progress.validation_loss
+        if loss is not None and self.progress.validated_step == self.progress.step == 0:
+            self._add(0, loss, self.progress.bits_per_byte(self.bits))
 
     def after(self, step: Step) -> None:
         self.board.add("Loss/train_step", step.outcome.loss, step.number)
         if step.is_logged:
             self.board.add_system(step.number, self.device)
         if step.validation_loss is not None:
-            self._add(step.number)
+            self._add(step.number, step.validation_loss, self.progress.bits_per_byte(self.bits))
+        if step.is_logged:
+            self.board.flush()
 
-    def _add(self, step: int) -> None:
-        assert self.progress.validation_loss is not None
-        bits = self.progress.bits_per_byte(self.bits)
-        self.board.add("Loss/validation", self.progress.validation_loss, step)
+    def _add(self, step: int, loss: float, bits: ByPart) -> None:
+        self.board.add("Loss/validation", loss, step)
         self.board.add("Loss/validation_bits_per_byte", bits.whole, step)
         for part, value in bits.parts.items():
             self.board.add(f"Loss/validation_bits_per_byte/{part}", value, step)
@@ -182,8 +189,8 @@ class Log(Observer):
                 tokens_per_second=step.tokens_per_second,
                 seconds=round(self.progress.epoch_seconds, 3) if step.is_logged else None,
                 bits_per_byte=bits.whole if bits else None,
-            ),
-            bits.parts if bits else None,
+                bits_of_parts=bits.parts if bits else {},
+            )
         )
 
     def end(self) -> None:

@@ -2,22 +2,24 @@
 
 The log goes on after a restart: rows of steps that the resumed checkpoint does not know are cut off first, so that
 every step is there once. A row is one write of one line; of a killed process at most the last line is broken, and
-the next start drops it.
+the next start drops it. Every node keeps the whole log: one that was away gets what it has missed from the others.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib.metadata
 import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from aura import __version__
+from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.durable import replace_text, write_atomically
@@ -42,43 +44,77 @@ class Row:
     tokens_per_second: float | None = None  # of all ranks, since the row before
     seconds: float | None = None  # in the steps of this epoch so far
     bits_per_byte: float | None = None  # the validation loss, whatever the tokenizer
+    bits_of_parts: dict[str, float] = field(default_factory=dict)  # of a mixture, with a column for each
 
 
-COLUMNS = [column.name for column in fields(Row)]
+COLUMNS = [column.name for column in fields(Row) if column.name != "bits_of_parts"]
 HEADER = ",".join(COLUMNS) + "\n"
-OF_PART = "bits_per_byte/"  # where the corpus is a mixture, one more column for each part, by its name
+OF_PART = "bits_per_byte/"  # before the name of a part, in the columns behind those
 
 
 class RunLog:
-    """Writes on rank 0 and is silent on the others. A full disk ends the log, not the training."""
+    """Writes on the first rank of every node, and nowhere else. A full disk ends the log, not the training."""
 
     def __init__(
         self,
         path: Path,
-        rank: int,
+        writes: bool,
         resumed_step: int | None,
         say: Callable[[str], None],
         parts: Sequence[str] = (),
     ) -> None:
         """`resumed_step` is the step of the checkpoint that the run goes on from, None for a new run."""
         self.path, self.say, self.parts = path, say, parts
+        # A file that is a part may have any name; a comma in it would be one column more.
+        names = [OF_PART + re.sub(r'[",\s]', "_", part) for part in parts]
+        self.header = ",".join([*COLUMNS, *names]) + "\n"
         self.descriptor: int | None = None
-        if rank != 0:
+        self.lines: dict[int, str] = {}  # that were there, by step
+        if not writes:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A file that is a part may have any name; a comma in it would be one column more.
-            names = [OF_PART + re.sub(r'[",\s]', "_", part) for part in parts]
-            header = ",".join([*COLUMNS, *names]) + "\n"
-            _cut(path, -1 if resumed_step is None else resumed_step, header, say)
+            self.lines = _cut(path, -1 if resumed_step is None else resumed_step, self.header, say)
             self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             self._give_up(error)
 
-    def add(self, row: Row, of_parts: Mapping[str, float] | None = None) -> None:
+    def complete(self, ranks: Ranks) -> list[Row]:
+        """Take what this node has missed from the others' logs, and return it. All ranks have to call this, and before
+        any adds a row."""
+        own = self.lines if self.descriptor is not None else {}
+        digest = hashlib.blake2b(repr(list(own)).encode(), digest_size=7).digest()
+        logs = ranks.gather([int(self.descriptor is not None), int.from_bytes(digest, "big")])
+        unlike = {tuple(log): rank for rank, log in reversed(list(enumerate(logs))) if log[0]}
+        if len(unlike) < 2:
+            return []
+        merged = dict(own)
+        for rank in sorted(unlike.values()):
+            file = self.header + "".join(own.values())
+            merged = _lines(ranks.broadcast_bytes(file.encode(), rank).decode(), self.header) | merged
+        missed = sorted(set(merged) - set(own))
+        if self.descriptor is None or not missed:
+            return []
+        try:
+            replace_text(self.path, self.header + "".join(merged[step] for step in sorted(merged)))
+            self.close()
+            self.descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            self._give_up(error)
+        return [self._row(merged[step]) for step in missed]
+
+    def _row(self, line: str) -> Row:
+        kinds = {"step": int, "epoch": int, "tokens_seen": int}
+        words = zip([*COLUMNS, *self.parts], line.rstrip("\n").split(","), strict=True)
+        cells = [(name, kinds.get(name, float)(word) if word else None) for name, word in words]
+        own, of_parts = cells[: len(COLUMNS)], cells[len(COLUMNS) :]
+        return Row(**dict(own), bits_of_parts={part: bits for part, bits in of_parts if bits is not None})  # type: ignore[arg-type]
+
+    def add(self, row: Row) -> None:
         if self.descriptor is None:
             return
-        cells = [*vars(row).values(), *((of_parts or {}).get(part) for part in self.parts)]
+        of_parts = (row.bits_of_parts.get(part) for part in self.parts)
+        cells = (*(getattr(row, name) for name in COLUMNS), *of_parts)
         values = ("" if value is None else str(value) for value in cells)
         line = (",".join(values) + "\n").encode()
         try:
@@ -97,27 +133,29 @@ class RunLog:
         self.close()
 
 
-def _cut(path: Path, step: int, header: str, say: Callable[[str], None]) -> None:
-    """Leave the header and the complete rows up to `step`, in a file that is there all the time."""
+def _cut(path: Path, step: int, header: str, say: Callable[[str], None]) -> dict[int, str]:
+    """Leave the header and the complete rows up to `step`, in a file that is there all the time; these by step."""
     old = path.read_bytes().decode(errors="replace") if path.exists() else ""
     if old and not old.startswith(header) and not header.startswith(old):
         aside = path.with_suffix(f".{path.stat().st_mtime_ns}.csv")
         path.rename(aside)
         say(text("log_set_aside", path=path, name=aside.name))
         old = ""
-    new = header + "".join(
-        line
-        for line in old.removeprefix(header).splitlines(keepends=True)
-        if line.endswith("\n") and line.count(",") == header.count(",") and _step_of(line) <= step
-    )
+    kept = {number: line for number, line in _lines(old, header).items() if number <= step}
+    new = header + "".join(kept.values())
     if new != old:
         replace_text(path, new)
+    return kept
 
 
-def _step_of(line: str) -> float:
-    """Infinity for what is no row."""
-    word = line.partition(",")[0]
-    return int(word) if word.isdecimal() else float("inf")
+def _lines(log: str, header: str) -> dict[int, str]:
+    """The whole ones, by step."""
+    lines = (line for line in log.splitlines(keepends=True) if line.endswith("\n"))
+    return {
+        int(line.partition(",")[0]): line
+        for line in lines
+        if line.count(",") == header.count(",") and line.partition(",")[0].isdecimal()
+    }
 
 
 def write_model_config(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int) -> None:

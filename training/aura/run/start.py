@@ -297,17 +297,17 @@ def observers_of(
     """In the order in which they are told: what one finds out, those behind it write down."""
     config, ranks, speaker, status = run.config, run.ranks, run.speaker, run.status
     progress, step = snapshot.progress, snapshot.progress.step
-    board = Board(run.log_dir, ranks.rank, step, speaker.say)
+    board = Board(run.log_dir, run.saves, step, speaker.say)
     windows = Windows(run.corpus, "validation", config.seq_len)
     validate = partial(validation_losses, snapshot.model, windows, config, ranks, run.device)
     bits = bits_by_part(run.corpus, windows, validation_windows(windows, config))
-    log = RunLog(run.directory / LOG, ranks.rank, None if is_new else step, speaker.say, list(bits.parts))
+    log = RunLog(run.directory / LOG, run.saves, None if is_new else step, speaker.say, list(bits.parts))
     comparison = Comparison(ranks, strategy, progress, status)
     observers = [
         comparison,
         Lines(pace, speaker, status),
         Validation(config, validate, bits, strategy, progress, speaker, status),
-        Curves(board, bits, progress, run.device),
+        Curves(board, bits, progress, run.device, log.complete(ranks)),
         Log(log, bits, progress),
         Epochs(config.steps, batches, progress, board, speaker, bits),
     ]
