@@ -14,7 +14,7 @@ import yaml
 from expressions import filled_in
 
 SYSTEMCTL = '#!/bin/sh\necho "$@" >>{place}/asked\n'
-RANKS = {
+RANKS: dict[str, Any] = {
     "ranks": [{
         "rank": 0, "world_size": 2, "node": "node0", "run": "probe", "unit": {"ActiveState": "active"}, "trouble": "",
         "state": "training", "status": {"state": "training", "step": 7, "max_steps": 9, "away": [1]},
@@ -88,7 +88,7 @@ def test_who_was_not_there_at_the_end_of_a_run_is_named() -> None:
                 "script_status": {},
                 "trainer_status": [
                     RANKS["ranks"][0] | {"rank": number, "node": f"node{number}", "state": state}
-                ],  # type: ignore[index]
+                ],
             }
             for number, state in enumerate(states)
         }
