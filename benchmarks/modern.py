@@ -66,7 +66,7 @@ def compute(job: Job, corpus: Path) -> Row:
     """The validation loss at the end [bits per byte], the model's size, and how long it took [s]."""
     began, config, opened = time.perf_counter(), job.config(), read_corpus(corpus)
     model, windows = model_for(ARMS[job.arm], config), Windows(opened, "validation", config.seq_len)
-    bits = bits_per_byte(opened, windows, validation_windows(windows, config))
+    bits = bits_per_byte(opened, windows, validation_windows(windows, config)).whole
     found = bits * trained(model, config, opened)
     size = {"parameters": model.parameter_count(), "steps": config.steps}
     return {"bits_per_byte": found, **size, "seconds": round(time.perf_counter() - began, 1)}

@@ -29,4 +29,4 @@ def trained(model: LanguageModel, config: TrainConfig, corpus: Corpus) -> float:
         outcome = strategy.apply(Told(loss.detach(), tokens), learning_rate(config, step))()
         assert not outcome.left_out
     device = torch.device("cpu")
-    return validation_loss(model, validation, config, Ranks(0, ["node"], device), device)
+    return validation_loss(model, validation, config, Ranks(0, ["node"], device), device).whole

@@ -21,12 +21,12 @@ from aura.corpus.mixture import Mixture, Part
 from aura.corpus.prepare import build
 from aura.corpus.shards import Workplace
 from aura.corpus.sources import LocalFiles
-from aura.corpus.text_bytes import bits_by_part, bits_per_byte, token_bytes
+from aura.corpus.text_bytes import bits_per_byte, token_bytes
 from aura.corpus.windows import Windows
 from aura.corpus.work import Settings
 from aura.errors import ConfigError
 from aura.model.family import model_of
-from aura.model.forward import validation_losses, validation_windows
+from aura.model.forward import validation_loss, validation_windows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_mixture import mixture, write_part
 from test_prepare import documents_of
@@ -117,8 +117,8 @@ def test_each_part_has_the_bits_per_byte_of_its_own_windows(mixed: Corpus, count
     model = model_of(config)
     windows = Windows(mixed, "validation", LENGTH)
     chosen, sizes = validation_windows(windows, config), token_bytes(mixed)
-    losses = validation_losses(model, windows, config, Ranks(0, ["node0"], CPU), CPU)
-    bits = losses.times(bits_by_part(mixed, windows, chosen))
+    losses = validation_loss(model, windows, config, Ranks(0, ["node0"], CPU), CPU)
+    bits = losses.times(bits_per_byte(mixed, windows, chosen))
 
     def plain(some: np.ndarray) -> float:
         inputs, targets = windows.read(some)
@@ -140,8 +140,8 @@ def test_a_mixture_of_an_older_release_is_validated_as_a_whole(mixed: Corpus) ->
     }
     old = replace(mixed, files=files)
     new, chosen = Windows(mixed, "validation", LENGTH), np.arange(90)
-    bits = bits_by_part(old, Windows(old, "validation", LENGTH), chosen)
-    assert bits.parts == {} and bits.whole == bits_per_byte(mixed, new, chosen)
+    bits = bits_per_byte(old, Windows(old, "validation", LENGTH), chosen)
+    assert bits.parts == {} and bits.whole == bits_per_byte(mixed, new, chosen).whole
 
 
 def test_one_rank_and_two_say_the_same_of_every_part(ranks: list[Trainer]) -> None:
@@ -236,7 +236,7 @@ def test_a_part_without_validation_text_has_no_file_and_no_figure(tmp_path: Path
     assert [entry["part"] for entry in corpus.files["validation"]] == ["many"]
     assert not list(corpus.path.glob("validation-0*")) and read_corpus(corpus.path) == corpus
     windows = Windows(corpus, "validation", LENGTH)
-    assert list(bits_by_part(corpus, windows, np.arange(9)).parts) == ["many"]
+    assert list(bits_per_byte(corpus, windows, np.arange(9)).parts) == ["many"]
 
 
 def test_a_preparation_of_an_older_release_is_refused_and_left_as_it_is(

@@ -46,11 +46,7 @@ def _bytes_of_piece(piece: str) -> int:
     return len(piece.replace(SPACE, " ").encode())
 
 
-def bits_per_byte(corpus: Corpus, windows: Windows, chosen: NDArray[np.int64]) -> float:
-    return bits_by_part(corpus, windows, chosen).whole
-
-
-def bits_by_part(corpus: Corpus, windows: Windows, chosen: NDArray[np.int64]) -> ByPart:
+def bits_per_byte(corpus: Corpus, windows: Windows, chosen: NDArray[np.int64]) -> ByPart:
     """What one nat per token, the mean over the targets of these windows, is in bits per byte of their text."""
     sizes = token_bytes(corpus)
     parts = windows.by_part(chosen)

@@ -53,14 +53,8 @@ def validation_windows(windows: Windows, config: TrainConfig) -> NDArray[np.int6
     return np.arange(count, dtype=np.int64) * len(windows) // max(1, count)
 
 
-def validation_loss(
-    model: LanguageModel, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
-) -> float:
-    return validation_losses(model, windows, config, ranks, device).whole
-
-
 @torch.no_grad()
-def validation_losses(
+def validation_loss(
     model: LanguageModel, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
 ) -> ByPart:
     """Mean loss over the targets of the same windows, whatever the number of ranks [nats per token]."""

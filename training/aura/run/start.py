@@ -20,14 +20,14 @@ from aura.cluster.place import compiles, link_mbit, why_not_compiled
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, as_words
 from aura.corpus.corpus import INITIAL, Corpus
-from aura.corpus.text_bytes import bits_by_part
+from aura.corpus.text_bytes import bits_per_byte
 from aura.corpus.windows import Windows
 from aura.errors import ConfigError, DataError
 from aura.model.family import model_of
 from aura.model.forward import (
     allow_tensor_cores,
     take_deterministic_kernels,
-    validation_losses,
+    validation_loss,
     validation_windows,
 )
 from aura.model.language_model import LanguageModel
@@ -299,8 +299,8 @@ def observers_of(
     progress, step = snapshot.progress, snapshot.progress.step
     board = Board(run.log_dir, run.saves, step, speaker.say)
     windows = Windows(run.corpus, "validation", config.seq_len)
-    validate = partial(validation_losses, snapshot.model, windows, config, ranks, run.device)
-    bits = bits_by_part(run.corpus, windows, validation_windows(windows, config))
+    validate = partial(validation_loss, snapshot.model, windows, config, ranks, run.device)
+    bits = bits_per_byte(run.corpus, windows, validation_windows(windows, config))
     log = RunLog(run.directory / LOG, run.saves, None if is_new else step, speaker.say, list(bits.parts))
     comparison = Comparison(ranks, strategy, progress, status)
     observers = [
