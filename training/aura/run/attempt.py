@@ -39,7 +39,7 @@ from aura.model.export import export_checkpoint
 from aura.plan import gpus
 from aura.plan.shapes import with_vocabulary
 from aura.run import memory_copy, sick_gpu
-from aura.run.directory import DONE, FINAL, steps_done
+from aura.run.directory import DONE, FINAL, steps_done, taken
 from aura.run.division import TakingPart
 from aura.run.out_of_memory import gpu_of, is_out_of_memory, out_of_memory
 from aura.run.progress import Progress
@@ -67,10 +67,11 @@ def run(
 ) -> int:
     """Train as the rank that the environment says; the exit code (see aura/errors.py). `activity`: who else watches."""
     try:
-        attempt = Attempt(config, run_dir, backend, activity or Activity(), shares_from)
+        with taken(run_dir, alone=place_from_environment().world_size == 1):
+            attempt = Attempt(config, run_dir, backend, activity or Activity(), shares_from)
+            return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
     except AuraError as error:
         return refuse(error, run_dir, join_timeout)
-    return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
 
 
 def refuse(error: AuraError, run_dir: Path, join_timeout: float) -> int:
