@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
     add_choice(parser)
     arguments = parser.parse_args(argv)
     check_choice(arguments)
+    check_typed(arguments.prompt)
     named = arguments.checkpoint
     path = checkpoint_here(named) if named else export.newest(arguments.run_dir, print)
     trained = sample.load(path)
@@ -57,6 +58,15 @@ def add_choice(parser: Parser) -> None:
         "--top-k", type=int, default=50, metavar="K", help="choose among the K likeliest (50; 0: all)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same text (0)")
+
+
+def check_typed(words: str) -> None:
+    """Python keeps bytes that are no UTF-8 as halves of surrogate pairs, which no tokenizer takes. Raises
+    ConfigError."""
+    try:
+        words.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("typed_not_utf8", words=words) from None
 
 
 def check_choice(arguments: Namespace) -> None:
