@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from aura.commands.fetched import checkpoint_here
+from aura.commands.named import model_named
 from aura.errors import ConfigError, Parser
 from aura.model import export, sample
 from aura.storage.address import place
@@ -14,7 +14,12 @@ from aura.storage.address import place
 def main(argv: list[str]) -> int:
     parser = Parser(prog="aura sample", description="Continue a text with a trained model.")
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--run-dir", type=Path, metavar="DIR", help="take the newest checkpoint of this run")
+    which.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="take the newest checkpoint of this run (or its name in runs/)",
+    )
     which.add_argument(
         "--checkpoint",
         type=place,
@@ -27,9 +32,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     check_choice(arguments)
     check_typed(arguments.prompt)
-    named = arguments.checkpoint
-    path = checkpoint_here(named) if named else export.newest(arguments.run_dir, print)
-    trained = sample.load(path)
+    trained = sample.load(model_named(arguments.checkpoint or arguments.run_dir).path)
     begin = trained.id_of("bos_token")
     start = [] if begin is None else [begin]  # a document begins after the end of another
     given = start + trained.tokenizer.encode(arguments.prompt, add_special_tokens=False).ids
