@@ -140,6 +140,9 @@ def test_one_directory_has_one_trainer(corpus: Corpus, tmp_path: Path) -> None:
     assert f"Another `aura train` is at work in {first.run_dir}" in second.text
     os.kill(first.pid, signal.SIGTERM)
     assert first.end() == 0
+    assert (
+        first.text.count(f"Asked to stop: at the end of this step all is saved. (kill -9 {first.pid} ") == 1
+    )
     assert first.status["state"] == "stopped"
     complete(start(tmp_path, corpus, 1, f"--steps {first.status['step'] + 1}"))
 

@@ -128,7 +128,7 @@ class Attempt:
         self.memory = memory_copy.directory_of(os.environ.get("AURA_MEMORY", ""), run_dir.absolute().name)
         if not (run_dir / "config.json").exists():  # the run was removed: what is in memory goes with it
             memory_copy.forget(self.memory)
-        self.stop = StopSignal()
+        self.stop = StopSignal(self.speaker.line(console.text("stopping", pid=os.getpid())))
         self.members: Gang | None = None
         self.taking_part = TakingPart.all(world_size)
         self.why_stopped = console.text("stopped_with_another")
