@@ -53,6 +53,19 @@ def test_it_answers_and_remembers(
     assert talked([str(run), "--tokens", "3"], QUESTIONS[:1], monkeypatch, capsys)[0] in ANSWERS[0][:-5]
 
 
+def test_a_line_that_is_no_utf8_is_said_and_the_next_answered(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = io.BytesIO(b"ni\xf1o\n" + QUESTIONS[0].encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(lines, "utf-8"))
+    assert cli.main(["chat", str(run), *GREEDY]) == 0
+    refused, answer = capsys.readouterr().out.splitlines()
+    assert refused.startswith("'ni\\udcf1o' is not UTF-8: set the terminal to UTF-8") and answer == ANSWERS[0]
+    for words in (["chat", str(run), "--system"], ["sample", "--run-dir", str(run), "--prompt"]):
+        assert cli.main([*words, "ni\udcf1o"]) == EXIT_USAGE
+        assert "is not UTF-8" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_any_more_is_left_out(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,6 +68,7 @@ MUON_NEEDS = "optimizer=muon needs parameter_format=fp32 and moment_format"
         ("gpt2", {"tokens": "many"}, ["tokens='many' is not a whole number"]),
         ("gpt2", {"tokens": "1e9", "steps": "5"}, [f"tokens and steps {TWICE}"]),
         ("gpt2", {"tokens": 5, "epochs": 2}, [f"tokens and epochs {TWICE}"]),
+        ("gpt2", {"steps": 5, "epochs": 2}, [f"epochs and steps {TWICE}"]),
         ("gpt2", {"global_batch_tokens": 2048, "gradient-accumulation-steps": 2},
          [ "global_batch_tokens and gradient_accumulation_steps both say how much one optimizer step takes" ]),
         ("gpt2", {"balance": "speed"}, ["balance=speed divides a step of fixed size", "=0"]),

@@ -56,7 +56,7 @@ def random_dialogues(count: int) -> list[dict[str, Any]]:
     for _ in range(count):
         said = [{"role": "system", "content": some()}] if rng.random() < 0.3 else []
         for _ in range(rng.randrange(1, 4)):
-            said += [{"role": "user", "content": some()}, {"role": "assistant", "content": some()}]
+            said += [{"role": "user", "content": some()}, {"role": "assistant", "content": some() + "!"}]
         made.append({"messages": said})
     return made
 
@@ -173,6 +173,7 @@ def test_validation_has_dialogues_of_its_own(base: Path, tmp_path: Path) -> None
         ({"messages": [{"role": "assistant", "content": None}]}, "a message of assistant has no text"),
         ({"messages": ["hola"]}, "no object with role and content"),
         ({"prompt": "hola", "completion": "\ud800"}, "half of a surrogate pair"),
+        ({"prompt": "hola", "completion": " \n"}, "the assistant says nothing"),
     ],
 )
 def test_what_is_no_dialogue_is_refused_with_its_line(record: Any, sentence: str, tmp_path: Path) -> None:
@@ -199,6 +200,9 @@ def test_a_list_and_other_forms_are_read(tmp_path: Path) -> None:
     assert [each["role"] for each in read[1]] == ["system", "user", "assistant"]
     unanswered = [*read[1], {"role": "user", "content": "and?"}]
     assert dialogues.messages_of({"messages": unanswered}) == read[1]
+    (tmp_path / "latin.jsonl").write_text('{"prompt": "niño", "completion": "sí"}\n', encoding="latin-1")
+    with pytest.raises(AuraError, match="it is not UTF-8; if it is Latin-1, `iconv -f latin1"):
+        list(dialogues.read([tmp_path / "latin.jsonl"], IGNORING))
     with pytest.raises(AuraError, match="JSON lines"):
         list(dialogues.read([written(tmp_path, [], "a.txt")], IGNORING))
 

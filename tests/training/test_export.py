@@ -184,7 +184,7 @@ def test_nothing_foreign_is_replaced_and_nothing_half_is_left(
 
 
 def test_what_cannot_be_read_is_named(corpus: Corpus, run_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no checkpoint in"):
+    with pytest.raises(ConfigError, match="is no run with a checkpoint"):
         export_command.main(["--run-dir", str(tmp_path), "--output", str(tmp_path / "x")])
     with pytest.raises(DataError, match="cannot be used"):
         export.export_checkpoint(tmp_path / "checkpoint-step-3", tmp_path / "x")

@@ -18,6 +18,7 @@ from aura.errors import ConfigError
 from aura.plan import gpus, plan
 from aura.plan.flops import flops_per_token, recomputed_flops_per_token
 from aura.plan.memory import memory_of, wire_bytes
+from aura.plan.units import in_bytes, in_seconds
 
 A100 = gpus.find("A100 80GB")
 
@@ -346,3 +347,10 @@ def test_the_lines_for_the_launch_say_everything() -> None:
     assert "160 sequences = 163,840 tokens" in text
     assert sum(line.startswith("Assumed: ") for line in lines) == 4
     assert any(line.startswith("Note: ") for line in lines)
+
+
+def test_a_step_of_an_hour_and_a_terabyte_are_figures_that_can_be_read() -> None:
+    assert [in_seconds(value) for value in (0.0933, 999.4, 999.6, 3012.0)] == [
+        *("0.0933 s", "999 s", "1,000 s", "3,012 s")
+    ]
+    assert [in_bytes(value) for value in (8.1e6, 4.26e9, 1.7e12)] == ["8.1 MB", "4.26 GB", "1,700 GB"]

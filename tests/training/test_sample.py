@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura.commands import sample
+from aura.commands import export, sample
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
-from aura.errors import DataError
+from aura.errors import ConfigError, DataError
 from aura.model.gpt import GPT
 from aura.model.sample import generate
 from trainers import complete, start
@@ -34,9 +34,17 @@ def test_a_trained_model_continues_a_text(
         sample.main(["--checkpoint", str(path)])
 
 
-def test_no_checkpoint_yet(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no checkpoint in"):
-        sample.main(["--run-dir", str(tmp_path)])
+def test_what_is_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for flag in ("--run-dir", "--checkpoint"):
+        with pytest.raises(
+            ConfigError, match="mine is no run with a checkpoint, no checkpoint and no exported"
+        ):
+            sample.main([flag, "mine"])
+    (tmp_path / "runs/mine/checkpoints").mkdir(parents=True)
+    for command in (sample, export):
+        with pytest.raises(DataError, match="There is no checkpoint in runs/mine/checkpoints yet"):
+            command.main(["--run-dir", "mine", *(["--output", "out"] if command is export else [])])
 
 
 def test_longer_than_the_context_and_never_outside_the_vocabulary() -> None:

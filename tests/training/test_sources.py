@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -183,7 +184,10 @@ def test_bytes_that_are_no_text_are_left_out_of_running_text(
     texts, counts, said = read(LocalFiles([file]), limit=6)
     assert texts == ["uno ñ\ndos\ntrés"]
     assert counts["broken"] == 6
-    assert "iconv -f latin1 -t utf8 a.txt > a-utf8.txt" in said[0]
+    assert (
+        f"If it is Latin-1, `iconv -f latin1 -t utf8 {file} > {file.with_stem('a-utf8')}` converts it."
+        in said[0]
+    )
     assert [sentence.split(": ")[2].split(". ")[0] for sentence in said] == [
         "byte 10 (line 2) is 0xf1",
         "byte 11 (line 2) is 0xff",
@@ -192,6 +196,16 @@ def test_bytes_that_are_no_text_are_left_out_of_running_text(
         "byte 21 (line 3) is zero.",
         "byte 22 (line 3) is 0xc3",
     ]
+
+
+@pytest.mark.parametrize("name", ["mi niño.txt", "mi niño.jsonl"])
+def test_utf16_has_a_command_that_can_be_pasted(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text('{"text": "año"}\n', encoding="utf-16")
+    with pytest.raises(DataError, match=r"If it is UTF-16, `(.*)` converts it\. Correct it") as caught:
+        read(LocalFiles([file]))
+    subprocess.run(["sh", "-c", str(caught.value).split("`")[1]], check=True)
+    assert "año" in file.with_stem("mi niño-utf8").read_text(encoding="utf-8")
 
 
 def test_parquet_columns_empty_cells_and_damage(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from aura.cluster import activity
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.corpus.windows import Windows
-from aura.errors import ConfigError
+from aura.errors import EXIT_USAGE, ConfigError
 from aura.model import export
 from aura.model.gpt import GPT
 from aura.optim.adamw import AdamW
@@ -130,6 +130,34 @@ def test_a_node_whose_disk_is_full_from_the_start_trains_to_the_end(
     assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
     assert f"{second.run_dir} does not get all of its files: No space left on device." in second.text
     assert [*small_disk.rglob("checkpoint-step-*")] == []
+
+
+def test_one_directory_has_one_trainer(corpus: Corpus, tmp_path: Path) -> None:
+    (first,) = start(tmp_path, corpus, 1, "--steps 100000")
+    first.says("Step 5 |")
+    (second,) = start(tmp_path, corpus, 1)
+    assert second.end() == EXIT_USAGE
+    assert f"Another `aura train` is at work in {first.run_dir}" in second.text
+    os.kill(first.pid, signal.SIGTERM)
+    assert first.end() == 0
+    assert (
+        first.text.count(f"Asked to stop: at the end of this step all is saved. (kill -9 {first.pid} ") == 1
+    )
+    assert first.status["state"] == "stopped"
+    complete(start(tmp_path, corpus, 1, f"--steps {first.status['step'] + 1}"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_directory_that_cannot_be_is_refused_in_a_sentence(
+    ranks: int, corpus: Corpus, tmp_path: Path
+) -> None:
+    for node in ("node0", "node1"):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "run").touch()
+    for trainer in start(tmp_path, corpus, ranks):
+        assert trainer.end() == (EXIT_USAGE if ranks == 1 else 1)
+        assert trainer.text.startswith(f"The run directory {trainer.run_dir} cannot be used: File exists.")
+        assert "Traceback" not in trainer.text
 
 
 def another_torch() -> None:

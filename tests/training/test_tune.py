@@ -180,6 +180,9 @@ def test_other_corpora_and_lengths_are_refused(
     (short,) = trainers.start(tmp_path / "short", own, 1, "--preset tune --seq-len 32 --vocab-size 302")
     assert short.end() == 64
     assert f"laid out for seq_len={SEQ_LEN}" in short.text
+    # As many weights, so that nothing else would tell.
+    with pytest.raises(ConfigError, match="has heads=2, which tuning cannot change to 4"):
+        tuned(own.path, {"heads": "4"})
     assert cli.main(["tune", str(tmp_path), "--data", str(tmp_path / "dialogues.jsonl")]) == 64
     assert "is no run" in capfd.readouterr().err
 

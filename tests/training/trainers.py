@@ -9,6 +9,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -130,7 +131,7 @@ def start(
         if world_size > 1:
             environment |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        tiny = TINY.replace("--steps 20 ", "") if "--tokens" in settings else TINY
+        tiny = TINY.replace("--steps 20 ", "") if re.search("--tokens|--epochs", settings) else TINY
         words = ["--preset", "gpt2-nano", "--corpus", str(of_rank.path), *tiny.split()]
         words += ["--join-timeout", "30", *settings.split()]
         ranks.append(Trainer(folder / f"node{node}", environment, words, (faults or {}).get(rank)))

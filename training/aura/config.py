@@ -227,6 +227,7 @@ DDP = "ddp"  # a strategy that there was: every rank computed all updates. `shar
 SAY_THE_SAME = {
     ("tokens", "steps"): "length_said_twice",
     ("tokens", "epochs"): "length_said_twice",
+    ("epochs", "steps"): "length_said_twice",
     ("global_batch_tokens", "gradient_accumulation_steps"): "step_said_twice",
 }
 AUTO, MANUAL, TUNE = "auto", "manual", "tune"

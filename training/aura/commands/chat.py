@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from aura.commands.named import add_model, model_asked
-from aura.commands.sample import add_choice, check_choice
+from aura.commands.sample import add_choice, check_choice, check_typed
 from aura.corpus import chatml
 from aura.corpus.special_tokens import is_tuned, settings_of
 from aura.errors import ConfigError, Parser
@@ -34,6 +35,7 @@ def main(argv: list[str]) -> int:
     add_choice(parser)
     arguments = parser.parse_args(argv)
     check_choice(arguments)
+    check_typed(arguments.system)
     path = model_asked(arguments).path
     check_tuned(path)
     talk = Conversation(sample.load(path), arguments)
@@ -63,6 +65,8 @@ def check_tuned(path: Path) -> None:
 
 
 def _lines() -> Iterator[str]:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # one line that is no UTF-8 does not end the others
     if not sys.stdin.isatty():
         yield from map(str.strip, sys.stdin)
         return
@@ -94,7 +98,8 @@ class Conversation:
             self.messages.append({"role": "system", "content": self.asked.system})
 
     def answer(self, question: str) -> None:
-        """Print it while it comes, and remember both. Raises ConfigError where the question is too long."""
+        """Print it while it comes, and remember both. Raises ConfigError for a question too long, or no UTF-8."""
+        check_typed(question)
         self.messages.append({"role": "user", "content": question})
         try:
             ids = self._fitting()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aura.commands.fetched import checkpoint_here
+from aura.commands.named import model_named
 from aura.errors import Parser
-from aura.model.export import export_checkpoint, newest
+from aura.model.export import export_checkpoint
 from aura.model.gguf_file import FORMATS
 from aura.storage.address import place
 
@@ -17,7 +17,12 @@ def main(argv: list[str]) -> int:
         description="Write a trained model as transformers' AutoModelForCausalLM and AutoTokenizer read it.",
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--run-dir", type=Path, metavar="DIR", help="take the newest checkpoint of this run")
+    which.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="take the newest checkpoint of this run (or its name in runs/)",
+    )
     which.add_argument(
         "--checkpoint", type=place, metavar="DIR", help="take this checkpoint, also one of s3://…"
     )
@@ -32,8 +37,7 @@ def main(argv: list[str]) -> int:
         help=f"for llama.cpp and ollama also a file in each of these formats: {', '.join(FORMATS)}",
     )
     arguments = parser.parse_args(argv)
-    named = arguments.checkpoint
-    path = checkpoint_here(named) if named else newest(arguments.run_dir, print)
+    path = model_named(arguments.checkpoint or arguments.run_dir).path
     export_checkpoint(path, arguments.output, arguments.gguf)
     print(f"{path} -> {arguments.output}")
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from aura.commands.fetched import checkpoint_here
+from aura.commands.named import model_named
 from aura.errors import ConfigError, Parser
 from aura.model import export, sample
 from aura.storage.address import place
@@ -14,7 +14,12 @@ from aura.storage.address import place
 def main(argv: list[str]) -> int:
     parser = Parser(prog="aura sample", description="Continue a text with a trained model.")
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--run-dir", type=Path, metavar="DIR", help="take the newest checkpoint of this run")
+    which.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="take the newest checkpoint of this run (or its name in runs/)",
+    )
     which.add_argument(
         "--checkpoint",
         type=place,
@@ -26,9 +31,8 @@ def main(argv: list[str]) -> int:
     add_choice(parser)
     arguments = parser.parse_args(argv)
     check_choice(arguments)
-    named = arguments.checkpoint
-    path = checkpoint_here(named) if named else export.newest(arguments.run_dir, print)
-    trained = sample.load(path)
+    check_typed(arguments.prompt)
+    trained = sample.load(model_named(arguments.checkpoint or arguments.run_dir).path)
     begin = trained.id_of("bos_token")
     start = [] if begin is None else [begin]  # a document begins after the end of another
     given = start + trained.tokenizer.encode(arguments.prompt, add_special_tokens=False).ids
@@ -57,6 +61,15 @@ def add_choice(parser: Parser) -> None:
         "--top-k", type=int, default=50, metavar="K", help="choose among the K likeliest (50; 0: all)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same text (0)")
+
+
+def check_typed(words: str) -> None:
+    """Python keeps bytes that are no UTF-8 as halves of surrogate pairs, which no tokenizer takes. Raises
+    ConfigError."""
+    try:
+        words.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("typed_not_utf8", words=words) from None
 
 
 def check_choice(arguments: Namespace) -> None:

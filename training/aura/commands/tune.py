@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -309,7 +310,10 @@ def _directory(word: str) -> Path:
 
 
 def _fraction(word: str) -> float:
-    value = float(word)
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(text("has_to_be_a_part", value=word))
     return value

@@ -33,6 +33,7 @@ from aura.corpus import chatml
 from aura.corpus.corpus import NOT_LEARNT
 from aura.corpus.encode import document_hash
 from aura.corpus.files import JSON_LINES, Advance, kind_of, open_file, reading
+from aura.corpus.running_text import conversion
 from aura.errors import DataError
 from aura.texts.console import text
 
@@ -82,6 +83,9 @@ def _records(path: Path, advance: Advance) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(stream, 1):
                 if line.strip():
                     yield number, json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        why = text("dialogue_not_utf8", command=conversion(path))
+        raise DataError("no_dialogue", path=path, number=number, error=why) from None
     except ValueError as error:
         raise DataError("no_dialogue", path=path, number=number, error=error) from None
 
@@ -96,7 +100,8 @@ def messages_of(record: Any) -> Dialogue:
     if not isinstance(said, list) or not said:
         raise ValueError(text("dialogue_has_no_messages", names=", ".join(LISTS)))
     messages = [_message(each) for each in said]
-    answers = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
+    said_by = [each["role"] if each["content"].strip() else "" for each in messages]
+    answers = [place for place, role in enumerate(said_by) if role == "assistant"]
     if not answers:
         raise ValueError(text("dialogue_has_no_answer"))
     return messages[: answers[-1] + 1]

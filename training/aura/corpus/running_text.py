@@ -11,6 +11,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import IO
 
 from aura.texts import console
@@ -80,8 +81,16 @@ def no_text(path: Path, offset: int, line: int, byte: int) -> str:
     """What to say of a byte that is not UTF-8, or zero, which no text has."""
     if byte == 0:
         return console.text("zero_byte", path=path, offset=offset, line=line)
-    command = f"iconv -f latin1 -t utf8 {path.name} > {path.stem}-utf8{path.suffix}"
-    return console.text("byte_not_utf8", path=path, offset=offset, line=line, byte=byte, command=command)
+    kind = "UTF-16" if offset == 0 and byte in (0xFE, 0xFF) else "Latin-1"  # with such a byte UTF-16 begins
+    command = conversion(path, kind)
+    where = {"path": path, "offset": offset, "line": line, "byte": byte}
+    return console.text("byte_not_utf8", **where, kind=kind, command=command)
+
+
+def conversion(path: Path, kind: str = "Latin-1") -> str:
+    """The command that writes the file again, as UTF-8."""
+    made = path.with_name(f"{path.stem}-utf8{path.suffix}")
+    return f"iconv -f {kind.lower().replace('n-', 'n')} -t utf8 {quote(str(path))} > {quote(str(made))}"
 
 
 def _next_cut(text: str, begin: int, ended: bool) -> tuple[int, int] | None:

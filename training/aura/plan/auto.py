@@ -48,6 +48,8 @@ CHANGED = (
     "moment_format",
     "parameter_format",
 )
+# What a model that is there cannot change.
+SHAPE = ("family", "layers", "heads", "kv_heads", "d_model", "vocab_size", "vocab_multiple", "tied")
 USABLE = 0.95  # of what is free: torch's allocator leaves gaps
 
 
@@ -111,7 +113,12 @@ def tuned(corpus: Path, overrides: Mapping[str, Any]) -> TrainConfig:
         own["global_batch_tokens"] = 0
     if given.get("strategy") == "auto" and "wire" not in given:
         own["wire"] = "fp32"
-    return from_values(own | given)
+    model, config = from_values(own), from_values(own | given)
+    for name in SHAPE:
+        has, wanted = getattr(model, name), getattr(config, name)
+        if has != wanted:
+            raise ConfigError("tune_other_model", name=name, has=has, wanted=wanted)
+    return config
 
 
 def chosen_before(file: Path) -> Choice:

@@ -12,11 +12,16 @@ def in_gib(value: float) -> str:
 
 def in_bytes(value: float) -> str:
     """As disks and networks are sold."""
-    return f"{value / 1e9:.3g} GB" if value >= 1e8 else f"{value / 1e6:.3g} MB"
+    return f"{_figures(value / 1e9)} GB" if value >= 1e8 else f"{_figures(value / 1e6)} MB"
 
 
 def in_seconds(value: float | None) -> str:
-    return text("plan_unknown") if value is None else f"{value:.3g} s"
+    return text("plan_unknown") if value is None else f"{_figures(value)} s"
+
+
+def _figures(value: float) -> str:
+    """Three of them, and never 3.01e+03."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def duration(seconds: float | None) -> str:

@@ -39,7 +39,7 @@ from aura.model.export import export_checkpoint
 from aura.plan import gpus
 from aura.plan.shapes import with_vocabulary
 from aura.run import memory_copy, sick_gpu
-from aura.run.directory import DONE, FINAL, steps_done
+from aura.run.directory import DONE, FINAL, steps_done, taken
 from aura.run.division import TakingPart
 from aura.run.out_of_memory import gpu_of, is_out_of_memory, out_of_memory
 from aura.run.progress import Progress
@@ -67,10 +67,11 @@ def run(
 ) -> int:
     """Train as the rank that the environment says; the exit code (see aura/errors.py). `activity`: who else watches."""
     try:
-        attempt = Attempt(config, run_dir, backend, activity or Activity(), shares_from)
+        with taken(run_dir, alone=place_from_environment().world_size == 1):
+            attempt = Attempt(config, run_dir, backend, activity or Activity(), shares_from)
+            return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
     except AuraError as error:
         return refuse(error, run_dir, join_timeout)
-    return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
 
 
 def refuse(error: AuraError, run_dir: Path, join_timeout: float) -> int:
@@ -127,7 +128,7 @@ class Attempt:
         self.memory = memory_copy.directory_of(os.environ.get("AURA_MEMORY", ""), run_dir.absolute().name)
         if not (run_dir / "config.json").exists():  # the run was removed: what is in memory goes with it
             memory_copy.forget(self.memory)
-        self.stop = StopSignal()
+        self.stop = StopSignal(self.speaker.line(console.text("stopping", pid=os.getpid())))
         self.members: Gang | None = None
         self.taking_part = TakingPart.all(world_size)
         self.why_stopped = console.text("stopped_with_another")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +18,44 @@ from aura.checkpoint import manifest, store
 from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG, Corpus
 from aura.durable import write_atomically
-from aura.errors import reason_of
+from aura.errors import AuraError, ConfigError, reason_of
 from aura.plan.candidates import CHOSEN
 from aura.run.runlog import write_model_config
 from aura.texts.console import text
 
 DONE = "done.json"
 FINAL = "final"  # the model as `aura export` writes it
+
+
+@contextmanager
+def taken(run_dir: Path, alone: bool) -> Iterator[None]:
+    """There, and held by this process where it is `alone`: two would set each other's checkpoints aside.
+
+    Raises AuraError; of several ranks one that starting again may help, so that the others go on without this disk.
+    """
+    refused = ConfigError if alone else AuraError
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if not os.access(run_dir, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        descriptor = os.open(run_dir, os.O_RDONLY)
+    except OSError as error:
+        raise refused("run_dir_unusable", path=run_dir, error=reason_of(error)) from None
+    try:
+        if alone:
+            _hold(descriptor, run_dir)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _hold(descriptor: int, run_dir: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError("run_dir_taken", path=run_dir) from None
+    except OSError:
+        pass  # some file servers have no locks
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from contextlib import suppress
 from types import FrameType
 
 from aura.errors import GpuFault
@@ -19,7 +21,9 @@ class StopSignal:
     All ranks agree on it at the end of a step; while waiting for the gang it acts at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, notice: str) -> None:
+        """notice: printed when the signal has to wait for the end of a step, which may take minutes on a processor."""
+        self.notice = f"{notice}\n".encode()
         self.requested = False
         self.sick: GpuFault | None = None  # what the watcher has found meanwhile
         self.back: int | None = None  # a rank that wants to take part again
@@ -37,7 +41,12 @@ class StopSignal:
         self.back = rank
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        first, self.requested = not self.requested, True
         if self.waiting:
             self.waiting = False
             raise StoppedWhileWaiting
+        if first:
+            with suppress(OSError):  # whoever read is gone
+                os.write(
+                    1, self.notice
+                )  # the signal may have come inside a print, which cannot be entered again

@@ -98,8 +98,11 @@ class Console:
         self.is_live = self.leads and sys.stdout.isatty()
         self.shown = -math.inf  # when the live line was written
 
+    def line(self, text: str) -> str:
+        return f"{CLEAR if self.is_live else ''}{self.head} {text}"
+
     def say(self, text: str) -> None:
-        put(f"{CLEAR if self.is_live else ''}{self.head} {text}")
+        put(self.line(text))
 
     def say_once(self, text: str) -> None:
         """One rank speaks for all."""
