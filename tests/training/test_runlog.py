@@ -17,6 +17,7 @@ from aura.corpus.corpus import Corpus
 from aura.model import export
 from aura.run.board import Board
 from aura.run.runlog import COLUMNS, HEADER, LOG, MODEL_CONFIG, Row, RunLog, write_model_config
+from aura.run.status import Status
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import at_step, complete, send_self, start
 
@@ -125,6 +126,20 @@ def test_a_full_disk_ends_the_log_and_not_the_training(tmp_path: Path) -> None:
     log.add(row(1))
     log.add(row(2))
     assert said == [f"{tmp_path / LOG} gets nothing more: No space left on device."]
+
+
+def test_a_status_that_cannot_be_written_says_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = Status(tmp_path / "gone/status.json")
+    for message in ("one", "two"):
+        status.set(message=message)
+    assert capsys.readouterr().out.count("cannot be written") == 1
+    (tmp_path / "gone").mkdir()
+    status.set(message="three")
+    (tmp_path / "gone").rename(tmp_path / "away")
+    status.set(message="four")
+    assert capsys.readouterr().out.count("cannot be written") == 1
 
 
 def test_model_config_names_everything(corpus: Corpus, tmp_path: Path) -> None:

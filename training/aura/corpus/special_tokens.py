@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from aura.corpus.corpus import END_OF_TEXT, TOKENIZER_CONFIG
+from aura.corpus.corpus import END_OF_TEXT, META, TOKENIZER_CONFIG, special_of
 from aura.errors import ConfigError
 
 PAD = "<|pad|>"
@@ -23,13 +23,17 @@ PADS = (PAD, "<pad>", "[PAD]", "<|padding|>")
 def settings_of(directory: Path) -> dict[str, Any]:
     """What stands beside a tokenizer, a token always as its text; empty where nothing does. Raises ConfigError."""
     settings: dict[str, Any] = {}
-    for name in (SPECIAL_TOKENS, TOKENIZER_CONFIG):
+    for name in (META, SPECIAL_TOKENS, TOKENIZER_CONFIG):
         file = directory / name
         if file.is_file():
             try:
-                settings |= json.loads(file.read_text(encoding="utf-8"))
+                said = json.loads(file.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise ConfigError("no_json", file=file, error=error) from None
+            if name != META:
+                settings |= said
+            elif "end_of_text" in said:  # of a corpus, and not of something else by that name
+                settings |= special_of(said)
     if (directory / TEMPLATE_FILE).is_file():  # where today's transformers writes it
         settings["chat_template"] = (directory / TEMPLATE_FILE).read_text(encoding="utf-8")
     for name in TOKENS:

@@ -52,6 +52,7 @@ class Status:
             **fields,
         }
         self.written = 0.0
+        self.trouble: str | None = None  # why the file could not be written; said once
         self.lock = threading.Lock()  # the gang's threads report its end
 
     def set(self, at_once: bool = False, **fields: Any) -> None:
@@ -69,5 +70,8 @@ class Status:
             self.written = time.monotonic()
             try:
                 write_atomically(self.path, {**self.fields, "updated": time.time()})
+                self.trouble = None
             except OSError as error:
-                put(text("status_not_written", path=self.path, error=error.strerror))
+                if error.strerror != self.trouble:
+                    put(text("status_not_written", path=self.path, error=error.strerror))
+                self.trouble = error.strerror
