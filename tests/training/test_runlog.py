@@ -131,15 +131,17 @@ def test_a_full_disk_ends_the_log_and_not_the_training(tmp_path: Path) -> None:
 def test_a_status_that_cannot_be_written_says_so_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = Status(tmp_path / "gone/status.json")
-    for message in ("one", "two"):
-        status.set(message=message)
-    assert capsys.readouterr().out.count("cannot be written") == 1
-    (tmp_path / "gone").mkdir()
-    status.set(message="three")
-    (tmp_path / "gone").rename(tmp_path / "away")
-    status.set(message="four")
-    assert capsys.readouterr().out.count("cannot be written") == 1
+    place = tmp_path / "rank-0"
+    status = Status(place / "status.json")
+    for trouble in range(2):
+        place.write_text("a file where the directory should be")
+        for message in ("one", "two"):
+            status.set(message=f"{message}, {trouble}")
+        assert capsys.readouterr().out.count("cannot be written") == 1
+        place.unlink()
+        status.set(message=f"well, {trouble}")
+        (place / "status.json").unlink()
+        place.rmdir()
 
 
 def test_model_config_names_everything(corpus: Corpus, tmp_path: Path) -> None:
