@@ -259,6 +259,11 @@ def test_datatrove_ends_with_who_asked_it(tmp_path: Path) -> None:
         until(False)
         assert not (tmp_path / "c.removed.json.work/buckets").exists()  # it had not come to its end
     assert not (tmp_path / "c.removed.json").exists()
+    for name in ("c", "whole"):
+        assert main([*words[4:], "--vocab-size", "500", "--output", str(tmp_path / name)]) == 0
+    assert content(tmp_path / "c") == content(tmp_path / "whole")
+    removed = [(tmp_path / f"{name}.removed.json").read_bytes() for name in ("c", "whole")]
+    assert removed[0] == removed[1]
 
 
 BY_HAND = """
