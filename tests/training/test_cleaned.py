@@ -311,6 +311,7 @@ def test_datatrove_called_by_hand_says_the_same(
 WORDS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
+import dill
 import steps
 from datatrove.utils.word_tokenizers import load_word_tokenizer
 theirs, steps.PIECES = load_word_tokenizer(sys.argv[2]), 300
@@ -318,6 +319,7 @@ ours = steps.words_of(sys.argv[3])
 for text in json.load(sys.stdin):
     assert ours.word_tokenize(text) == theirs.word_tokenize(text), text
     assert len(ours._pieces) < 3000
+assert dill.loads(dill.dumps(ours)) is ours  # as every task gets it
 """
 
 

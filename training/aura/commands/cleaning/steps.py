@@ -52,10 +52,13 @@ class Words(SpaCyTokenizer):  # type: ignore[misc]
         self._strings: dict[int, str] = {}
 
 
-@cache
 def words_of(language: str) -> Words:
-    """`language`: es, as spaCy and fastText call it."""
-    return Words(language)
+    """`language`: es, as spaCy and fastText call it. A plain function, since dill would send a cached one with an empty
+    cache of its own."""
+    return _words_of(language)
+
+
+_words_of = cache(Words)
 
 
 class LanguageFilter(BaseFilter):  # type: ignore[misc]
