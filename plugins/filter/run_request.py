@@ -16,7 +16,9 @@ PREPARE = (
 OF_TUNE = "dataset dataset_config dataset_split dataset_revision accept_licence validation_fraction".split()
 YES = ("true", "yes", "1", "on")
 # What -e may say that is no setting of a preset.
-NAMES = "preset run corpus text wait backend cpu training_cards rendezvous_port dataset documents_per_line".split()
+NAMES = (
+    "preset run corpus text wait backend cpu training_cards rendezvous_port dataset documents_per_line clean languages"
+).split()
 OF_ROLES = re.compile(r"ansible_|trainer_|corpus_|inventory_check_")
 RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 ELSEWHERE = re.compile(r"[A-Za-z0-9+.-]+:/")
@@ -62,7 +64,7 @@ def _tune_problem(given: Mapping[str, Any], here: str) -> str:
 def tune_options(given: Mapping[str, Any]) -> list[str]:
     """What `aura tune` is told beside the run and a file of dialogues."""
     options = [f"--{name.replace('_', '-')}={given[name]}" for name in OF_TUNE if str(given.get(name, ""))]
-    return options + (["--pack"] if str(given.get("pack", "")).lower() in YES else [])
+    return options + (["--pack"] if _yes(given, "pack") else [])
 
 
 def _launch_problem(given: Mapping[str, Any]) -> str:
@@ -95,6 +97,10 @@ def _launch_problem(given: Mapping[str, Any]) -> str:
     return ""
 
 
+def _yes(given: Mapping[str, Any], name: str) -> bool:
+    return str(given.get(name, "")).lower() in YES
+
+
 def datasets(words: str) -> list[str]:
     """One name (a directory may have spaces in it), or the parts of a mixture, which all have a weight."""
     return words.split() if all("=" in word for word in words.split()) else [words]
@@ -112,6 +118,7 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
 
     text, tokenizer, dataset = path("text"), path("tokenizer"), datasets(str(given.get("dataset", "")))
     corpus, word = str(given.get("corpus", "")), str(given.get("tokenizer", ""))
+    clean, languages = _yes(given, "clean"), re.findall(r"[^\s,]+", str(given.get("languages", "")))
     problem = ""
     if text and dataset:
         problem = (
@@ -124,6 +131,12 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
             "Name a file or a directory with UTF-8 text:\nansible-playbook playbooks/prepare.yml -e text=<path>\n"
             "(or a dataset of the Hugging Face hub: -e dataset=wikipedia, or a mixture: -e dataset='fineweb2-es=0.7 "
             "fineweb-edu=0.3')"
+        )
+    elif dataset and (clean or languages):
+        problem = f"-e {'clean' if clean else 'languages'}=… is for a text of one's own (-e text=<path>); leave it out."
+    elif languages and not clean:
+        problem = (
+            "-e languages=… says which languages cleaning leaves in: add -e clean=true, or leave it out."
         )
     elif ELSEWHERE.match(corpus):
         problem = (
@@ -141,8 +154,10 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
         if str(given.get(name, "")) and not (name == "tokenizer" and copied(tokenizer))
     ]
     options = [f"--{name.replace('_', '-')}={given[name]}" for name in flags]
-    if str(given.get("documents_per_line", "")).lower() in YES:
-        options.append("--documents-per-line")
+    options += [
+        f"--{name.replace('_', '-')}" for name in ("documents_per_line", "clean") if _yes(given, name)
+    ]
+    options += ["--languages", *languages] if languages else []
     return {
         "problem": problem,
         "text": copied(text),

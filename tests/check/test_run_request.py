@@ -28,6 +28,9 @@ def here(tmp_path: Path) -> Path:
         ({"text": "no.txt"}, "/no.txt on this machine.\nName a file or a directory"),
         ({"text": "books", "dataset": "c4"}, "Both a text and a dataset were named."),
         ({"text": "books", "corpus": "s3://data/es"}, "s3://data/es is no corpus of the nodes"),
+        ({"dataset": "c4", "clean": "true"}, "-e clean=… is for a text of one's own"),
+        ({"dataset": "c4", "languages": "en"}, "-e languages=… is for a text of one's own"),
+        ({"text": "books", "languages": "en", "clean": "no"}, "add -e clean=true"),
         ({"text": "books", "tokenizer": "./no.json"}, "There is no tokenizer "),
         ({"text": "books", "tokenizer": "~/mine"}, "There is no tokenizer "),
     ],
@@ -43,6 +46,10 @@ def test_what_is_on_this_machine_is_copied_and_all_else_is_an_option(here: Path)
         "problem": "", "text": f"{here}/books/", "dataset": [], "tokenizer": f"{here}/tokenizer.json",
         "options": ["--workers=2", "--documents-per-line"],
     }  # fmt: skip
+    given = {"text": "books", "clean": True, "languages": "es,en"}
+    said = request.prepare_request(given, str(here))
+    assert (said["problem"], said["options"]) == ("", ["--clean", "--languages", "es", "en"])
+    assert request.preset_settings(given) == {}
     for elsewhere in ("gpt2", "/opt/tokenizer.json"):  # of the hub, and of the first node
         said = request.prepare_request({"dataset": "c4", "tokenizer": elsewhere}, str(here))
         assert (said["problem"], said["options"]) == ("", [f"--tokenizer={elsewhere}"])

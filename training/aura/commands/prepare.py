@@ -132,8 +132,11 @@ def _add_what_is_read(parser: Parser) -> None:
     files.add_argument(
         "--clean",
         action="store_true",
-        help="leave out what occurs twice or nearly so, and rubbish, as FineWeb-2 does it for Spanish (datatrove, "
-        "installed when it is first asked for)",
+        help="leave out what occurs twice or nearly so, other languages, and rubbish, as FineWeb-2 does it "
+        "(datatrove, installed when it is first asked for)",
+    )
+    files.add_argument(
+        "--languages", nargs="+", metavar="CODE", help="that --clean leaves in: es, en or both (es)"
     )
     hub = parser.add_argument_group("or a dataset of the Hugging Face hub, or a local directory that is one")
     hub.add_argument(

@@ -26,9 +26,10 @@ WEIGHTS_MAY_LACK = 0.0101  # three times 0.33 is a whole, too
 def source_of(arguments: Namespace) -> Source:
     """Raises ConfigError, DataError."""
     if arguments.input:
+        languages = _languages(arguments)
         files = _files(arguments, arguments.input)
-        return _cleaned(arguments, files) if arguments.clean else files
-    if arguments.clean:
+        return _cleaned(arguments, files, languages) if arguments.clean else files
+    if arguments.clean or arguments.languages:
         raise ConfigError("clean_is_for_files")
     if not is_mixture(arguments.dataset):
         (name,) = arguments.dataset
@@ -84,12 +85,22 @@ def _files(arguments: Namespace, paths: list[Path]) -> LocalFiles:
     return LocalFiles(paths, arguments.dataset_column, arguments.documents_per_line, say)
 
 
-def _cleaned(arguments: Namespace, files: LocalFiles) -> Cleaned:
+def _languages(arguments: Namespace) -> list[str]:
+    """That --clean leaves in. Raises ConfigError."""
+    if arguments.languages and not arguments.clean:
+        raise ConfigError("languages_without_clean")
+    languages: list[str] = arguments.languages or ["es"]
+    if unknown := [language for language in languages if language not in unwanted.LIMITS]:
+        raise ConfigError("no_limits_for_language", language=unknown[0], known=", ".join(unwanted.LIMITS))
+    return languages
+
+
+def _cleaned(arguments: Namespace, files: LocalFiles, languages: list[str]) -> Cleaned:
     output = _directory(arguments)
     workers = arguments.workers or len(os.sched_getaffinity(0))
-    cleaner = partial(unwanted.found_by_datatrove, workers=workers)
+    cleaner = partial(unwanted.found_by_datatrove, workers=workers, languages=languages)
     record = output.with_name(f"{output.name}.removed.json")
-    return Cleaned(files, record, cleaner, unwanted.settings(), say)
+    return Cleaned(files, record, cleaner, unwanted.settings(languages), say)
 
 
 def _directory(arguments: Namespace) -> Path:
