@@ -17,13 +17,16 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aura import __version__
-from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.durable import replace_text, write_atomically
 from aura.texts.console import text
+
+if TYPE_CHECKING:
+    from aura.cluster.ranks import Ranks  # with torch, which a controller has not
 
 LOG = "training_log.csv"
 MODEL_CONFIG = "model_config.json"
