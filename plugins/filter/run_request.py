@@ -14,6 +14,7 @@ PREPARE = (
     "validation_fraction max_errors workers"
 ).split()
 OF_TUNE = "dataset dataset_config dataset_split dataset_revision accept_licence validation_fraction".split()
+LANGUAGES = ("en", "es")  # that cleaning has limits for
 YES = ("true", "yes", "1", "on")
 # What -e may say that is no setting of a preset.
 NAMES = (
@@ -134,6 +135,10 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
         )
     elif dataset and (clean or languages):
         problem = f"-e {'clean' if clean else 'languages'}=… is for a text of one's own (-e text=<path>); leave it out."
+    elif unknown := sorted({*languages} - {*LANGUAGES}):
+        problem = (
+            f"-e languages=… takes {' and '.join(LANGUAGES)}, separated by a comma, and not {unknown[0]}."
+        )
     elif languages and not clean:
         problem = (
             "-e languages=… says which languages cleaning leaves in: add -e clean=true, or leave it out."

@@ -81,13 +81,16 @@ def test_who_looks_is_told_of_both(tmp_path: Path, playbook: str, words: list[st
 def test_who_was_not_there_at_the_end_of_a_run_is_named() -> None:
     template = (tree.ROOT / "playbooks/templates/status.j2").read_text()
 
-    def shown(*states: str) -> Any:
+    def shown(*states: str, unit: str = "inactive") -> Any:
+        """unit: of a rank that is done; while it starts again it says so still."""
         nodes = {
             f"node{number}": {
                 "trainer_answers": True,
                 "script_status": {},
                 "trainer_status": [
-                    RANKS["ranks"][0] | {"rank": number, "node": f"node{number}", "state": state}
+                    RANKS["ranks"][0]
+                    | {"rank": number, "node": f"node{number}", "state": state}
+                    | ({"unit": {"ActiveState": unit}} if state == "done" else {})
                 ],
             }
             for number, state in enumerate(states)
@@ -97,6 +100,7 @@ def test_who_was_not_there_at_the_end_of_a_run_is_named() -> None:
     assert "done, and node2 was not there" in shown("done", "done", "joining")
     assert "stop.yml --limit node1,node2" in shown("done", "joining", "joining")
     assert "was not there" not in shown("training", "joining") + shown("done", "done")
+    assert "was not there" not in shown("done", "joining", unit="active")
 
 
 def test_a_stop_stops_those_that_answer_and_says_which_one_was_not_told(tmp_path: Path) -> None:

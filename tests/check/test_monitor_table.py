@@ -61,7 +61,9 @@ def test_a_mixture_is_validated_by_part() -> None:
         "bits_per_byte": 0.91249,
         "bits_per_byte_of_parts": {"fineweb2-es": 0.9302, "fineweb-edu": 0.8704},
     }
-    ranks = [rank(0, **dict.fromkeys(said)), rank(1, **said)]
+    # What a rank said before it died does not count beside one that is further.
+    old = {"bits_per_byte": 2.0, "bits_per_byte_of_parts": {"fineweb2-es": 2.0}, "step": 1}
+    ranks = [rank(0, **old), rank(1, **said)]
     wanted = "Validation: 0.9125 bits per byte (fineweb2-es 0.9302, fineweb-edu 0.8704)."
     assert table({"node0": [LOAD, ranks[:1], 1000], "node1": [LOAD, ranks[1:], 1000]})[-2] == wanted
     node = {"trainer_answers": True, "script_status": {}, "trainer_status": [

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tree
+from aura.commands.cleaning import unwanted
 
 request = tree.plugin("filter/run_request")
 
@@ -31,12 +32,20 @@ def here(tmp_path: Path) -> Path:
         ({"dataset": "c4", "clean": "true"}, "-e clean=… is for a text of one's own"),
         ({"dataset": "c4", "languages": "en"}, "-e languages=… is for a text of one's own"),
         ({"text": "books", "languages": "en", "clean": "no"}, "add -e clean=true"),
+        (
+            {"text": "books", "languages": "es,fr", "clean": "yes"},
+            "takes en and es, separated by a comma, and not fr",
+        ),
         ({"text": "books", "tokenizer": "./no.json"}, "There is no tokenizer "),
         ({"text": "books", "tokenizer": "~/mine"}, "There is no tokenizer "),
     ],
 )
 def test_what_cannot_be_prepared_is_refused(here: Path, given: dict[str, Any], sentence: str) -> None:
     assert sentence in request.prepare_request(given, str(here))["problem"]
+
+
+def test_cleaning_knows_the_languages_that_may_be_named() -> None:
+    assert set(request.LANGUAGES) == set(unwanted.LIMITS)
 
 
 def test_what_is_on_this_machine_is_copied_and_all_else_is_an_option(here: Path) -> None:

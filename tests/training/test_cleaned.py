@@ -121,6 +121,13 @@ def test_interrupted_it_ends_with_the_same_bytes(
     assert cleaner.calls == 2  # once for each output
 
 
+def test_where_nothing_is_left_it_says_why(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", ["malo uno", "malo dos", "malo uno"])
+    for _ in range(2):  # also from what was written down
+        with pytest.raises(DataError, match=r"Cleaning leaves nothing of .*c\.removed\.json says what went"):
+            build(cleaned(file, tmp_path / "c", Bad()), tmp_path / "c", SETTINGS)
+
+
 def test_it_is_for_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="are for files"):
         main(["--dataset", "c4", "--clean", "--output", str(tmp_path / "c")])

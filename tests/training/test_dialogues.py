@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,12 @@ def test_a_list_and_other_forms_are_read(tmp_path: Path) -> None:
     (tmp_path / "latin.jsonl").write_text('{"prompt": "niño", "completion": "sí"}\n', encoding="latin-1")
     with pytest.raises(AuraError, match="it is not UTF-8; if it is Latin-1, `iconv -f latin1"):
         list(dialogues.read([tmp_path / "latin.jsonl"], IGNORING))
+    packed = tmp_path / "latin.jsonl.gz"
+    packed.write_bytes(gzip.compress('{"prompt": "niño", "completion": "sí"}\n'.encode("utf-16")))
+    with pytest.raises(AuraError, match="if it is UTF-16, `gzip -dc") as caught:
+        list(dialogues.read([packed], IGNORING))
+    subprocess.run(["sh", "-c", str(caught.value).split("`")[1]], check=True)
+    assert len(list(dialogues.read([tmp_path / "latin-utf8.jsonl.gz"], IGNORING))) == 1
     with pytest.raises(AuraError, match="JSON lines"):
         list(dialogues.read([written(tmp_path, [], "a.txt")], IGNORING))
 

@@ -8,10 +8,14 @@ import multiprocessing
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from aura import __version__
+from aura.cluster.ranks import Ranks
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.model import export
@@ -103,6 +107,52 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     log.add(row(1))
     log.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def complete_together(folder: Path, logs: list[str]) -> list[list[list[float]]]:
+    """The logs of so many nodes, in processes of their own; what each says that it lacked."""
+
+    def work(rank: int) -> None:
+        meet = {"init_method": f"file://{folder}/meet", "rank": rank, "world_size": len(logs)}
+        dist.init_process_group("gloo", **meet)
+        log = RunLog(folder / str(rank) / LOG, True, 20, print, ["es"])
+        missed = log.complete(Ranks(rank, ["n"] * len(logs), torch.device("cpu")))
+        log.add(replace(row(25), bits_of_parts={"es": 1.0}))
+        log.close()
+        said = [[one.step, one.loss, one.bits_of_parts.get("es")] for one in missed]
+        (folder / str(rank) / "missed").write_text(json.dumps(said))
+
+    processes = []
+    for rank, log in enumerate(logs):
+        (folder / str(rank)).mkdir()
+        (folder / str(rank) / LOG).write_text(log)
+        processes.append(multiprocessing.get_context("fork").Process(target=work, args=(rank,)))
+        processes[-1].start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    return [json.loads((folder / str(rank) / "missed").read_text()) for rank in range(len(logs))]
+
+
+def test_a_node_takes_from_the_others_what_its_log_lacks(tmp_path: Path) -> None:
+    """And what an attempt that was given up has left there; a row that cannot be read counts for nothing."""
+    header = HEADER.rstrip() + ",bits_per_byte/es\n"
+
+    def line(step: int, loss: float, speed: float) -> str:
+        return f"{step},1,{100 * step},{loss},,0.001,0.7,{speed},{speed},,{loss / 4}\n"
+
+    def log(speed: float, *rows: tuple[int, float]) -> str:
+        return header + "".join(line(*each, speed) for each in rows)
+
+    well = ((5, 4.5), (10, 4.25), (15, 4.0), (20, 3.75))
+    away = log(3.0, (5, 4.5), (10, 4.375)) + line(12, 4.5, 3.0).replace("4.5", "4\0")
+    missed = complete_together(tmp_path, [away, log(1.0, *well), log(2.0, *well)])
+    assert missed == [[[15, 4.0, 1.0], [20, 3.75, 0.9375]], [], []]
+    found = [rows(tmp_path / str(rank) / LOG) for rank in range(3)]
+    for each in found:
+        assert [(int(one["step"]), float(one["loss"])) for one in each[:4]] == list(well)
+        assert each[4]["step"] == "25" and each[4]["bits_per_byte/es"] == "1.0" and len(each) == 5
+    assert found[1][0]["seconds"] == "1.0"
 
 
 def test_a_log_with_other_columns_is_set_aside(tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ def test_tensorboard_has_the_tags_of_the_guides(reference: list[Trainer]) -> Non
     events = EventAccumulator(str(reference[0].run_dir / "tensorboard")).Reload()
     assert set(events.Tags()["scalars"]) >= GUIDE_TAGS
     assert list(curve(reference[0])) == list(range(1, 21))
-    assert list(curve(reference[1])) == list(range(1, 21)), "every node has them"
+    assert not (reference[1].run_dir / "tensorboard").exists(), (
+        "nodes that know no addresses may share a disk"
+    )
 
 
 def test_a_finished_run_says_so_and_does_not_wait_for_others(

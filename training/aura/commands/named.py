@@ -8,6 +8,7 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aura.checkpoint.manifest import MANIFEST
 from aura.commands.fetched import checkpoint_here
@@ -40,15 +41,18 @@ def model_named(named: Path | Address) -> Model:
     raise ConfigError("no_model_named", path=named)
 
 
-def add_model(parser: Parser) -> None:
+def add_model(parser: Parser, with_flag: bool = False) -> None:
+    """with_flag: the run behind --run-dir, as the guides have it."""
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument(
-        "run",
-        nargs="?",
-        type=Path,
-        metavar="RUN",
-        help="a run's directory, or its name in runs/",
-    )
+    about: dict[str, Any] = {
+        "type": Path,
+        "metavar": "RUN",
+        "help": "a run's directory, or its name in runs/",
+    }
+    if with_flag:
+        which.add_argument("--run-dir", dest="run", **about)
+    else:
+        which.add_argument("run", nargs="?", **about)
     which.add_argument(
         "--checkpoint",
         type=place,

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 
-from aura.commands.named import model_named
+from aura.commands.named import add_model, model_asked
 from aura.errors import ConfigError, Parser
 from aura.model import export, sample
-from aura.storage.address import place
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(prog="aura sample", description="Continue a text with a trained model.")
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument(
-        "--run-dir",
-        type=Path,
-        metavar="DIR",
-        help="take the newest checkpoint of this run (or its name in runs/)",
-    )
-    which.add_argument(
-        "--checkpoint",
-        type=place,
-        metavar="DIR",
-        help="take this checkpoint, also one of s3://…, or what aura export made of one",
-    )
+    add_model(parser, with_flag=True)
     parser.add_argument("--prompt", default="", help="beginning of the text (none)")
     parser.add_argument("--tokens", type=int, default=100, metavar="N", help="tokens to add (100)")
     add_choice(parser)
     arguments = parser.parse_args(argv)
     check_choice(arguments)
     check_typed(arguments.prompt)
-    trained = sample.load(model_named(arguments.checkpoint or arguments.run_dir).path)
+    trained = sample.load(model_asked(arguments).path)
     begin = trained.id_of("bos_token")
     start = [] if begin is None else [begin]  # a document begins after the end of another
     given = start + trained.tokenizer.encode(arguments.prompt, add_special_tokens=False).ids

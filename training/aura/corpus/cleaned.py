@@ -18,6 +18,7 @@ from aura.corpus.files import Advance
 from aura.corpus.listener import NOBODY
 from aura.corpus.sources import Problems, Source
 from aura.durable import replace_text
+from aura.errors import DataError
 from aura.texts import console
 
 EXAMPLES = 10  # of every reason
@@ -44,6 +45,7 @@ class Cleaned:
         self.say = say
         self.position: Any = None  # of the source, and how many documents it has given
         self._identity: dict[str, Any] = {}
+        self._read = 0  # documents, to know what goes
         self._gone: set[int] | None = None  # numbers of documents, from 0
 
     def identity(self, advance: Advance) -> dict[str, Any]:
@@ -85,7 +87,10 @@ class Cleaned:
         for reason, numbers in record["removed"].items():
             self.say(console.text("removed", count=len(numbers), reason=reason))
         self.say(console.text("removed_is_in", path=self.record))
-        return {number for numbers in record["removed"].values() for number in numbers}
+        gone = {number for numbers in record["removed"].values() for number in numbers}
+        if gone and len(gone) == record["documents"]:
+            raise DataError("all_is_removed", name=self.name, path=self.record)
+        return gone
 
     def _look(self, problems: Problems) -> dict[str, Any]:
         """What goes, by reason: the numbers, and some of the documents."""
@@ -106,14 +111,16 @@ class Cleaned:
                 remove(number, reason, text)
         finally:
             shutil.rmtree(work, ignore_errors=True)
-        return {"examples": examples, "removed": removed}
+        return {"documents": self._read, "examples": examples, "removed": removed}
 
     def _different(
         self, problems: Problems, remove: Callable[[int, str, str], None]
     ) -> Iterator[tuple[int, str]]:
         """Documents that have not occurred before."""
         seen: set[bytes] = set()
+        self._read = 0
         for number, text in enumerate(self.source.documents(None, problems, NOBODY.start("", None))):
+            self._read += 1
             digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
             if digest in seen:
                 remove(number, EXACT, text)

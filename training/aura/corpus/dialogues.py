@@ -33,7 +33,7 @@ from aura.corpus import chatml
 from aura.corpus.corpus import NOT_LEARNT
 from aura.corpus.encode import document_hash
 from aura.corpus.files import JSON_LINES, Advance, kind_of, open_file, reading
-from aura.corpus.running_text import conversion
+from aura.corpus.running_text import conversion, encoding_of
 from aura.errors import DataError
 from aura.texts.console import text
 
@@ -83,8 +83,9 @@ def _records(path: Path, advance: Advance) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(stream, 1):
                 if line.strip():
                     yield number, json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        why = text("dialogue_not_utf8", command=conversion(path))
+    except UnicodeDecodeError as error:
+        kind = encoding_of(error.object)
+        why = text("dialogue_not_utf8", kind=kind, command=conversion(path, kind))
         raise DataError("no_dialogue", path=path, number=number, error=why) from None
     except ValueError as error:
         raise DataError("no_dialogue", path=path, number=number, error=error) from None

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from aura.corpus.running_text import CHUNK
+from aura.corpus.running_text import CHUNK, COMPRESSED_BY
 from aura.errors import DataError
 from aura.texts import console
 
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+COMPRESSED = tuple(COMPRESSED_BY)
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 KINDS = (".txt", *JSON_LINES, ".parquet")
 ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar")

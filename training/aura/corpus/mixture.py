@@ -11,10 +11,12 @@ A part that is used up ends the mixture: without it the weights could not be kep
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -40,11 +42,7 @@ class Mixture:
     given, what was left out before that batch, and its documents and tokens so far."""
 
     def __init__(self, parts: list[Part]) -> None:
-        names = [part.name for part in parts]
-        self.parts = [
-            part if names.count(part.name) == 1 else replace(part, name=f"{part.name}-{number}")
-            for number, part in enumerate(parts, start=1)
-        ]
+        self.parts = [replace(part, name=name) for part, name in zip(parts, _names(parts), strict=True)]
         self.name = ", ".join(f"{part.weight:.1%} {part.source.name}" for part in parts)
         self.size: int | None = None  # how much of each is read, the weights decide
         self.position: Any = None
@@ -100,6 +98,19 @@ class Mixture:
             problems.say(console.text("part_used_up", name=last.part.name, tokens=last.tokens))
             skipped = _sum([skipped, last.behind_the_last()])
         problems.counts |= skipped
+
+
+def _names(parts: list[Part]) -> list[str]:
+    """No two alike, and without what would end a column of the log."""
+    names: list[str] = []
+    for part in parts:
+        free = name = re.sub(r'[",\s]', "_", part.name)
+        for number in count(2):
+            if free not in names:
+                break
+            free = f"{name}-{number}"
+        names.append(free)
+    return names
 
 
 @dataclass

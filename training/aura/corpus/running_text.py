@@ -19,6 +19,8 @@ from aura.texts import console
 DOCUMENT_CHARS = 4096  # a document ends with the first paragraph that reaches this length
 LONGEST_DOCUMENT = 65536  # characters; text without blank lines is cut here, at a space
 CHUNK = 1 << 20  # bytes read at once
+LATIN = "Latin-1"
+COMPRESSED_BY = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 BLANK_LINES = re.compile(r"\n[ \t]*(?:\n\s*)+")
 
 
@@ -81,16 +83,26 @@ def no_text(path: Path, offset: int, line: int, byte: int) -> str:
     """What to say of a byte that is not UTF-8, or zero, which no text has."""
     if byte == 0:
         return console.text("zero_byte", path=path, offset=offset, line=line)
-    kind = "UTF-16" if offset == 0 and byte in (0xFE, 0xFF) else "Latin-1"  # with such a byte UTF-16 begins
+    kind = encoding_of(bytes([byte])) if offset == 0 else LATIN
     command = conversion(path, kind)
     where = {"path": path, "offset": offset, "line": line, "byte": byte}
     return console.text("byte_not_utf8", **where, kind=kind, command=command)
 
 
-def conversion(path: Path, kind: str = "Latin-1") -> str:
+def conversion(path: Path, kind: str = LATIN) -> str:
     """The command that writes the file again, as UTF-8."""
-    made = path.with_name(f"{path.stem}-utf8{path.suffix}")
-    return f"iconv -f {kind.lower().replace('n-', 'n')} -t utf8 {quote(str(path))} > {quote(str(made))}"
+    iconv = f"iconv -f {kind.lower().replace('n-', 'n')} -t utf8"
+    if not (tool := COMPRESSED_BY.get(path.suffix.lower())):
+        made = path.with_name(f"{path.stem}-utf8{path.suffix}")
+        return f"{iconv} {quote(str(path))} > {quote(str(made))}"
+    inner = Path(path.stem)
+    made = path.with_name(f"{inner.stem}-utf8{inner.suffix}{path.suffix}")
+    return f"{tool} -dc {quote(str(path))} | {iconv} | {tool} > {quote(str(made))}"
+
+
+def encoding_of(begin: bytes) -> str:
+    """What text that begins so, and is not UTF-8, is most likely."""
+    return "UTF-16" if begin[:1] in (b"\xfe", b"\xff") else LATIN
 
 
 def _next_cut(text: str, begin: int, ended: bool) -> tuple[int, int] | None:

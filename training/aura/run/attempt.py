@@ -257,6 +257,7 @@ class Attempt:
             resume_from=resume_from,
             shares_from=self.shares_from,
             saves=self._saves(nodes),
+            logs=self._saves(nodes) and (bool(self.place.peers) or ranks.rank == 0),
             device=self.device,
             ranks=ranks,
             taking_part=self.taking_part,

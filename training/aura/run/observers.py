@@ -152,7 +152,7 @@ class Curves(Observer):
             self.board.add_system(step.number, self.device)
         if step.validation_loss is not None:
             self._add(step.number, step.validation_loss, self.progress.bits_per_byte(self.bits))
-        if step.is_logged:
+        if step.is_logged or step.validation_loss is not None:  # there will be a row
             self.board.flush()
 
     def _add(self, step: int, loss: float, bits: ByPart) -> None:

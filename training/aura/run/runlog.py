@@ -12,10 +12,10 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,7 @@ class Row:
 
 COLUMNS = [column.name for column in fields(Row) if column.name != "bits_of_parts"]
 HEADER = ",".join(COLUMNS) + "\n"
+BY_OWN_CLOCK = ("tokens_per_second", "seconds")
 OF_PART = "bits_per_byte/"  # before the name of a part, in the columns behind those
 
 
@@ -68,9 +69,7 @@ class RunLog:
     ) -> None:
         """`resumed_step` is the step of the checkpoint that the run goes on from, None for a new run."""
         self.path, self.say, self.parts = path, say, parts
-        # A file that is a part may have any name; a comma in it would be one column more.
-        names = [OF_PART + re.sub(r'[",\s]', "_", part) for part in parts]
-        self.header = ",".join([*COLUMNS, *names]) + "\n"
+        self.header = ",".join([*COLUMNS, *(OF_PART + part for part in parts)]) + "\n"
         self.descriptor: int | None = None
         self.lines: dict[int, str] = {}  # that were there, by step
         if not writes:
@@ -84,34 +83,41 @@ class RunLog:
 
     def complete(self, ranks: Ranks) -> list[Row]:
         """Take what this node has missed from the others' logs, and return it. All ranks have to call this, and before
-        any adds a row."""
+        any adds a row.
+
+        Rows that differ are those of an attempt that was given up while a node was away: they become what most nodes
+        have, and of as many the first.
+        """
         own = self.lines if self.descriptor is not None else {}
-        digest = hashlib.blake2b(repr(list(own)).encode(), digest_size=7).digest()
+        digest = hashlib.blake2b("".join(map(_of_all, own.values())).encode(), digest_size=7).digest()
         logs = ranks.gather([int(self.descriptor is not None), int.from_bytes(digest, "big")])
-        unlike = {tuple(log): rank for rank, log in reversed(list(enumerate(logs))) if log[0]}
-        if len(unlike) < 2:
+        holders: dict[int, list[int]] = {}  # of each log
+        for rank, (writes, found) in enumerate(logs):
+            if writes:
+                holders.setdefault(found, []).append(rank)
+        if len(holders) < 2:
             return []
-        merged = dict(own)
-        for rank in sorted(unlike.values()):
+        rows: dict[int, str] = {}
+        for rank, *_ in sorted(holders.values(), key=lambda them: (-len(them), them[0])):
             file = self.header + "".join(own.values())
-            merged = _lines(ranks.broadcast_bytes(file.encode(), rank).decode(), self.header) | merged
-        missed = sorted(set(merged) - set(own))
-        if self.descriptor is None or not missed:
+            rows = _lines(ranks.broadcast_bytes(file.encode(), rank).decode(), self.header) | rows
+        if self.descriptor is None:
             return []
         try:
-            replace_text(self.path, self.header + "".join(merged[step] for step in sorted(merged)))
+            replace_text(self.path, self.header + "".join(rows[step] for step in sorted(rows)))
             self.close()
             self.descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             self._give_up(error)
-        return [self._row(merged[step]) for step in missed]
+        return [self._row(rows[step]) for step in sorted(set(rows) - set(own))]
 
     def _row(self, line: str) -> Row:
-        kinds = {"step": int, "epoch": int, "tokens_seen": int}
-        words = zip([*COLUMNS, *self.parts], line.rstrip("\n").split(","), strict=True)
-        cells = [(name, kinds.get(name, float)(word) if word else None) for name, word in words]
-        own, of_parts = cells[: len(COLUMNS)], cells[len(COLUMNS) :]
-        return Row(**dict(own), bits_of_parts={part: bits for part, bits in of_parts if bits is not None})  # type: ignore[arg-type]
+        cells = _cells(line)
+        own = {name: value for name, value in zip(COLUMNS, cells, strict=False) if value is not None}
+        whole = {name: int(own.pop(name)) for name in ("step", "epoch", "tokens_seen")}
+        of_parts = zip(self.parts, cells[len(COLUMNS) :], strict=True)
+        parts = {part: bits for part, bits in of_parts if bits is not None}
+        return Row(**whole, **{"loss": None, **own}, bits_of_parts=parts)  # type: ignore[arg-type]
 
     def add(self, row: Row) -> None:
         if self.descriptor is None:
@@ -157,8 +163,27 @@ def _lines(log: str, header: str) -> dict[int, str]:
     return {
         int(line.partition(",")[0]): line
         for line in lines
-        if line.count(",") == header.count(",") and line.partition(",")[0].isdecimal()
+        if line.count(",") == header.count(",") and _is_row(line)
     }
+
+
+def _is_row(line: str) -> bool:
+    try:
+        _cells(line)
+    except ValueError:
+        return False
+    return line.partition(",")[0].isdecimal()
+
+
+def _cells(line: str) -> list[float | None]:
+    """Raises ValueError."""
+    return [float(word) if word else None for word in line.rstrip("\n").split(",")]
+
+
+def _of_all(line: str) -> str:
+    """What all nodes write alike."""
+    cells = line.split(",")
+    return ",".join(cell for name, cell in zip_longest(COLUMNS, cells) if name not in BY_OWN_CLOCK)
 
 
 def write_model_config(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int) -> None:

@@ -77,6 +77,7 @@ class Run:
     resume_from: Path | None  # a checkpoint; otherwise the newest that any rank holds, or from the beginning
     shares_from: Path | None  # a record of decisions (balance.py) to take in place of measuring
     saves: bool  # the ranks of one node share a disk
+    logs: bool  # and where the ranks do not know each other's addresses, nodes may share one: rank 0 alone
     device: torch.device
     ranks: Ranks
     taking_part: TakingPart
@@ -297,11 +298,11 @@ def observers_of(
     """In the order in which they are told: what one finds out, those behind it write down."""
     config, ranks, speaker, status = run.config, run.ranks, run.speaker, run.status
     progress, step = snapshot.progress, snapshot.progress.step
-    board = Board(run.log_dir, run.saves, step, speaker.say)
+    board = Board(run.log_dir, run.logs, step, speaker.say)
     windows = Windows(run.corpus, "validation", config.seq_len)
     validate = partial(validation_loss, snapshot.model, windows, config, ranks, run.device)
     bits = bits_per_byte(run.corpus, windows, validation_windows(windows, config))
-    log = RunLog(run.directory / LOG, run.saves, None if is_new else step, speaker.say, list(bits.parts))
+    log = RunLog(run.directory / LOG, run.logs, None if is_new else step, speaker.say, windows.names)
     comparison = Comparison(ranks, strategy, progress, status)
     observers = [
         comparison,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.durable import write_atomically
+from aura.errors import reason_of
 from aura.texts.console import put, text
 from aura.watch.runs import begun_of
 
@@ -72,6 +73,6 @@ class Status:
                 write_atomically(self.path, {**self.fields, "updated": time.time()})
                 self.trouble = None
             except OSError as error:
-                if error.strerror != self.trouble:
-                    put(text("status_not_written", path=self.path, error=error.strerror))
-                self.trouble = error.strerror
+                if (reason := reason_of(error)) != self.trouble:
+                    put(text("status_not_written", path=self.path, error=reason))
+                self.trouble = reason
