@@ -37,9 +37,7 @@ class Windows:
         paths = [Path(corpus.path, entry["name"]) for entry in entries if entry["tokens"]]
         # Of each shard: which part of a mixture it is validated with, "" where there are none.
         self.parts = [entry.get("part", "") for entry in entries if entry["tokens"]]
-        self.names = [
-            part for part in dict.fromkeys(self.parts) if part
-        ]  # of a mixture's parts, in validation text
+        self.names = [part for part in dict.fromkeys(self.parts) if part]
         self.shards = [np.memmap(path, dtype=f"<u{corpus.bytes_per_token}", mode="r") for path in paths]
         self.starts = np.array([0, *accumulate(len(shard) for shard in self.shards)])
         self.seq_len = seq_len

@@ -46,7 +46,6 @@ class StopSignal:
             self.waiting = False
             raise StoppedWhileWaiting
         if first:
+            # Not by print: the signal may have come inside one, which cannot be entered again.
             with suppress(OSError):  # whoever read is gone
-                os.write(
-                    1, self.notice
-                )  # the signal may have come inside a print, which cannot be entered again
+                os.write(1, self.notice)
