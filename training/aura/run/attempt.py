@@ -248,6 +248,7 @@ class Attempt:
     def _train(self, corpus: Corpus, log_dir: Path, nodes: list[str], resume_from: Path | None) -> bool:
         """True when the run is complete; False when a rank was asked to stop."""
         ranks = Ranks(self.members.rank if self.members else 0, nodes, self.device, self.activity)
+        saves = self._saves(nodes)
         attempt = self.members.attempt if self.members else f"alone-{secrets.token_hex(4)}"
         this_run = Run(
             config=self.config,
@@ -256,8 +257,8 @@ class Attempt:
             log_dir=log_dir,
             resume_from=resume_from,
             shares_from=self.shares_from,
-            saves=self._saves(nodes),
-            logs=self._saves(nodes) and (bool(self.place.peers) or ranks.rank == 0),
+            saves=saves,
+            logs=saves and (bool(self.place.peers) or ranks.rank == 0),
             device=self.device,
             ranks=ranks,
             taking_part=self.taking_part,
