@@ -169,7 +169,7 @@ bench-seeds: $(DEV) $(TRAINER) ## compare what AdamW learns with transformers' l
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/paired_seeds.py
 
 .PHONY: bench-gpu
-bench-gpu: $(DEV) $(TRAINER) ## measure speed and memory of the presets on one GPU (8 minutes; with CORPUS=DIR also two models to one loss)
+bench-gpu: $(DEV) $(TRAINER) ## measure speed and memory of the presets on one GPU (10 minutes; with CORPUS=DIR also two models to one loss)
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/gpu.py
 	@$(if $(CORPUS),PYTHONPATH=$(CURDIR)/training python benchmarks/to_loss.py --corpus $(CORPUS))
 

@@ -81,7 +81,7 @@ class NullCard:
             **(of_rank or {}),
         }
         words = f"--steps {STEPS_OF_RUN} --gradient-accumulation-steps 2 --validation-windows 80"
-        words += " --allow-dataset-oversubscription true"
+        words += " --allow-dataset-oversubscription true --micro-batch batch_size"
         with tempfile.TemporaryDirectory() as run:
             command = [self.python, HERE / "step.py", str(last), "train", "--corpus", self.folder / "corpus"]
             command += ["--run-dir", f"{run}/run", "--preset", preset, *words.split(), *flags]

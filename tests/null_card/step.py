@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from aura.cluster.ranks import Ranks
 from aura.commands.cli import main
-from aura.plan.memory import largest_micro_batch, memory_of
+from aura.plan.memory import memory_of
 from aura.run.progress import Step
 from aura.run.trainer import Trainer
 from aura.strategy.delayed import Delayed
@@ -37,10 +38,14 @@ def watch(last: int) -> None:
     def watched(self: Trainer, *arguments: Any) -> Step:
         step = commit(self, *arguments)
         if step.number == last:
-            batch = largest_micro_batch(self.config)
+            # micro_batch=auto chooses both
+            batch, config = (
+                self.batches.largest,
+                replace(self.config, loss_chunk=self.batches.config.loss_chunk),
+            )
             row = {
                 "batch": batch,
-                "plan": memory_of(self.config, batch, on_gpu=True, ranks=self.ranks.world_size).tensors,
+                "plan": memory_of(config, batch, on_gpu=True, ranks=self.ranks.world_size).tensors,
                 "peak": torch.cuda.max_memory_allocated(),
                 "reserved": torch.cuda.max_memory_reserved(),
                 **{what: count.value for what, count in COUNTS.items()},

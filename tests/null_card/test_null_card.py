@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from presets import CARDS, NullCard, installed
+from presets import CARDS, GIB, NullCard, installed
 
 pytestmark = pytest.mark.more
 KINDS = {"eager": "false", "compiled": "true"}
@@ -25,6 +25,19 @@ def test_a_preset_needs_what_the_plan_says_and_fits_its_card(card: NullCard, pre
     assert row["peak"] == pytest.approx(row["plan"], rel=0.05, abs=SMALL)
     assert (row["waits"], row["copies_to_host"]) == (1, 1)
     assert row["graph_breaks"] == 0 and row["graphs"] <= (4 if kind == "compiled" else 0)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("preset", "gib"), [("gpt2-medium", 12), ("gpt2", 24), ("qwen3-350m", 24)])
+def test_a_filled_card_is_as_full_as_the_plan_says(
+    card: NullCard, preset: str, gib: float, kind: str
+) -> None:
+    """At its worst: beside the gradients of a micro-batch before."""
+    step = ("--micro-batch", "auto", "--gradient-accumulation-steps", "96", "--batch-size", "1")
+    row = card.row(preset, gib, "--compile", KINDS[kind], *step, "--loss-chunk", "1024")
+    assert row["batch"] > 1 and row["reserved"] < 0.85 * gib * GIB
+    assert row["peak"] == pytest.approx(row["plan"], rel=0.05)
 
 
 @pytest.mark.timeout(600)

@@ -23,7 +23,7 @@ def test_the_plan_of_a_gang_knows_the_device_of_every_rank(corpus: Corpus, tmp_p
     slow = gpus.Gpu("Unlike", 2**34, {"fp32": 1e9}, "made up: it cannot be reached — tenía", is_gpu=True)
 
     def unlike() -> None:
-        attempt.gpu_of = lambda device: slow  # type: ignore[assignment]
+        attempt.gpu_of = lambda device, own: slow  # type: ignore[assignment]
 
     (first, _) = complete(start(tmp_path, corpus, 2, "--steps 1", faults={1: unlike}))
     assert "1 x CPU, 1 x Unlike" in first.text

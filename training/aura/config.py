@@ -56,6 +56,7 @@ class TrainConfig:
     batch_size: int = _setting(minimum=1)
     gradient_accumulation_steps: int = _setting(minimum=1)
     rank_batch_sizes: str = _setting()
+    micro_batch: str = _setting()
     global_batch_tokens: int = _setting(minimum=0)
     balance: str = _setting(choices=("equal", "speed"))
     precision: str = _setting(choices=("fp32", "bf16", "fp16"))
@@ -134,33 +135,39 @@ class TrainConfig:
     def batch_sizes(self, ranks: int) -> list[int]:
         """Largest micro-batch of every rank [sequences]. Raises ConfigError."""
         sizes = self._asked_sizes(ranks)
-        if not self.global_batch_tokens:
+        if self.micro_batch not in MICRO_BATCH:
+            sizes = self._numbers("micro_batch", ranks)
+        elif not self.global_batch_tokens:
             return sizes
         # Micro-batches of one length, as far as the share allows: torch.compile makes kernels for each length.
         pairs = zip(self.shares(ranks), sizes, strict=True)
         return [math.ceil(share / math.ceil(share / size)) for share, size in pairs]
 
     def _asked_sizes(self, ranks: int) -> list[int]:
-        if not self.rank_batch_sizes:
-            return [self.batch_size] * ranks
-        words = self.rank_batch_sizes.split(",")
+        return (
+            self._numbers("rank_batch_sizes", ranks) if self.rank_batch_sizes else [self.batch_size] * ranks
+        )
+
+    def _numbers(self, name: str, ranks: int) -> list[int]:
+        """Of every rank; one number is of each."""
+        words = (value := getattr(self, name)).split(",")
         if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-            raise ConfigError("rank_batch_sizes_wrong", value=self.rank_batch_sizes)
-        if len(words) != ranks:
-            raise ConfigError(
-                "rank_batch_sizes_count", value=self.rank_batch_sizes, count=len(words), ranks=ranks
-            )
-        return [int(word) for word in words]
+            raise ConfigError("numbers_wrong", name=name, value=value)
+        if len(words) not in (1, ranks):
+            raise ConfigError("numbers_of_ranks", name=name, value=value, count=len(words), ranks=ranks)
+        return [int(word) for word in words] * (ranks // len(words))
 
     def among(self, ranks: int, taking_part: Sequence[int]) -> TrainConfig:
         """For those of the ranks of a launch that take part: together they compute the step of all. Raises
         ConfigError."""
         if len(taking_part) == ranks:
             return self
-        sizes = self._asked_sizes(ranks)
-        own = ",".join(str(sizes[rank]) for rank in taking_part) if self.rank_batch_sizes else ""
-        tokens = sum(self.shares(ranks)) * self.seq_len
-        return replace(self, rank_batch_sizes=own, global_batch_tokens=tokens)
+        own: dict[str, Any] = {"global_batch_tokens": sum(self.shares(ranks)) * self.seq_len}
+        for name in ("rank_batch_sizes", "micro_batch"):
+            if getattr(self, name) not in ("", *MICRO_BATCH):
+                sizes = self._numbers(name, ranks)
+                own[name] = ",".join(str(sizes[rank]) for rank in taking_part)
+        return replace(self, **own)
 
     def shares(self, ranks: int) -> list[int]:
         """Sequences of every rank in one optimizer step; with balance=speed, at first. Raises ConfigError."""
@@ -171,16 +178,9 @@ class TrainConfig:
         borders = (sequences * part // parts for part in accumulate(sizes, initial=0))
         shares = [stop - start for start, stop in pairwise(borders)]
         if 0 in shares:
-            raise ConfigError(
-                "rank_without_share",
-                tokens=self.global_batch_tokens,
-                sequences=sequences,
-                seq_len=self.seq_len,
-                among=f"rank_batch_sizes={self.rank_batch_sizes}"
-                if self.rank_batch_sizes
-                else f"{ranks} ranks",
-                rank=shares.index(0),
-            )
+            among = f"rank_batch_sizes={self.rank_batch_sizes}" if self.rank_batch_sizes else f"{ranks} ranks"
+            step = {"tokens": self.global_batch_tokens, "sequences": sequences, "seq_len": self.seq_len}
+            raise ConfigError("rank_without_share", **step, among=among, rank=shares.index(0))
         return shares
 
     def digest(self) -> str:
@@ -197,6 +197,7 @@ SETTINGS = {setting.name: setting for setting in fields(TrainConfig) if setting.
 # What a configuration on a disk means that is older than these settings; a digest is made without them where they say
 # just that, so that a run that is done stays so.
 LATER = {
+    "micro_batch": "auto",
     "zero_projections": False,
     "embedding_lr": 0.0,
     "head_lr": 0.0,
@@ -222,6 +223,10 @@ BEFORE = LATER | {
     "balance": "equal",
     "tokens": 0,
 }
+MICRO_BATCH = ("auto", "batch_size")  # or numbers
+OF_A_MICRO_BATCH = frozenset(
+    {"batch_size", "loss_chunk"}
+)  # who names one of them gets that one, and auto no more
 DDP = "ddp"  # a strategy that there was: every rank computed all updates. `sharded` gives the same gradients.
 # Who gives both means something else than what would happen.
 SAY_THE_SAME = {
@@ -264,9 +269,8 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     refuse_two_ways(given)
     names = [*preset_names(), AUTO, MANUAL, TUNE]
     if preset not in names:
-        raise ConfigError(
-            "unknown_preset", preset=preset, hint=did_you_mean(preset, names), names=", ".join(names)
-        )
+        hint = did_you_mean(preset, names)
+        raise ConfigError("unknown_preset", preset=preset, hint=hint, names=", ".join(names))
     if preset == AUTO:
         raise ConfigError("auto_with_ranks")
     if preset == TUNE:
@@ -274,6 +278,8 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     own = own_settings(preset)
     if "gradient_accumulation_steps" in given and "global_batch_tokens" not in given:
         own["global_batch_tokens"] = 0  # of two ways to say a step, a person's own is the one that is meant
+    if OF_A_MICRO_BATCH & given.keys():
+        own["micro_batch"] = "batch_size"
     values = own | given
     lacking = ["/".join(flags(name)) for name in MANUAL_NEEDS if name not in values]
     if preset == MANUAL and lacking:
@@ -342,9 +348,8 @@ def _unknown_setting(name: str) -> ConfigError:
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
     """`value` as int, float, bool or str; text is parsed, and 2.0 is not an int."""
-    wanted = in_words(
-        {"int": "a_whole_number", "float": "a_number", "bool": "true_or_false", "str": "a_word"}[kind]
-    )
+    kinds = {"int": "a_whole_number", "float": "a_number", "bool": "true_or_false", "str": "a_word"}
+    wanted = in_words(kinds[kind])
     wrong = ConfigError(
         "setting_has_wrong_type", name=name, value=value, wanted=wanted, help=in_words(f"help_{name}")
     )
@@ -370,13 +375,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
 
 def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     if (choices := limits.get("choices")) and value not in choices:
-        raise ConfigError(
-            "setting_has_unknown_value",
-            name=name,
-            value=value,
-            hint=did_you_mean(str(value), choices),
-            choices=", ".join(choices),
-        )
+        said = {"hint": did_you_mean(str(value), choices), "choices": ", ".join(choices)}
+        raise ConfigError("setting_has_unknown_value", name=name, value=value, **said)
     for limit, key, is_met in (
         ("minimum", "setting_at_least", operator.ge),
         ("maximum", "setting_at_most", operator.le),

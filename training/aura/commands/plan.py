@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from aura.errors import ConfigError, Parser
 from aura.plan import gpus
 from aura.plan.auto import USABLE, Choice, choose, chosen_before, sized_for, tuned
 from aura.plan.candidates import Decision, cluster_of, decide, exchanging
+from aura.plan.filling import filling
 from aura.plan.gpus import Gpu
 from aura.plan.memory import GIB
 from aura.plan.plan import Plan, plan_for
@@ -48,6 +50,7 @@ def main(argv: list[str]) -> int:
         config = with_vocabulary(config, corpus.vocab_size)
         check_vocabulary(corpus, config.vocab_size, config.preset)
     ranks = arguments.nodes * arguments.ranks_per_node
+    config = replace(config, **filling(config, [gpu] * ranks))
     decision = _decision(config, [gpu] * ranks, arguments)
     if config.strategy == "auto":
         chosen = decision.chosen if decision else None

@@ -11,6 +11,7 @@ from typing import Any
 
 from aura.config import (
     AUTO,
+    OF_A_MICRO_BATCH,
     TUNE,
     TrainConfig,
     as_words,
@@ -64,6 +65,8 @@ class Choice:
     def with_these(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Its settings, but where a person says others."""
         settings = {**self.settings, **overrides}
+        if OF_A_MICRO_BATCH & self.settings.keys() and OF_A_MICRO_BATCH.isdisjoint(overrides):
+            settings.setdefault("micro_batch", "auto")
         if "global_batch_tokens" in overrides and "gradient_accumulation_steps" not in overrides:
             settings.pop("gradient_accumulation_steps", None)  # it follows
         return settings
@@ -113,6 +116,8 @@ def tuned(corpus: Path, overrides: Mapping[str, Any]) -> TrainConfig:
         own["global_batch_tokens"] = 0
     if given.get("strategy") == "auto" and "wire" not in given:
         own["wire"] = "fp32"
+    if OF_A_MICRO_BATCH & given.keys():
+        own["micro_batch"] = "batch_size"
     model, config = from_values(own), from_values(own | given)
     for name in SHAPE:
         has, wanted = getattr(model, name), getattr(config, name)

@@ -39,6 +39,7 @@ class Gpu:
     mfu: float = 0.4  # the part of the peak that others have reached with torch.compile
     mfu_source: str = NOT_REPORTED  # of mfu
     is_gpu: bool = True
+    has_spare: bool = True  # micro_batch=auto may take more of its memory than batch_size asks for
 
 
 def _gpu(name: str, gib: float, half: float, single: float, source: str, mfu: float, mfu_source: str) -> Gpu:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aura.config import TrainConfig
+from aura.config import MICRO_BATCH, TrainConfig
 from aura.plan.shapes import shape_of
 
 GIB = 2**30
@@ -343,6 +343,7 @@ def fits(config: TrainConfig, available: float | Sequence[float], on_gpu: bool, 
 
 def largest_micro_batch(config: TrainConfig) -> int:
     """Of any rank [sequences]."""
-    if not config.rank_batch_sizes:
-        return min(config.batch_size, config.global_batch_tokens // config.seq_len or config.batch_size)
-    return max(config.batch_sizes(config.rank_batch_sizes.count(",") + 1))
+    own = config.micro_batch if config.micro_batch not in MICRO_BATCH else config.rank_batch_sizes
+    if own:
+        return max(config.batch_sizes(own.count(",") + 1))
+    return min(config.batch_size, config.global_batch_tokens // config.seq_len or config.batch_size)

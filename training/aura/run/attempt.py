@@ -41,7 +41,7 @@ from aura.plan.shapes import with_vocabulary
 from aura.run import memory_copy, sick_gpu
 from aura.run.directory import DONE, FINAL, steps_done, taken
 from aura.run.division import TakingPart
-from aura.run.out_of_memory import gpu_of, is_out_of_memory, out_of_memory
+from aura.run.out_of_memory import asks_for_less, gpu_of, is_out_of_memory, out_of_memory
 from aura.run.progress import Progress
 from aura.run.start import Run, trainer_of, with_steps
 from aura.run.status import Status
@@ -114,9 +114,10 @@ class Attempt:
         if config.compile == "true":
             check_compiler(self.device)
         rank, world_size, node = self.place.rank, self.place.world_size, self.place.node
+        self.own = run_dir / f"rank-{rank}"
         self.speaker = console.Console(rank, world_size, node, str(self.device))
         self.status = Status(
-            run_dir / f"rank-{rank}" / "status.json",
+            self.own / "status.json",
             rank=rank,
             world_size=world_size,
             node=node,
@@ -205,9 +206,8 @@ class Attempt:
             return [place.node]
         self.status.set(state="joining", message=console.text("waiting_for_ranks"))
         run = self.run_dir.absolute().name
-        own = self.run_dir / f"rank-{place.rank}"
         told = versions(self.backend) | {"settings": self.config.digest(), "corpus": corpus.fingerprint}
-        self.members = members = join(place, run, timeout, self.backend, told, report=say, directory=own)
+        self.members = members = join(place, run, timeout, self.backend, told, report=say, directory=self.own)
         ranks = tuple(member.rank for member in members.members)
         self.taking_part = TakingPart(place.world_size, ranks)
         self.speaker.leads = members.rank == 0
@@ -262,7 +262,7 @@ class Attempt:
             device=self.device,
             ranks=ranks,
             taking_part=self.taking_part,
-            devices=[gpus.Gpu(**gpu) for gpu in ranks.all_of(asdict(gpu_of(self.device)))],
+            devices=[gpus.Gpu(**gpu) for gpu in ranks.all_of(asdict(gpu_of(self.device, self.own)))],
             speaker=self.speaker,
             status=self.status,
             stop=self.stop,
@@ -323,10 +323,12 @@ class Attempt:
         if fault := sick_gpu.fault_in(error):
             self._end_sick(fault)
         if is_out_of_memory(error):
-            sentence = out_of_memory(self.config, self.place, self.device)
+            about = (self.config, self.place, self.device, self.own)
+            less, here = asks_for_less(*about), {"rank": self.place.rank, "node": self.place.node}
+            sentence = console.text("asks_for_less", **here) if less else out_of_memory(*about)
             # With all ranks each holds less of the optimizer's state: once they are back, it may fit again.
-            fits_with_all = self.members is not None and self.members.absent
-            code = EXIT_TEMPORARY if fits_with_all else ConfigError.exit_code
+            fits_later = less or (self.members is not None and self.members.absent)
+            code = EXIT_TEMPORARY if fits_later else ConfigError.exit_code
             self._end("failed", sentence, code)
         else:
             traceback.print_exc()

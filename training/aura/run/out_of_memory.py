@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -10,15 +11,28 @@ from aura.checkpoint import store
 from aura.cluster.place import Place
 from aura.config import TrainConfig
 from aura.plan import gpus
+from aura.plan.filling import filling
 from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit
 from aura.texts import console
 
+NO_SPARE = "no_spare"  # in a rank's directory: its GPU had not the room that micro_batch=auto took
 
-def gpu_of(device: torch.device) -> gpus.Gpu:
+
+def gpu_of(device: torch.device, own: Path) -> gpus.Gpu:
+    """own: the rank's directory."""
     if device.type == "cpu":
         return gpus.cpu()
     properties = torch.cuda.get_device_properties(device)
-    return gpus.called(properties.name, properties.total_memory)
+    found = gpus.called(properties.name, properties.total_memory)
+    return replace(found, has_spare=not (own / NO_SPARE).exists())
+
+
+def asks_for_less(config: TrainConfig, place: Place, device: torch.device, own: Path) -> bool:
+    """Has micro_batch=auto taken more than is there? From the next attempt on the rank computes batch_size."""
+    if not filling(config, [gpu_of(device, own)] * place.world_size):
+        return False
+    (own / NO_SPARE).touch()
+    return True
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -28,10 +42,10 @@ def is_out_of_memory(error: Exception) -> bool:
     )
 
 
-def out_of_memory(config: TrainConfig, place: Place, device: torch.device) -> str:
+def out_of_memory(config: TrainConfig, place: Place, device: torch.device, own: Path) -> str:
     """What to do about it: the least harmful changes with which the same step fits, by the plan's memory model."""
     size, on_gpu = config.batch_sizes(place.world_size)[place.rank], device.type != "cpu"
-    room, ranks = gpu_of(device).memory, place.world_size
+    room, ranks = gpu_of(device, own).memory, place.world_size
     needed = memory_of(config, largest_micro_batch(config), on_gpu, ranks).total
     batch = {"size": size, "seq_len": config.seq_len}
     what = console.text("out_of_memory", rank=place.rank, node=place.node, **batch)

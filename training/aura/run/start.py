@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import warmup_steps
 from aura.plan.candidates import CHOSEN
+from aura.plan.filling import filling
 from aura.plan.gpus import Gpu
 from aura.plan.memory import largest_micro_batch
 from aura.plan.plan import Plan, plan_for
@@ -88,6 +90,7 @@ class Run:
     saver: store.Saver
     memory: Path | None  # where copies between two checkpoints are
     writer: Writer  # of its checkpoints: this attempt
+    filling: dict[str, Any] = field(default_factory=dict)  # what micro_batch=auto is on these ranks' devices
 
     @property
     def checkpoints(self) -> Path:
@@ -96,7 +99,7 @@ class Run:
     @property
     def shared(self) -> TrainConfig:
         """What the ranks that are there compute together. `config` is what the run was asked for."""
-        return self.taking_part.shared(self.config)
+        return replace(self.taking_part.shared(self.config), **self.filling)
 
 
 def trainer_of(run: Run) -> Trainer:
@@ -106,7 +109,8 @@ def trainer_of(run: Run) -> Trainer:
     allow_tensor_cores(run.config, run.device)
     take_deterministic_kernels(run.config)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run.directory / COMPILED).absolute()))
-    model = model_of(run.config, run.device)
+    run = replace(run, filling=filling(run.shared, run.devices))
+    model = model_of(run.shared, run.device)
     begin_with(run.corpus, model)
     if compiles(run.config, run.device):
         model.compile_blocks(lengths=run.shared.batch_sizes(ranks.world_size)[ranks.rank])
@@ -117,7 +121,7 @@ def trainer_of(run: Run) -> Trainer:
     run = replace(run, config=setting.config)
     plan = plan_of(run, setting.lines)
     strategy = strategy_of(run.config, ranks, model)
-    loss_scale = loss_scale_of(run.config, delayed=isinstance(strategy, Delayed))
+    loss_scale = loss_scale_of(run.shared, delayed=isinstance(strategy, Delayed))
     batches = Batches(windows, run.shared, Division(run.shared, ranks.nodes), ranks.rank, run.device)
     say_what_is_trained(run, model, batches)
     state = newest_state(run, model, strategy)
@@ -222,6 +226,10 @@ def batch_lines(run: Run, batches: Batches) -> Iterator[str]:
     counts = [math.ceil(share / size) for share, size in pairs]
     shown = {"sizes": in_short(division.sizes), "counts": in_short(counts)}
     yield console.text("batches", **shown, sequences=sequences)
+    if run.filling:
+        before, now = run.taking_part.shared(run.config), run.shared
+        asked = {"asked": in_short(before.batch_sizes(len(counts))), "asked_chunk": before.loss_chunk}
+        yield console.text("micro_batch_filled", sizes=shown["sizes"], chunk=now.loss_chunk, **asked)
     yield console.text("length", steps=run.config.steps, epoch=len(batches.windows) / sequences)
 
 
@@ -300,7 +308,7 @@ def observers_of(
     progress, step = snapshot.progress, snapshot.progress.step
     board = Board(run.log_dir, run.logs, step, speaker.say)
     windows = Windows(run.corpus, "validation", config.seq_len)
-    validate = partial(validation_loss, snapshot.model, windows, config, ranks, run.device)
+    validate = partial(validation_loss, snapshot.model, windows, run.shared, ranks, run.device)
     bits = bits_per_byte(run.corpus, windows, validation_windows(windows, config))
     log = RunLog(run.directory / LOG, run.logs, None if is_new else step, speaker.say, windows.names)
     comparison = Comparison(ranks, strategy, progress, status)
