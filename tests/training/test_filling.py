@@ -14,7 +14,7 @@ from aura.errors import EXIT_TEMPORARY, ConfigError
 from aura.model.gpt import GPT
 from aura.plan import gpus
 from aura.plan.auto import Choice
-from aura.plan.filling import CHUNK, FULL, LATE, filling
+from aura.plan.filling import CHUNK, FULL, SEVERAL, filling
 from aura.plan.memory import largest_micro_batch, memory_of
 from aura.run import attempt
 from trainers import Trainer, complete, curve, start
@@ -24,7 +24,15 @@ BIG, SMALL = gpus.find("RTX 4090"), gpus.find("RTX 3060")
 AUTO = "--micro-batch auto --gradient-accumulation-steps 6 --loss-chunk 12 "
 
 
-@pytest.mark.parametrize("settings", [{}, {"strategy": "auto", "optimizer": "muon"}, {"wire": "int4"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"strategy": "auto", "optimizer": "muon"},
+        {"wire": "int4"},
+        {"balance": "speed", "global_batch_tokens": 491520},
+    ],
+)
 @pytest.mark.parametrize("preset", ["gpt2", "gpt2-medium", "qwen3-350m"])
 def test_a_card_is_filled_and_not_more(preset: str, settings: dict[str, Any]) -> None:
     config = resolve(preset, settings)
@@ -38,9 +46,9 @@ def test_a_card_is_filled_and_not_more(preset: str, settings: dict[str, Any]) ->
         for device, before, size in sizes:
             needs = memory_of(filled, size, on_gpu=True, ranks=ranks).total
             assert size >= before and needs <= max(FULL * device.memory, _needs(config, before, ranks))
-        late = config.strategy == "auto" and config.optimizer == "muon" and ranks > 1
-        if late and filled.batch_sizes(ranks) != config.batch_sizes(ranks):
-            assert min(filled.shares(ranks)) >= LATE * max(filled.batch_sizes(ranks))
+        divided = config.balance == "speed" or (config.strategy == "auto" and config.optimizer == "muon")
+        if divided and ranks > 1 and filled.batch_sizes(ranks) != config.batch_sizes(ranks):
+            assert min(filled.shares(ranks)) >= SEVERAL * max(filled.batch_sizes(ranks))
 
 
 def _needs(config: Any, size: int, ranks: int) -> int:

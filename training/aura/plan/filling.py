@@ -20,7 +20,8 @@ from aura.plan.memory import memory_of
 FULL = 0.8  # of a card's memory: others use it too, a desktop for one
 ENOUGH = 32_768  # tokens of a micro-batch: with more of them an H100 is not faster
 CHUNK = 4096  # tokens of the loss at once: of a chunk, too, launches and one addition to the gradient are fixed costs
-LATE = 8  # micro-batches that a step has at least where an exchange may be hidden behind a part of them
+# Micro-batches that a step has at least where an exchange may be hidden behind a part of them, or unlike ranks share it
+SEVERAL = 8
 
 
 def filling(config: TrainConfig, devices: Sequence[Gpu]) -> dict[str, Any]:
@@ -49,20 +50,21 @@ def _fits(config: TrainConfig, size: int, room: float, ranks: int) -> bool:
 
 def _largest(config: TrainConfig, asked: int, share: int, room: float, ranks: int) -> int:
     """Of as few micro-batches as there may be."""
-    for count in range(LATE if _may_be_late(config, ranks) else 1, math.ceil(share / asked)):
+    for count in range(SEVERAL if _is_divided(config, ranks) else 1, math.ceil(share / asked)):
         size = math.ceil(share / count)
         if size * config.seq_len <= ENOUGH and _fits(config, size, room, ranks):
             return max(size, asked)
     return asked
 
 
-def _may_be_late(config: TrainConfig, ranks: int) -> bool:
-    return ranks > 1 and config.strategy != "rounds" and (config.strategy == "auto" or config.delay > 0)
+def _is_divided(config: TrainConfig, ranks: int) -> bool:
+    late = config.strategy != "rounds" and config.delay > 0
+    return ranks > 1 and (late or config.balance == "speed")
 
 
 def _fullest(config: TrainConfig, ranks: int) -> TrainConfig:
     """Of what strategy=auto may still choose, what needs most memory."""
     if config.strategy != "auto" or ranks == 1:
         return config
-    delay = 1 / LATE if config.optimizer == "muon" else 0.0
+    delay = 1 / SEVERAL if config.optimizer == "muon" else 0.0
     return replace(config, strategy="sharded", wire="int8", delay=delay)
