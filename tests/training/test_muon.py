@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from aura.config import resolve
@@ -10,6 +12,9 @@ from aura.model.family import model_of
 from aura.model.gpt import GPT
 from aura.optim import muon
 from aura.plan.flops import update_flops
+from aura.strategy.pieces import owners
+from aura.strategy.shard import Shard
+from aura.strategy.sharded import whole_matrices
 from torch.utils.flop_counter import FlopCounterMode
 
 SMALL = {"layers": 1, "d_model": 32, "seq_len": 16, "vocab_size": 50, "optimizer": "muon"}
@@ -68,6 +73,49 @@ def test_it_is_muon_by_the_book() -> None:
         mine.step(1e-2)
     for name, value in expected.items():
         assert torch.allclose(model.get_parameter(name).double(), value, atol=1e-5), name
+
+
+GPT2 = {"layers": 9, "d_model": 32}  # more square matrices than one has rows
+QWEN3 = {"family": "qwen3", "layers": 3, "d_model": 64, "heads": 4, "kv_heads": 2}
+
+
+@pytest.mark.parametrize("shape", [GPT2, QWEN3], ids=["gpt2", "qwen3"])
+@pytest.mark.parametrize("ranks", [1, 2], ids=["whole", "owned"])
+def test_matrices_of_one_shape_can_go_together(shape: dict[str, Any], ranks: int) -> None:
+    """As on a GPU, in stacks of several sizes, against one after the other. Of an owner c_attn's parts are segments."""
+    config = resolve("gpt2-nano", SMALL | shape)
+    results = []
+    for most in (1, 10_000, 1 << 24):
+        torch.manual_seed(0)
+        model = model_of(config)
+        shard = None
+        if ranks > 1:
+            parameters, whole = dict(model.named_parameters()), whole_matrices(model)
+            owned = owners({name: tuple(p.shape) for name, p in parameters.items()}, whole, ranks)
+            shard = Shard(parameters, owned[0], set(whole))
+        updated = shard or model
+        mine = muon.optimizer_of(updated, config)
+        assert isinstance(mine, muon.Muon)
+        assert all(len(names) == 1 for names in mine.stacks), "a CPU takes them one by one"
+        mine.stacks = list(muon.stacks(mine.shapes, most))
+        results.append(list(map(len, mine.stacks)))
+        for _ in range(2):
+            for parameter in dict(updated.named_parameters()).values():
+                parameter.grad = torch.randn(parameter.shape) * torch.rand(())
+            mine.step(1e-2)
+        numbers = {name: p.detach().clone() for name, p in updated.named_parameters()} | mine.tensors()
+        if most == 1:
+            expected = numbers
+        for name, number in numbers.items():
+            assert (number - expected[name]).norm() <= 1e-6 * expected[name].norm(), (name, most)
+    one_by_one, few, many = results
+    assert set(one_by_one) == {1} and len(many) < len(few) < len(one_by_one)
+
+
+def test_a_stack_has_no_more_than_it_may() -> None:
+    shapes = {f"small.{i}": (1, 8, 2) for i in range(5)} | {f"large.{i}": (3, 8, 8) for i in range(2)}
+    stacks = list(muon.stacks(shapes, 40))
+    assert stacks == [["small.0", "small.1"], ["small.2", "small.3"], ["small.4"], ["large.0"], ["large.1"]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -21,6 +21,7 @@ GIB = 2**30
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 CODE_BITS, CODE_BLOCK = {"int8": 8, "int4": 4}, 128  # on the wire; a block has one byte more
 PIECE = 1 << 22  # elements that the optimizer updates at once where it is not torch's fused kernel
+STACK = 1 << 24  # elements of Muon's matrices that are updated at once on a GPU
 BLOCK = 256  # int8 moments: elements that share one fp32 scale
 # What the driver, CUDA and its libraries keep for one process. Between 0.3 and 0.8 GiB by card and driver.
 CONTEXT = 600 * 2**20
@@ -283,12 +284,23 @@ def _of_delay(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> int:
 def _temporary(config: TrainConfig, s: Sizes, on_gpu: bool) -> int:
     """Temporary bytes of the optimizer, which updates a piece at once; measured, as the test does."""
     piece = min(PIECE, max(s.embedding, s.matrix))
-    if config.optimizer == "muon":  # a matrix at once; on a GPU its iterations are in bf16
-        return (6 if on_gpu else 12) * s.matrix
+    if config.optimizer == "muon":  # a matrix at once; on a GPU many, with the iterations in bf16
+        return 6 * _stack_of_matrices(s) if on_gpu else 12 * s.matrix
     # The random numbers of the rounding are 64-bit integers.
     if config.parameter_format == "bf16":
         return 40 * piece
     return piece * {"fp32": 0, "bf16": 24, "int8": 36}[config.moment_format]
+
+
+def _stack_of_matrices(s: Sizes) -> int:
+    """Elements of the largest stack of matrices that Muon updates at once, at the most: of several owners each may have
+    fewer."""
+    of_shapes: dict[tuple[int, int], int] = {}
+    for matrix in s.shape.matrices:
+        shape = matrix.rows // matrix.parts, matrix.columns
+        of_shapes[shape] = of_shapes.get(shape, 0) + s.shape.layers * matrix.parts
+    together = (min(count, STACK // (r * c)) * r * c for (r, c), count in of_shapes.items())
+    return max(s.matrix, *together)
 
 
 def settings_that_fit(
