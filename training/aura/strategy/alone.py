@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -24,10 +24,20 @@ def fill_missing(parameters: Iterable[nn.Parameter]) -> None:
             parameter.grad = torch.zeros_like(parameter)
 
 
-def norm_of_sum(gradients: Sequence[Tensor]) -> Tensor:
+def norm_of_sum(gradients: list[Tensor]) -> Tensor:
     """L2 of all together, () in fp64."""
-    norms = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients])
+    norms = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32))
     return torch.linalg.vector_norm(norms, dtype=torch.float64)
+
+
+def scale(gradients: list[Tensor], factor: float) -> None:
+    """All of them, in place."""
+    if gradients[0].is_cuda:
+        torch._foreach_mul_(gradients, factor)
+        return
+    # A CPU has no launches to save, and would round the factor to the format of the gradients.
+    for gradient in gradients:
+        gradient.mul_(factor)
 
 
 def take_all(whole: Mapping[str, Tensor], optimizer: Optimizer, sizes: Mapping[str, int]) -> None:
@@ -65,8 +75,7 @@ class Alone(Strategy):
         good_loss, good_norm = math.isfinite(loss), math.isfinite(norm)
         if good_loss and good_norm:
             factor = clip_factor(norm, self.clip, told.tokens) / told.loss_scale
-            for gradient in gradients:
-                gradient.mul_(factor)
+            scale(gradients, factor)
             self.optimizer.step(lr)
         outcome = Outcome(
             loss_sum=loss,

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.optim.muon import optimizer_of
-from aura.strategy.alone import fill_missing, norm_of_sum, take_all
+from aura.strategy.alone import fill_missing, norm_of_sum, scale, take_all
 from aura.strategy.checksum import checksum
 from aura.strategy.delayed import LATE, Delayed
 from aura.strategy.interface import Outcome, Strategy, Told, clip_factor, outcome_of
@@ -117,8 +117,7 @@ class Rounds(Strategy):
         outcome = replace(outcome_of(rows), gradient_norm=math.sqrt(sum(own_norms) / len(rows)))
         if not outcome.left_out:
             factor = clip_factor(norm / told.tokens, self.config.clip, told.tokens) / told.loss_scale
-            for gradient in gradients:
-                gradient.mul_(factor)
+            scale(gradients, factor)
             self.local.step(lr)
             self.tokens += told.tokens
         return outcome
