@@ -137,4 +137,5 @@ def orthogonalised(matrices: Tensor) -> Tensor:
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         del gram
         x = torch.baddbmm(x, polynomial, x, beta=a)
+        del polynomial
     return x if wide else x.mT

@@ -284,8 +284,11 @@ def _of_delay(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> int:
 def _temporary(config: TrainConfig, s: Sizes, on_gpu: bool) -> int:
     """Temporary bytes of the optimizer, which updates a piece at once; measured, as the test does."""
     piece = min(PIECE, max(s.embedding, s.matrix))
-    if config.optimizer == "muon":  # a matrix at once; on a GPU many, with the iterations in bf16
-        return 6 * _stack_of_matrices(s) if on_gpu else 12 * s.matrix
+    if config.optimizer == "muon" and on_gpu:  # gradients in fp32 and bf16, or three times as much in bf16
+        return 6 * _stack_of_matrices(s)
+    if config.optimizer == "muon":  # of a matrix: itself, the polynomial of its rows, and what comes of both
+        squares = ((m, min(m.rows // m.parts, m.columns) ** 2) for m in s.shape.matrices)
+        return 4 * max(2 * len(m) + m.parts * square for m, square in squares)
     # The random numbers of the rounding are 64-bit integers.
     if config.parameter_format == "bf16":
         return 40 * piece
