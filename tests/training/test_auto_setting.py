@@ -7,12 +7,14 @@ import math
 import os
 import re
 import signal
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from aura.commands import cli, launch_local
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import Corpus
@@ -30,6 +32,8 @@ from aura.plan.step_time import (
     step_seconds,
 )
 from aura.run import measure
+from aura.strategy import formats
+from aura.strategy.codec import BLOCK
 from trainers import Fault, at_step, both, complete, send_self, start
 
 MUON = {"optimizer": "muon"}
@@ -337,7 +341,7 @@ def as_if(bytes_per_second: float) -> Fault:
     def put_in() -> None:
         measure.link_speed = lambda ranks: bytes_per_second  # type: ignore[assignment]
         measure.micro_batch_seconds = lambda *_: 0.1  # type: ignore[assignment]
-        measure.codings = lambda device: {wire: Coding() for wire in ("int8", "int4")}  # type: ignore[assignment]
+        measure.codings = lambda *_: {wire: Coding() for wire in ("int8", "int4")}  # type: ignore[assignment]
 
     return put_in
 
@@ -389,6 +393,41 @@ def test_a_run_chooses_and_goes_on_as_it_has_begun(corpus: Corpus, tmp_path: Pat
     assert "Measured for strategy=auto" in fewer[0].text
     assert json.loads((fewer[1].run_dir / "plan.json").read_text())["ranks"] == 2
     assert fewer[0].done["step"] == 10
+
+
+@pytest.mark.parametrize("nodes", ["abc", "aab"])
+def test_the_codec_is_measured_with_as_much_as_the_run_encodes_at_once(
+    nodes: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    """Mostly, that is. Where two ranks share a node, each of them a half."""
+
+    def noted(rank: int) -> Fault:
+        def put_in() -> None:
+            os.environ["AURA_NODE"] = nodes[rank]
+            codings, encode = measure.codings, formats.encode
+            as_if(1e5)()
+            free, seen = measure.codings, []
+
+            def asked(device: torch.device, elements: Mapping[str, int]) -> Mapping[str, Coding]:
+                (tmp_path / f"asked-{rank}").write_text(str(elements["int4"]))
+                found = codings(device, elements)
+                assert all(coding.encode > 0 < coding.decode for coding in found.values())
+                return free(device, elements)
+
+            def encoded(values: torch.Tensor, format_: str) -> torch.Tensor:
+                seen.append(len(values) if format_ == "int4" else 0)
+                (tmp_path / f"seen-{rank}").write_text(str(statistics.mode(seen)))
+                return encode(values, format_)
+
+            measure.codings, formats.encode = asked, encoded  # type: ignore[assignment]
+
+        return put_in
+
+    run = RUN.replace("--steps 8", "--steps 2")
+    complete(start(tmp_path / "run", corpus, 3, run, {rank: noted(rank) for rank in range(3)}))
+    for rank in range(3):
+        asked, seen = (int((tmp_path / f"{what}-{rank}").read_text()) for what in ("asked", "seen"))
+        assert asked and asked == pytest.approx(seen, abs=BLOCK)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

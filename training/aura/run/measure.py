@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.corpus.windows import Windows
 from aura.model.language_model import LanguageModel
-from aura.plan.candidates import Cluster
+from aura.plan.candidates import Cluster, exchanging
 from aura.plan.gpus import Gpu
 from aura.plan.memory import CODE_BITS
 from aura.plan.rank import ranks_of
@@ -27,12 +27,12 @@ from aura.run.batches import Batches
 from aura.run.division import Division
 from aura.run.rehearsal import forward_and_backward
 from aura.strategy.codec import decode, encode
+from aura.strategy.sharded import owned_in_rounds
 
 FIRST, MOST = 2**18, 2**25  # bytes that a rank sends in one exchange
 ENOUGH = 0.25  # seconds: an exchange that takes so long says how fast the link is
 FACTOR = 8  # at the most, from one exchange to the next
 LONGEST, TIMES = 1.0, 9  # seconds, and micro-batches
-ELEMENTS = 2**18  # that are encoded and decoded
 
 
 def cluster(
@@ -48,7 +48,7 @@ def cluster(
     batches = Batches(windows, config, Division(config, ranks.nodes), ranks.rank, device)
     batches.begin_step(1)
     own = micro_batch_seconds(config, ranks, model, batches)
-    coding = codings(device)
+    coding = codings(device, pieces(config, ranks, model))
     # Where the share is no multiple of the micro-batch, the last one is shorter.
     count = math.ceil(batches.share / batches.size)
     seconds = own * batches.share / batches.size / count
@@ -110,27 +110,39 @@ def micro_batch_seconds(config: TrainConfig, ranks: Ranks, model: LanguageModel,
     compute = partial(forward_and_backward, config, model, batch.inputs, batch.targets)
     compute()
     ranks.total([0.0])  # those that compile have done so
-    found = _seconds(compute, batches.device)
+    found = _seconds(compute, batches.device, LONGEST)
     for parameter in model.parameters():
         parameter.grad = None
     return found
 
 
-def codings(device: torch.device) -> dict[str, Coding]:
-    """Of int8 and int4, for each element."""
-    values = torch.randn(ELEMENTS, device=device, generator=torch.Generator(device).manual_seed(0))
+def pieces(config: TrainConfig, ranks: Ranks, model: LanguageModel) -> dict[str, int]:
+    """By wire, how many elements this rank mostly encodes at once. A round bounds them: 4 MiB in the wire's format are
+    8 million in int4. Every rank has to ask at the same time."""
     found = {}
     for wire in CODE_BITS:
-        there = _seconds(partial(encode, values, wire), device)
-        back = _seconds(partial(decode, encode(values, wire), wire, ELEMENTS), device)
-        found[wire] = Coding(there / ELEMENTS, back / ELEMENTS)
+        _, rounds = owned_in_rounds(model, ranks, exchanging(config, wire, 0.0))
+        # Ranks that share a link encode a part each (strategy/by_node.py).
+        found[wire] = math.ceil(max(rounds[0].lengths) / ranks.nodes.count(ranks.nodes[ranks.rank]))
     return found
 
 
-def _seconds(act: Callable[[], object], device: torch.device) -> float:
-    """The median, of as many as there is time for."""
+def codings(device: torch.device, elements: Mapping[str, int]) -> dict[str, Coding]:
+    """By wire, for each element, where so many are encoded and decoded at once: with few of them, a card's time is that
+    of its launches."""
+    found, longest = {}, LONGEST / len(elements) / 2
+    for wire, count in elements.items():
+        values = torch.randn(count, device=device, generator=torch.Generator(device).manual_seed(0))
+        there = _seconds(partial(encode, values, wire), device, longest)
+        back = _seconds(partial(decode, encode(values, wire), wire, count), device, longest)
+        found[wire] = Coding(there / count, back / count)
+    return found
+
+
+def _seconds(act: Callable[[], object], device: torch.device, longest: float) -> float:
+    """The median, of as many as there is time for: `longest` seconds."""
     found: list[float] = []
-    while len(found) < TIMES and sum(found) < LONGEST:
+    while len(found) < TIMES and sum(found) < longest:
         _wait_for(device)
         began = time.perf_counter()
         act()

@@ -67,12 +67,9 @@ class Sharded(Strategy):
         self.device = first.device
         self.format = format_of(config, first.dtype)
         weight_format = self.format if self.format.changes else whole_format(first.dtype)
-        matrices = whole_matrices(model) if config.optimizer == "muon" else {}
-        shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
-        self.owned = owners(shapes, matrices, ranks.world_size)
-        slowest = min(speed for (speed,) in ranks.gather([math.ceil(link_mbit())]))
-        self.rounds = rounds(self.owned, _round_count(self.owned, config.wire, slowest))
-        self.shard = Shard(self.parameters, self.owned[ranks.rank], set(matrices), self.format.master)
+        self.owned, self.rounds = owned_in_rounds(model, ranks, config)
+        matrices = set(_matrices(model, config))
+        self.shard = Shard(self.parameters, self.owned[ranks.rank], matrices, self.format.master)
         self.has_loaded = False
         self.optimizer = owners_optimizer(self.shard, config)
         self.gradient = GradientSum(self.shard.gradient, ranks.world_size)
@@ -282,9 +279,12 @@ class Sharded(Strategy):
 
     def _take_in(self, round_: Round, received: Tensor) -> None:
         """Everybody takes what was sent, its owner too: whatever the wire does to it, it is the same for all."""
-        for piece, part in self._by_piece(round_, received):
-            target = self.flat[piece.name][piece.start : piece.stop]
-            _ = target.add_(part) if self.format.changes else target.copy_(part)
+        pieces, parts = zip(*self._by_piece(round_, received), strict=True)
+        targets = [self.flat[piece.name][piece.start : piece.stop] for piece in pieces]
+        if self.format.changes:
+            torch._foreach_add_(targets, parts)
+        else:
+            torch._foreach_copy_(targets, parts)
 
     def _by_piece(self, round_: Round, received: Tensor) -> Iterator[tuple[Segment, Tensor]]:
         """What has come, decoded, and where it belongs."""
@@ -310,6 +310,20 @@ def owners_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
     if config.strategy == "rounds":
         return Nesterov(model, config.outer_momentum)
     return optimizer_of(model, config)
+
+
+def owned_in_rounds(
+    model: nn.Module, ranks: Ranks, config: TrainConfig
+) -> tuple[list[list[Segment]], list[Round]]:
+    """What every rank owns, and in which rounds it goes over the wire. All ranks have to call this together."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    owned = owners(shapes, _matrices(model, config), ranks.world_size)
+    slowest = min(speed for (speed,) in ranks.gather([math.ceil(link_mbit())]))
+    return owned, rounds(owned, _round_count(owned, config.wire, slowest))
+
+
+def _matrices(model: nn.Module, config: TrainConfig) -> dict[str, int]:
+    return whole_matrices(model) if config.optimizer == "muon" else {}
 
 
 def whole_matrices(model: nn.Module) -> dict[str, int]:
