@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,18 @@ def test_a_frozen_rank_is_noticed_within_seconds(frozen: int, nodes: tuple[str, 
     assert len(waits) == 2 or (nodes and waits), said
     assert all(4 <= float(wait) < 60 for wait in waits), said
     assert not any("inside the node" in sentence for sentence in said), said
+
+
+def test_a_delay_that_was_announced_is_waited_for(tmp_path: Path) -> None:
+    """As a validation is: it lasts longer than a frozen rank would be waited for."""
+
+    def dally(number: int, rank: Rank) -> None:
+        wire_module.SHORTEST = 2.0 if number == 12 else 8.0
+        if number == 12:
+            rank.strategy.expect_delay()
+            time.sleep(4 * rank.rank)
+
+    complete(Task(tmp_path, 2, steps=14, sequences=4, faults=dict.fromkeys(range(2), dally)))
 
 
 @pytest.mark.parametrize(
