@@ -115,6 +115,8 @@ def test_fewer_bits_are_fewer_rounds_of_a_large_model() -> None:
     _, _, owned = cut(resolve("gpt2-medium"), 5)
     counts = [_round_count(owned, wire, 1000) for wire in ("fp32", "bf16", "int8", "int4")]
     assert counts == [271, 136, 69, 35]
+    # The longest stream counts, though another owner has nothing.
+    assert _round_count([[Segment("w", 0, 100 * 2**20)], []], "fp32", 1000) == 100
 
 
 def test_patience_follows_the_usual_wait() -> None:
