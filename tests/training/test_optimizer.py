@@ -132,11 +132,12 @@ def test_random_rounding_keeps_the_mean_and_is_the_same_everywhere() -> None:
     assert torch.equal(optimizer.round_at_random(exact, seed=1), exact)
 
 
-def test_tiny_updates_of_bf16_parameters_add_up() -> None:
+@pytest.mark.parametrize("moment_format", optimizer.MOMENT_TYPES)
+def test_tiny_updates_of_bf16_parameters_add_up(moment_format: str) -> None:
     """Rounded to nearest, 1 - 1e-3 * lr would stay 1 for ever."""
     model = torch.nn.Linear(100, 100, bias=False).to(torch.bfloat16)
     torch.nn.init.ones_(model.weight)
-    mine = optimizer.AdamW(model, 0.9, 0.95, 0.0, "int8", seed=3)
+    mine = optimizer.AdamW(model, 0.9, 0.95, 0.0, moment_format, seed=3)
     for _ in range(100):
         model.weight.grad = torch.ones_like(model.weight)
         mine.step(1e-4)
