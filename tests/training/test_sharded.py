@@ -112,6 +112,19 @@ def test_gradients_leave_while_the_backward_pass_computes(tmp_path: Path) -> Non
         assert result["seen"] and min(result["seen"]) >= 1
 
 
+def test_a_layer_awaits_its_own_weights_alone(tmp_path: Path) -> None:
+    def look(number: int, rank: Rank) -> None:
+        assert isinstance(rank.strategy, Sharded)
+        original, seen = rank.strategy._await_weights, rank.seen
+        rank.strategy._await_weights = lambda round_: (seen.append(round_), original(round_))[1]  # type: ignore[method-assign]
+
+    task = Task(tmp_path, 2, {"layers": 4}, steps=1, sequences=4, faults={0: look, 1: look})
+    for result in complete(task):
+        # Round 0, the last to come, is that of the last layer.
+        awaited = result["seen"]
+        assert awaited == sorted(awaited, reverse=True) and awaited[0] > 1, awaited
+
+
 def test_the_slowest_link_decides_the_rounds_of_all(tmp_path: Path) -> None:
     def look(number: int, rank: Rank) -> None:
         assert isinstance(rank.strategy, Sharded)
