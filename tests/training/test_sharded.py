@@ -120,8 +120,7 @@ def test_a_layer_awaits_its_own_weights_alone(tmp_path: Path) -> None:
 
     task = Task(tmp_path, 2, {"layers": 4}, steps=1, sequences=4, faults={0: look, 1: look})
     for result in complete(task):
-        # Round 0, the last to come, is that of the last layer.
-        awaited = result["seen"]
+        awaited = result["seen"]  # round 0, the last to come, is that of the last layer
         assert awaited == sorted(awaited, reverse=True) and awaited[0] > 1, awaited
 
 
@@ -222,13 +221,11 @@ def test_a_frozen_rank_is_noticed_within_seconds(frozen: int, nodes: tuple[str, 
 
 
 def test_a_delay_that_was_announced_is_waited_for(tmp_path: Path) -> None:
-    """As a validation is: it lasts longer than a frozen rank would be waited for."""
-
     def dally(number: int, rank: Rank) -> None:
         wire_module.SHORTEST = 2.0 if number == 12 else 8.0
         if number == 12:
             rank.strategy.expect_delay()
-            time.sleep(4 * rank.rank)
+            time.sleep(4 * rank.rank)  # as in a validation; for longer than a frozen rank would be waited for
 
     complete(Task(tmp_path, 2, steps=14, sequences=4, faults=dict.fromkeys(range(2), dally)))
 
