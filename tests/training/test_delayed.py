@@ -16,7 +16,7 @@ from aura.optim.loss_scale import LossScale
 from aura.optim.muon import optimizer_of
 from aura.strategy.delayed import Delayed
 from aura.strategy.interface import clip_factor
-from sharded_ranks import Task, batches_of, check_equal, complete, losses, parameters
+from sharded_ranks import Rank, Task, batches_of, check_equal, complete, losses, parameters
 from trainers import (
     Fault,
     at_step,
@@ -96,6 +96,21 @@ def test_late_micro_batches_see_the_weights_of_the_definition(
     assert got != pytest.approx(
         reference(Task(tmp_path, 3, other, steps=5, micro_batches=2, sequences=12))[1], abs=2e-3
     )
+
+
+def test_gradients_that_had_to_wait_leave_once(tmp_path: Path) -> None:
+    """Where a rank gets more micro-batches, not all of them are late any more."""
+
+    def fewer(number: int, rank: Rank) -> None:
+        rank.late = 2 if number < 3 else 1
+
+    settings = MUON | {"delay": 1.0}
+    usual = complete(Task(tmp_path / "usual", 2, settings, micro_batches=2, sequences=8))
+    task = Task(tmp_path / "fewer", 2, settings, micro_batches=2, sequences=8)
+    task.faults = dict.fromkeys(range(2), fewer)
+    found = complete(task)
+    check_equal(found, task.steps)
+    assert [result["sent"] for result in found] == [result["sent"] for result in usual]
 
 
 @pytest.mark.parametrize(
