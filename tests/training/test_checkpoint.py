@@ -209,6 +209,16 @@ def test_any_damage_is_refused_loudly(file: str, damage: Callable[[Path], None],
     assert said[0].startswith("REFUSED: checkpoint-step-2 is damaged")
 
 
+@pytest.mark.parametrize(
+    "other", [{"format": "another"}, {"files": {}}, {"step": 3}, {"writer": {"who": "?"}}], ids=str
+)
+def test_a_manifest_of_something_else_is_refused(other: dict[str, Any], tmp_path: Path) -> None:
+    file = save(tmp_path, 2) / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | other))
+    with pytest.raises(manifest.Damaged):
+        manifest.read(file.parent)
+
+
 def test_rotation_keeps_as_many_as_it_is_told(tmp_path: Path) -> None:
     for step in range(1, 8):
         newest = save(tmp_path, step)
