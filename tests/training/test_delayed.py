@@ -105,7 +105,9 @@ def test_gradients_that_had_to_wait_leave_once(tmp_path: Path) -> None:
     """Where a rank gets more micro-batches, not all of them are late any more."""
 
     def fewer(number: int, rank: Rank) -> None:
+        assert isinstance(rank.strategy, Delayed)
         rank.late = 2 if number < 3 else 1
+        rank.strategy._await_weights = rank.seen.append  # type: ignore[method-assign]
 
     settings = MUON | {"delay": 1.0}
     usual = complete(Task(tmp_path / "usual", 2, settings, micro_batches=2, sequences=8))
@@ -114,6 +116,7 @@ def test_gradients_that_had_to_wait_leave_once(tmp_path: Path) -> None:
     found = complete(task)
     check_equal(found, task.steps)
     assert [result["sent"] for result in found] == [result["sent"] for result in usual]
+    assert all(result["seen"] == [] for result in found), "layers wait for weights that may come late"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from aura.plan.shapes import shape_of
 from aura.strategy import pieces, wire
 from aura.strategy.codec import bytes_of
 from aura.strategy.interface import STOP, SUSPECT, clip_factor, outcome_of
-from aura.strategy.pieces import Segment, newton_schulz_work, owners, rounds
+from aura.strategy.legs import GradientSum
+from aura.strategy.pieces import Round, Segment, newton_schulz_work, owners, rounds
 from aura.strategy.sharded import ROUND_BYTES, _round_count, whole_matrices
 from aura.strategy.state import take
 from aura.strategy.wire import ENOUGH, SHORTEST, Patience
@@ -85,6 +86,9 @@ def test_the_work_of_newton_schulz_is_balanced() -> None:
             assert [rows * columns for rows, columns in sizes] == [len(segment) for segment in matrices]
             work.append(sum(newton_schulz_work(*size) for size in sizes))
         assert max(work) * ranks == sum(work)
+    # A long matrix is less work than square ones of as many elements.
+    small = {"long": (8 * 64, 64)} | {str(number): (64, 64) for number in range(8)}
+    assert sorted(map(len, owners(small, dict.fromkeys(small, 1), 2))) == [2, 7]
 
 
 def test_rounds_are_short_and_have_a_piece_for_every_owner() -> None:
@@ -164,6 +168,12 @@ def test_numbers_are_added_in_the_order_of_the_ranks() -> None:
     assert outcome_of(rows).bad_gradient == [] and outcome_of(rows).left_out
     rows[1][0] = float("nan")
     assert outcome_of(rows).bad_loss == [1]
+
+
+def test_the_norm_of_a_gradient_may_be_larger_than_what_fp32_squares() -> None:
+    total = GradientSum(torch.zeros(4), world_size=2)
+    total.add_up(Round(0, (4, 4), ()), [torch.full((4,), 1e30)] * 2)
+    assert total.squares.item() == pytest.approx(4 * 4e60)
 
 
 def test_an_owner_takes_its_elements_out_of_the_whole_state() -> None:
