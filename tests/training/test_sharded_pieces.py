@@ -107,6 +107,8 @@ def test_rounds_are_short_and_have_a_piece_for_every_owner() -> None:
         for number, round_ in enumerate(cut_up[: len(cut_up) // 2]):
             needed = max(backward.index(name) for name in round_.names) / len(backward)
             assert needed < 1.2 * (number + 1) / len(cut_up) + 0.1
+    unequal = rounds([[Segment("w", 0, 1000)], [Segment("w", 1000, 1300)]], 2)
+    assert [round_.lengths for round_ in unequal] == [[512, 300], [488, 0]]
 
 
 def test_a_small_model_has_fewer_rounds_where_each_would_be_over_in_no_time() -> None:
