@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from aura.config import resolve
+from aura.config import from_values, resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import EXIT_TEMPORARY, ConfigError
 from aura.model.gpt import GPT
 from aura.plan import gpus
 from aura.plan.auto import Choice
 from aura.plan.filling import CHUNK, FULL, SEVERAL, filling
-from aura.plan.memory import largest_micro_batch, memory_of
+from aura.plan.memory import GIB, largest_micro_batch, memory_of, settings_that_fit
 from aura.run import attempt
 from trainers import Trainer, complete, curve, start
 
@@ -73,10 +74,12 @@ def test_a_large_card_computes_a_step_of_gpt2_in_three_parts() -> None:
         {"micro_batch": "batch_size"},
         {"rank_batch_sizes": "8"},
         {"dropout": 0.1},
+        {"optimizer": "muon", "delay": 0.5},
     ],
 )
 def test_what_a_person_says_is_taken(settings: dict[str, Any]) -> None:
-    assert filling(resolve("gpt2", settings), [BIG]) == {}
+    ranks = 1 if "rank_batch_sizes" in settings else 2
+    assert filling(resolve("gpt2", settings), [BIG] * ranks) == {}
     assert filling(resolve("gpt2"), [gpus.cpu()]) == {}
     assert filling(resolve("gpt2"), [replace(BIG, has_spare=False)]) == {}
 
@@ -94,6 +97,22 @@ def test_what_a_choice_says_is_no_persons_word() -> None:
 def test_a_wrong_one_is_refused(value: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         resolve("gpt2", {"micro_batch": value}).batch_sizes(5)
+
+
+def test_what_does_not_fit_is_first_computed_in_smaller_parts() -> None:
+    config = resolve("qwen3-125m", {"micro_batch": "64"})
+    assert settings_that_fit(config, 12 * GIB, on_gpu=True) == {"micro_batch": "batch_size"}
+    assert largest_micro_batch(resolve("gpt2", {"rank_batch_sizes": "2,2", "micro_batch": "4"})) == 4
+
+
+def test_a_run_that_was_done_before_there_was_such_a_setting_is_done(corpus: Corpus, tmp_path: Path) -> None:
+    (run,) = complete(start(tmp_path, corpus, 1, "--steps 2"))  # TINY names a batch_size
+    config = json.loads((run.run_dir / "config.json").read_text())
+    assert config.pop("micro_batch") == "batch_size"
+    done = run.done | {"config_digest": from_values(config).digest()}
+    (run.run_dir / "done.json").write_text(json.dumps(done))
+    (again,) = complete(start(tmp_path, corpus, 1, "--steps 2"))
+    assert "2 steps" in again.text and "Step 1/" not in again.text
 
 
 def has_a_card() -> None:

@@ -149,11 +149,11 @@ class TrainConfig:
         )
 
     def _numbers(self, name: str, ranks: int) -> list[int]:
-        """Of every rank; one number is of each."""
+        """Of every rank; of micro_batch one number is for all."""
         words = (value := getattr(self, name)).split(",")
         if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
             raise ConfigError("numbers_wrong", name=name, value=value)
-        if len(words) not in (1, ranks):
+        if len(words) != ranks and (len(words) > 1 or name != "micro_batch"):
             raise ConfigError("numbers_of_ranks", name=name, value=value, count=len(words), ranks=ranks)
         return [int(word) for word in words] * (ranks // len(words))
 

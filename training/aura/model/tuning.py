@@ -56,7 +56,12 @@ def settings_of(config: TrainConfig, vocabulary: int, windows: int, is_tuned: bo
         },
         **{"epochs": EPOCHS, "tokens": 0, "steps": steps, "weight_decay": 0.0},
         **{"global_batch_tokens": step * config.seq_len, "gradient_accumulation_steps": 1},
-        **{"rank_batch_sizes": "", "balance": "equal", "allow_dataset_oversubscription": False},
+        **{
+            "rank_batch_sizes": "",
+            "micro_batch": "auto",
+            "balance": "equal",
+            "allow_dataset_oversubscription": False,
+        },
         **{"strategy": "sharded", "wire": "int4", "delay": 0.0},
         "log_every": max(1, min(config.log_every, steps // LOOKS)),
         "validate_every": max(10, steps // LOOKS),

@@ -131,7 +131,7 @@ def chosen_before(file: Path) -> Choice:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         names = sizing.CHANGED if config["preset"] == sizing.SIZED else CHANGED
-        settings = {name: config[name] for name in names}
+        settings = {name: config[name] for name in names} | {"micro_batch": config.get("micro_batch", "auto")}
         return Choice(config["preset"], text("auto_before", preset=config["preset"], file=file), settings)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError("auto_damaged", file=file, error=error) from None

@@ -1,7 +1,7 @@
 """micro_batch=auto: how many windows a rank computes at once, where its GPU has room for more than batch_size.
 
 A micro-batch takes a fixed number of launches, whatever is in it, and a card of many multiprocessors waits for them
-(docs/benchmarks.md: gpt2 on an H100 does 236,000 tokens/s with 8 windows at once and 442,000 with 32). The step, its
+(docs/benchmarks.md: gpt2 on an H100 does 354,000 tokens/s with 8 windows at once and 464,000 with 32). The step, its
 windows and what is learnt stay the same, but for rounding. By the size of the card alone, not by what is free on it: so
 a run that is resumed computes as before. Standard library only.
 """
@@ -30,6 +30,8 @@ def filling(config: TrainConfig, devices: Sequence[Gpu]) -> dict[str, Any]:
     ranks = len(devices)
     if config.micro_batch != "auto" or config.rank_batch_sizes or config.dropout:
         return {}  # with dropout windows are computed one by one, see run/division.py
+    if ranks > 1 and _is_late(config):
+        return {}  # how many windows are late, and so what is learnt, follows from the micro-batches
     rooms = [FULL * device.memory if device.is_gpu and device.has_spare else 0.0 for device in devices]
     fullest = _fullest(config, ranks)
     asked = config.batch_sizes(ranks)
@@ -50,6 +52,8 @@ def _fits(config: TrainConfig, size: int, room: float, ranks: int) -> bool:
 
 def _largest(config: TrainConfig, asked: int, share: int, room: float, ranks: int) -> int:
     """Of as few micro-batches as there may be."""
+    if not room:
+        return asked
     for count in range(SEVERAL if _is_divided(config, ranks) else 1, math.ceil(share / asked)):
         size = math.ceil(share / count)
         if size * config.seq_len <= ENOUGH and _fits(config, size, room, ranks):
@@ -58,8 +62,11 @@ def _largest(config: TrainConfig, asked: int, share: int, room: float, ranks: in
 
 
 def _is_divided(config: TrainConfig, ranks: int) -> bool:
-    late = config.strategy != "rounds" and config.delay > 0
-    return ranks > 1 and (late or config.balance == "speed")
+    return ranks > 1 and (_is_late(config) or config.balance == "speed")
+
+
+def _is_late(config: TrainConfig) -> bool:
+    return config.strategy != "rounds" and config.delay > 0
 
 
 def _fullest(config: TrainConfig, ranks: int) -> TrainConfig:

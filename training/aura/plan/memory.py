@@ -21,7 +21,7 @@ GIB = 2**30
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 CODE_BITS, CODE_BLOCK = {"int8": 8, "int4": 4}, 128  # on the wire; a block has one byte more
 PIECE = 1 << 22  # elements that the optimizer updates at once where it is not torch's fused kernel
-STACK = 1 << 24  # elements of Muon's matrices that are updated at once on a GPU
+STACK = 1 << 23  # elements of Muon's matrices that are updated at once on a GPU
 BLOCK = 256  # int8 moments: elements that share one fp32 scale
 # What the driver, CUDA and its libraries keep for one process. Between 0.3 and 0.8 GiB by card and driver.
 CONTEXT = 600 * 2**20
@@ -321,6 +321,8 @@ def settings_that_fit(
     """
     batch, accumulation = config.batch_size, config.gradient_accumulation_steps
     ways: list[dict[str, Any]] = [{}, {"loss_chunk": min(256, config.loss_chunk or 256)}]
+    if config.micro_batch not in MICRO_BATCH:
+        ways.insert(1, {"micro_batch": "batch_size"})
     ways.append({"gradient_checkpointing": True})
     if config.delay:
         ways.append({"delay": 0.0})
@@ -358,7 +360,10 @@ def fits(config: TrainConfig, available: float | Sequence[float], on_gpu: bool, 
 
 def largest_micro_batch(config: TrainConfig) -> int:
     """Of any rank [sequences]."""
-    own = config.micro_batch if config.micro_batch not in MICRO_BATCH else config.rank_batch_sizes
-    if own:
-        return max(config.batch_sizes(own.count(",") + 1))
-    return min(config.batch_size, config.global_batch_tokens // config.seq_len or config.batch_size)
+    whole = config.global_batch_tokens // config.seq_len  # step
+    if config.micro_batch not in MICRO_BATCH:
+        largest = max(map(int, config.micro_batch.split(",")))
+        return min(largest, whole or config.batch_size * config.gradient_accumulation_steps)
+    if config.rank_batch_sizes:
+        return max(config.batch_sizes(config.rank_batch_sizes.count(",") + 1))
+    return min(config.batch_size, whole or config.batch_size)

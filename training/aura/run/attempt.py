@@ -191,6 +191,7 @@ class Attempt:
         corpus, world_size = read_corpus(corpus_dir), self.place.world_size
         config = with_vocabulary(self.config, corpus.vocab_size)
         check_corpus(corpus, config, world_size)
+        config.batch_sizes(world_size)
         windows = len(Windows(corpus, "train", config.seq_len))
         self.config = with_steps(config, Progress(), windows, sum(config.shares(world_size)))
         return corpus
@@ -323,9 +324,12 @@ class Attempt:
         if fault := sick_gpu.fault_in(error):
             self._end_sick(fault)
         if is_out_of_memory(error):
-            about = (self.config, self.place, self.device, self.own)
-            less, here = asks_for_less(*about), {"rank": self.place.rank, "node": self.place.node}
-            sentence = console.text("asks_for_less", **here) if less else out_of_memory(*about)
+            mine, here = (self.device, self.own), {"rank": self.place.rank, "node": self.place.node}
+            shared, ranks = self.taking_part.shared(self.config), len(self.taking_part.ranks)
+            if less := asks_for_less(error, shared, ranks, *mine):
+                sentence = console.text("asks_for_less", **here)
+            else:
+                sentence = out_of_memory(self.config, self.place, *mine)
             # With all ranks each holds less of the optimizer's state: once they are back, it may fit again.
             fits_later = less or (self.members is not None and self.members.absent)
             code = EXIT_TEMPORARY if fits_later else ConfigError.exit_code

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,9 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
     """The steps of this very run, if it has been completed here, else 0. A mark of it that is missing is set."""
     try:
         done = json.loads((run_dir / DONE).read_text(encoding="utf-8"))
-        same = done["config_digest"] == config.digest() and done["corpus"] == corpus.fingerprint
+        # Before there was micro_batch, who named a batch_size did not say so either.
+        meant = {one.digest() for one in (config, replace(config, micro_batch="auto"))}
+        same = done["config_digest"] in meant and done["corpus"] == corpus.fingerprint
         return int(done["step"]) if same else 0
     except (OSError, ValueError, KeyError):
         pass
@@ -114,6 +116,7 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
     asked = asdict(store.at_its_rate(config, before))
     if config.strategy == "auto":
         asked |= {name: before.get(name) for name in CHOSEN}
+    asked["micro_batch"] = before["micro_batch"]  # only how it was computed
     if before != asked or state["corpus"] != corpus.fingerprint:
         return 0
     write_done(run_dir, config, corpus, state)

@@ -27,11 +27,15 @@ def gpu_of(device: torch.device, own: Path) -> gpus.Gpu:
     return replace(found, has_spare=not (own / NO_SPARE).exists())
 
 
-def asks_for_less(config: TrainConfig, place: Place, device: torch.device, own: Path) -> bool:
-    """Has micro_batch=auto taken more than is there? From the next attempt on the rank computes batch_size."""
-    if not filling(config, [gpu_of(device, own)] * place.world_size):
+def asks_for_less(error: Exception, config: TrainConfig, ranks: int, device: torch.device, own: Path) -> bool:
+    """Has micro_batch=auto taken more than is there? From the next attempt on the rank computes batch_size. config: of
+    the ranks that take part."""
+    if not isinstance(error, torch.OutOfMemoryError) or not filling(config, [gpu_of(device, own)] * ranks):
         return False
-    (own / NO_SPARE).touch()
+    try:
+        (own / NO_SPARE).touch()
+    except OSError:  # and the next attempt would end in the same way
+        return False
     return True
 
 
