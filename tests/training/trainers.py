@@ -145,10 +145,16 @@ def complete(ranks: list[Trainer]) -> list[Trainer]:
 
 
 def stop_at(
-    step: int, folder: Path, corpus: Corpus | list[Corpus], world_size: int, settings: str = ""
+    step: int,
+    folder: Path,
+    corpus: Corpus | list[Corpus],
+    world_size: int,
+    settings: str = "",
+    before: Fault | None = None,
 ) -> list[Trainer]:
     """A run that every rank is asked to end in this step."""
     stop = at_step(step, send_self(signal.SIGTERM))
+    stop = both(before, stop) if before else stop
     return complete(start(folder, corpus, world_size, settings, dict.fromkeys(range(world_size), stop)))
 
 

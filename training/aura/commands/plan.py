@@ -16,7 +16,7 @@ from aura.errors import ConfigError, Parser
 from aura.plan import gpus
 from aura.plan.auto import USABLE, Choice, choose, chosen_before, sized_for, tuned
 from aura.plan.candidates import Decision, cluster_of, decide, exchanging
-from aura.plan.filling import filling
+from aura.plan.filling import filled_line, filling
 from aura.plan.gpus import Gpu
 from aura.plan.memory import GIB
 from aura.plan.plan import Plan, plan_for
@@ -50,7 +50,8 @@ def main(argv: list[str]) -> int:
         config = with_vocabulary(config, corpus.vocab_size)
         check_vocabulary(corpus, config.vocab_size, config.preset)
     ranks = arguments.nodes * arguments.ranks_per_node
-    config = replace(config, **filling(config, [gpu] * ranks))
+    asked = config
+    config = filled = replace(asked, **filling(asked, [gpu] * ranks))
     decision = _decision(config, [gpu] * ranks, arguments)
     if config.strategy == "auto":
         chosen = decision.chosen if decision else None
@@ -70,6 +71,8 @@ def main(argv: list[str]) -> int:
         print(json.dumps(plan.as_json() | (decision.as_json() if decision else {}) | auto, indent=2))
     else:
         _show(plan)
+        if filled != asked:
+            print(text("plan_note", sentence=filled_line(asked, filled, ranks)))
     if decision and not arguments.json:
         print("\n".join([text("plan_candidates"), *decision.table, decision.reason]))
     return 0

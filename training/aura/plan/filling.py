@@ -16,6 +16,8 @@ from typing import Any
 from aura.config import TrainConfig
 from aura.plan.gpus import Gpu
 from aura.plan.memory import memory_of
+from aura.plan.units import in_short
+from aura.texts.console import text
 
 FULL = 0.8  # of a card's memory: others use it too, a desktop for one
 ENOUGH = 32_768  # tokens of a micro-batch: with more of them an H100 is not faster
@@ -44,6 +46,13 @@ def filling(config: TrainConfig, devices: Sequence[Gpu]) -> dict[str, Any]:
     if 0 < config.loss_chunk < CHUNK and all(map(_fits, [larger] * ranks, sizes, rooms, [ranks] * ranks)):
         settings["loss_chunk"] = CHUNK
     return settings
+
+
+def filled_line(asked: TrainConfig, filled: TrainConfig, ranks: int) -> str:
+    """What a person is told of it."""
+    sizes, before = (in_short(config.batch_sizes(ranks)) for config in (filled, asked))
+    chunks = {"chunk": filled.loss_chunk, "asked_chunk": asked.loss_chunk}
+    return text("micro_batch_filled", sizes=sizes, asked=before, **chunks)
 
 
 def _fits(config: TrainConfig, size: int, room: float, ranks: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aura.plan.memory import GIB
 from aura.texts.console import text
 
@@ -32,3 +34,8 @@ def duration(seconds: float | None) -> str:
         if seconds >= 2 * size and (unit != "plan_days" or seconds >= 5 * size):
             return text(unit, count=seconds / size)
     return text("plan_seconds", count=seconds)
+
+
+def in_short(numbers: Sequence[int]) -> str:
+    """'8', or '8, 8, 4'."""
+    return ", ".join(map(str, numbers if len(set(numbers)) > 1 else numbers[:1]))

@@ -35,10 +35,11 @@ from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import warmup_steps
 from aura.plan.candidates import CHOSEN
-from aura.plan.filling import filling
+from aura.plan.filling import filled_line, filling
 from aura.plan.gpus import Gpu
 from aura.plan.memory import largest_micro_batch
 from aura.plan.plan import Plan, plan_for
+from aura.plan.units import in_short
 from aura.run import directory, measure, memory_copy
 from aura.run.balance import RECORD, Balance
 from aura.run.batches import Batches
@@ -227,15 +228,8 @@ def batch_lines(run: Run, batches: Batches) -> Iterator[str]:
     shown = {"sizes": in_short(division.sizes), "counts": in_short(counts)}
     yield console.text("batches", **shown, sequences=sequences)
     if run.filling:
-        before, now = run.taking_part.shared(run.config), run.shared
-        asked = {"asked": in_short(before.batch_sizes(len(counts))), "asked_chunk": before.loss_chunk}
-        yield console.text("micro_batch_filled", sizes=shown["sizes"], chunk=now.loss_chunk, **asked)
+        yield filled_line(run.taking_part.shared(run.config), run.shared, run.ranks.world_size)
     yield console.text("length", steps=run.config.steps, epoch=len(batches.windows) / sequences)
-
-
-def in_short(numbers: Sequence[int]) -> str:
-    """'8', or '8, 8, 4'."""
-    return ", ".join(map(str, numbers if len(set(numbers)) > 1 else numbers[:1]))
 
 
 def newest_state(run: Run, model: LanguageModel, strategy: Strategy) -> store.State | None:
