@@ -144,9 +144,9 @@ class TrainConfig:
         return [math.ceil(share / math.ceil(share / size)) for share, size in pairs]
 
     def _asked_sizes(self, ranks: int) -> list[int]:
-        return (
-            self._numbers("rank_batch_sizes", ranks) if self.rank_batch_sizes else [self.batch_size] * ranks
-        )
+        if not self.rank_batch_sizes:
+            return [self.batch_size] * ranks
+        return self._numbers("rank_batch_sizes", ranks)
 
     def _numbers(self, name: str, ranks: int) -> list[int]:
         """Of every rank; of micro_batch one number is for all."""
@@ -224,9 +224,8 @@ BEFORE = LATER | {
     "tokens": 0,
 }
 MICRO_BATCH = ("auto", "batch_size")  # or numbers
-OF_A_MICRO_BATCH = frozenset(
-    {"batch_size", "loss_chunk"}
-)  # who names one of them gets that one, and auto no more
+# Who names one of these gets that one, and auto no more.
+OF_A_MICRO_BATCH = frozenset({"batch_size", "loss_chunk"})
 DDP = "ddp"  # a strategy that there was: every rank computed all updates. `sharded` gives the same gradients.
 # Who gives both means something else than what would happen.
 SAY_THE_SAME = {

@@ -15,7 +15,7 @@ from typing import Any
 
 from aura.config import TrainConfig
 from aura.plan.gpus import Gpu
-from aura.plan.memory import memory_of
+from aura.plan.memory import is_delayed, memory_of
 from aura.plan.units import in_short
 from aura.texts.console import text
 
@@ -32,7 +32,7 @@ def filling(config: TrainConfig, devices: Sequence[Gpu]) -> dict[str, Any]:
     ranks = len(devices)
     if config.micro_batch != "auto" or config.rank_batch_sizes or config.dropout:
         return {}  # with dropout windows are computed one by one, see run/division.py
-    if ranks > 1 and _is_late(config):
+    if _is_late(config, ranks):
         return {}  # how many windows are late, and so what is learnt, follows from the micro-batches
     rooms = [FULL * device.memory if device.is_gpu and device.has_spare else 0.0 for device in devices]
     fullest = _fullest(config, ranks)
@@ -66,16 +66,16 @@ def _largest(config: TrainConfig, asked: int, share: int, room: float, ranks: in
     for count in range(SEVERAL if _is_divided(config, ranks) else 1, math.ceil(share / asked)):
         size = math.ceil(share / count)
         if size * config.seq_len <= ENOUGH and _fits(config, size, room, ranks):
-            return max(size, asked)
+            return size
     return asked
 
 
 def _is_divided(config: TrainConfig, ranks: int) -> bool:
-    return ranks > 1 and (_is_late(config) or config.balance == "speed")
+    return _is_late(config, ranks) or (ranks > 1 and config.balance == "speed")
 
 
-def _is_late(config: TrainConfig) -> bool:
-    return config.strategy != "rounds" and config.delay > 0
+def _is_late(config: TrainConfig, ranks: int) -> bool:
+    return is_delayed(config, ranks) and config.strategy != "rounds"
 
 
 def _fullest(config: TrainConfig, ranks: int) -> TrainConfig:
