@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -28,6 +29,8 @@ network:
   renderer: NetworkManager
 """
 _EXEC_LIMIT = 3600.0
+_ORDER_AGAIN = 60.0  # seconds; a guest that has not even begun with it by then has missed it
+_HANGS = 120.0  # seconds without a word and without an answer: it is the emulated machine that hangs, not its system
 # Without the guards against a processor's faults an emulated boot needs a third less; on a busy computer it may take
 # so long that systemd would give up its first services.
 _KERNEL_SETTINGS = "root=/dev/vda rw console=ttyS0 mitigations=off systemd.default_timeout_start_sec=600"
@@ -138,17 +141,27 @@ class VM(Node):
 
     def reboot(self, deadline: float) -> None:
         before = self._boot_id(deadline)
-        self.agent.tell("guest-shutdown", mode="reboot")
+        ordered = -math.inf
+        said = _Silence(self.console)
         while True:
             try:
                 if self._boot_id(min(deadline, time.monotonic() + 10)) != before:
                     return
+                if time.monotonic() > ordered + _ORDER_AGAIN:
+                    self.agent.tell("guest-shutdown", 10, mode="reboot")
+                    ordered = time.monotonic()
             except qemu.NoAnswer:
-                pass  # between the two
+                # Between the two. What waits for a service that does not end says so every second.
+                if said.seconds() > _HANGS:
+                    print(f"lab: {self.name} is silent on its way down: reset", file=sys.stderr)
+                    qemu.monitor(self._monitor, {"execute": "system_reset"})
+                    said = _Silence(self.console)
             if self.problem():
                 raise host.LabError(f"{self.name} does not reboot: {self.problem()}")
             if time.monotonic() > deadline:
-                raise host.LabError(f"{self.name} does not reboot; its console: {self.console}")
+                raise host.LabError(
+                    f"{self.name} does not reboot; its console, {self.console}, ends with: {self.last_words()}"
+                )
             time.sleep(0.5)
 
     def _boot_id(self, deadline: float) -> bytes:
@@ -279,6 +292,19 @@ class VM(Node):
                 f"mac={network.mac(self.address, card)}{onboard}",
             ]  # fmt: skip
         return machine + (["-loadvm", snapshot] if snapshot else [])
+
+
+class _Silence:
+    """How long a console has said nothing."""
+
+    def __init__(self, console: Path) -> None:
+        self.console, self.size, self.since = console, console.stat().st_size, time.monotonic()
+
+    def seconds(self) -> float:
+        size = self.console.stat().st_size
+        if size != self.size:
+            self.size, self.since = size, time.monotonic()
+        return time.monotonic() - self.since
 
 
 def _boot_file(image: str, name: str) -> str:
