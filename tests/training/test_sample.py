@@ -14,7 +14,10 @@ from trainers import complete, start
 
 
 def test_a_trained_model_continues_a_text(
-    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (trainer,) = complete(start(tmp_path, corpus, 1, "--batch-size 8 --steps 60 --lr 1e-2 --save-every 60"))
     words = ["--run-dir", str(trainer.run_dir), "--prompt", "el perro", "--tokens", "30"]
@@ -26,6 +29,11 @@ def test_a_trained_model_continues_a_text(
         assert len(texts[-1]) > 30
     assert texts[0] == texts[1] != texts[2]
     assert texts[3] == texts[4]  # the likeliest token each time
+    said = []
+    with monkeypatch.context() as spied:
+        spied.setattr(sample, "put", lambda piece, end="\n": said.append(piece + end))
+        assert sample.main(words) == 0
+    assert len(said) > 10 and "".join(said) == texts[0]  # while it is made
     path = trainer.run_dir / "checkpoints" / "checkpoint-step-60"
     assert sample.main(["--checkpoint", str(path), *words[2:]]) == 0
     assert capsys.readouterr().out == texts[0]

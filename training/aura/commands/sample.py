@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from itertools import chain
 
 from aura.commands.named import add_model, model_asked
 from aura.errors import ConfigError, Parser
 from aura.model import export, sample
+from aura.texts.console import put
 
 
 def main(argv: list[str]) -> int:
@@ -34,7 +36,9 @@ def main(argv: list[str]) -> int:
         arguments.seed,
         trained.ends,
     )
-    print(trained.tokenizer.decode([*given, *ids]))
+    for piece in sample.pieces(trained.tokenizer, chain(given, ids)):
+        put(piece, end="")
+    put("")
     return 0
 
 
