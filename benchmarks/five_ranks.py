@@ -64,6 +64,7 @@ class FiveRanks:
         # Micro-batches that do not know the last update, and those of them that do not even know that of the others
         self.late = math.ceil(setting.late * setting.micro_batches)
         self.late_others = math.ceil(min(setting.late, setting.others_late) * setting.micro_batches)
+        self.first_late = round(setting.after * config.steps)  # step
         self.steps = 0
         self.update: Tensor | None = None  # the optimizer's last one, without correction
         is_matrix = [
@@ -100,7 +101,7 @@ class FiveRanks:
         now, before, long_before = self.versions
         predicted = before + self.setting.predicted * (before - long_before)
         known = (predicted, torch.where(self.is_matrix, predicted, now), now)
-        late, others = (self.late, self.late_others) if self.steps >= self.setting.from_step else (0, 0)
+        late, others = (self.late, self.late_others) if self.steps >= self.first_late else (0, 0)
         counts = [others, late - others, self.setting.micro_batches - late]
         for weights, part in zip(known, torch.split(windows, counts, dim=1), strict=True):
             if part.numel():

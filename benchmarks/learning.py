@@ -6,8 +6,9 @@ the mean of the differences and its 95 % interval (Student's t over the paired s
 
 Short form, about ten minutes on two cores: two seeds of the arms that are asked about most, at the learning rates that
 the long form has chosen. `SEEDS=5` for more seeds; `ARMS=causes` for what a delay's cost is made of, `ARMS=alone` for
-when one PC, at another batch, comes to the loss of five, `ARMS=rounds` for rounds of local steps, `ARMS="formats
-delays"` for the finer points, `ARMS=all`.
+when one PC, at another batch, comes to the loss of five, `ARMS=rounds` for rounds of local steps, `ARMS=ladder` for
+how the costs change with size and length (an hour and a half for five seeds), `ARMS="formats delays"` for the finer
+points, `ARMS=all`.
 Long form (`LONG=1`): everything, five seeds; the synchronous arm of each optimizer takes the best of its learning rates
 (by the first two seeds); every arm that loses to it is tried at half that rate too, and judged by the better one.
 
@@ -25,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import learning_arms as of
@@ -33,7 +35,8 @@ from aura.corpus.corpus import read_corpus
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from five_ranks import train
-from learning_arms import ALONE, ARMS, CHOSEN, FIVE, GROUPS, SYNCHRONOUS
+from ladder import Rung, show_ladder
+from learning_arms import ALONE, ARMS, CHOSEN, FIVE, GROUPS, LADDER, SYNCHRONOUS
 from measuring import Kept, corpus_of, interval, options_of_jobs, part_until, show
 from measuring import Row as Line
 from playing import Setting
@@ -50,12 +53,13 @@ class Job:
     lr: float
     seed: int
     part: float = 1.0  # of the tokens
+    size: str = of.SMALLEST
 
     def config(self) -> TrainConfig:
         own = {"optimizer": self.optimizer, "lr": self.lr, "seed": self.seed}
         steps = round(self.part * of.STEPS * Setting().windows / ARMS[self.arm].windows)
         own |= {"steps": steps, "warmup_steps": round(of.WARMUP[self.optimizer] * steps / of.STEPS)}
-        return resolve("gpt2-nano", {**of.MODEL, **of.SCHEDULE, **own})
+        return resolve("gpt2-nano", {**of.MODEL, **of.SIZES[self.size], **of.SCHEDULE, **own})
 
     def key(self, corpus: str) -> str:
         """Equal where nothing differs that the loss depends on, but for the code."""
@@ -166,6 +170,22 @@ def alone(losses: Losses, seeds: int) -> list[Alone]:
     return found
 
 
+def ladder(kept: Kept, seeds: int) -> list[Rung]:
+    """Short runs of small models first: who stops it has whole rungs."""
+    rungs = []
+    for part, (size, lr) in product(of.LENGTHS, of.RATES_OF_LADDER.items()):
+        arms = (SYNCHRONOUS, *of.ARMS_OF_LADDER)
+        jobs = [Job("muon", arm, lr, seed, part, size) for arm in arms for seed in range(seeds)]
+        losses = [row["loss"] for row in kept.results(jobs)]
+        synchronous, *others = (losses[start : start + seeds] for start in range(0, len(losses), seeds))
+        costs = [[loss - other for loss, other in zip(found, synchronous, strict=True)] for found in others]
+        parameters = GPT(jobs[0].config(), "meta").parameter_count()
+        by_arm = dict(zip(of.ARMS_OF_LADDER, costs, strict=True))
+        steps, loss = jobs[0].config().steps, statistics.mean(synchronous)
+        rungs.append(Rung(size, parameters, steps, lr, loss, by_arm))
+    return rungs
+
+
 def show_all(rows: Sequence[Row], ones: Sequence[Alone], five: float, seeds: int) -> None:
     if rows:
         title = f"Validation loss after one pass, nats per token; differences to the same optimizer, {seeds} seeds"
@@ -183,7 +203,7 @@ def main() -> int:
     parser = options_of_jobs(__doc__, "learning", os.cpu_count())
     add = parser.add_argument
     add("--long", action="store_true", help="all arms, five seeds, learning rates tuned")
-    groups = [*GROUPS, ALONE]
+    groups = [*GROUPS, ALONE, LADDER]
     add("--arms", nargs="+", choices=[*groups, "all"], default=["main"], help="groups of arms (main)")
     add("--seeds", type=int, metavar="N", help="paired seeds (2, or 5 with --long)")
     add(
@@ -200,17 +220,21 @@ def main() -> int:
             jobs = [Job(optimizer, arm, lr, seed, part) for seed in range(seeds)]
             return [row["loss"] for row in kept.results(jobs)]
 
+        rungs = ladder(kept, seeds) if LADDER in asked else []
         rows = measure(
-            kept, losses, [group for group in asked if group != ALONE], seeds, given.part, given.long
+            kept, losses, [group for group in asked if group in GROUPS], seeds, given.part, given.long
         )
         ones = alone(losses, seeds) if ALONE in asked else []
         five = statistics.mean(losses("muon", FIVE, CHOSEN["muon"], seeds)) if ones else math.nan
     show_all(rows, ones, five, seeds)
+    if rungs:
+        show_ladder(rungs, seeds)
     seconds = round(time.perf_counter() - started)
     print(f"{seconds} s; every run: {given.results}")
     parameters = GPT(Job("adamw", SYNCHRONOUS, 1.0, 0).config(), "meta").parameter_count()
     about = {"bench": "learning", "form": form, "seeds": seeds, "evidence": "cpu", "parameters": parameters}
     found = {"arms": [row.summary() for row in rows], "alone": [asdict(one) for one in ones]}
+    found["sizes"] = [rung.summary() for rung in rungs]
     print(json.dumps({**about, "part": given.part, "seconds": seconds, **found}))
     return 0
 

@@ -7,7 +7,14 @@ from playing import Setting
 VOCABULARY = 512
 # 134,912 parameters; 384,000 tokens, a third of the text. betas as in gpt2-medium; the last learning rate is zero.
 STEPS = 300
-MODEL = {"layers": 2, "d_model": 64, "heads": 2, "seq_len": 32, "vocab_size": VOCABULARY}
+MODEL = {"seq_len": 32, "vocab_size": VOCABULARY}
+# By its parameters; all but the ladder is measured with the first.
+SIZES = {
+    "0.13M": {"layers": 2, "d_model": 64, "heads": 2},
+    "0.5M": {"layers": 4, "d_model": 96, "heads": 3},
+    "2M": {"layers": 6, "d_model": 160, "heads": 5},
+}
+SMALLEST = "0.13M"
 SCHEDULE = {"min_lr_ratio": 0.0, "beta2": 0.95}
 # With 30 steps of warm-up, some seeds of AdamW stay where pairs of tokens are all that is learnt (4.3 nats).
 WARMUP = {"muon": 30, "adamw": 100}
@@ -40,21 +47,27 @@ ASKED: list[tuple[str, Setting, str, str]] = [
     ("1 late, matrices only, predicted", Setting(late=1.0, predicted=1.0, others_late=0.0), "causes", ""),
     ("1 late, the others 1/4, predicted", Setting(late=1.0, predicted=1.0, others_late=0.25), "causes", ""),
     (
-        "7/8 late, the others 1/4, predicted, after 75 steps",
-        Setting(late=0.875, predicted=1.0, others_late=0.25, from_step=75),
+        "7/8 late, the others 1/4, predicted, after a quarter",
+        Setting(late=0.875, predicted=1.0, others_late=0.25, after=0.25),
         "causes",
         "",
     ),
-    ("1 late after 30 steps, predicted", Setting(late=1.0, predicted=1.0, from_step=30), "causes", ""),
-    ("1 late after 75 steps, predicted", Setting(late=1.0, predicted=1.0, from_step=75), "causes", ""),
-    ("1 late after 150 steps, predicted", Setting(late=1.0, predicted=1.0, from_step=150), "", "causes"),
+    ("1 late after a tenth, predicted", Setting(late=1.0, predicted=1.0, after=0.1), "causes", ""),
+    ("1 late after a quarter, predicted", Setting(late=1.0, predicted=1.0, after=0.25), "causes", ""),
+    ("1 late after half, predicted", Setting(late=1.0, predicted=1.0, after=0.5), "", "causes"),
     ("int4 + 1/2 late, predicted", Setting("int4", "int4", late=0.5, predicted=1.0), "delays", "delays"),
     ("int8 + 1 late, predicted", Setting("int8", "int8", late=1.0, predicted=1.0), "delays", ""),
     ("int4 + 1 late, predicted", Setting("int4", "int4", late=1.0, predicted=1.0), "main", ""),
     (
-        "int4 + 1 late after 75 steps, predicted",
-        Setting("int4", "int4", late=1.0, predicted=1.0, from_step=75),
+        "int4 + 1 late after a quarter, predicted",
+        Setting("int4", "int4", late=1.0, predicted=1.0, after=0.25),
         "main",
+        "",
+    ),
+    (
+        "int4 + 1 late, the others 1/4, after a quarter, predicted",
+        Setting("int4", "int4", late=1.0, predicted=1.0, others_late=0.25, after=0.25),
+        "",
         "",
     ),
 ]
@@ -77,6 +90,13 @@ GROUPS = {
     for group in ("main", "causes", "formats", "delays", "rounds")
 }
 ALONE, FIVE = "alone", "int4 + 1 late, predicted"
+# Sizes by lengths (parts of the tokens), at the best of five learning rates: seed 0, all tokens.
+LADDER, LENGTHS = "ladder", (1.0, 3.0)
+RATES_OF_LADDER = {"0.13M": 1.4e-2, "0.5M": 1e-2, "2M": 1e-2}
+ARMS_OF_LADDER = (
+    "int4 + 1 late after a quarter, predicted",
+    "int4 + 1 late, the others 1/4, after a quarter, predicted",
+)
 # One PC on its own, and the learning rates that are tried. With all 40 windows it computes what five do in fp32.
 ONE_PC = {f"one PC, {windows} windows": Setting(ranks=1, micro_batches=windows) for windows in (20, 10)}
 ARMS = {SYNCHRONOUS: Setting(), **{arm: setting for arm, setting, _, _ in ASKED}, **ONE_PC}

@@ -14,8 +14,9 @@ from aura.model.gpt import GPT
 from aura.optim.muon import Muon, optimizer_of
 from five_ranks import FiveRanks, train
 from five_rounds import FiveRounds
+from ladder import Rung, trend
 from learning import Job
-from learning_arms import ARMS, CHOSEN, GROUPS, RATES, RATES_ALONE, SYNCHRONOUS
+from learning_arms import ARMS, ARMS_OF_LADDER, CHOSEN, GROUPS, RATES, RATES_ALONE, SIZES, SYNCHRONOUS
 from playing import Setting
 from torch import Tensor
 
@@ -47,7 +48,7 @@ def plain(config: TrainConfig, setting: Setting) -> Tensor:
         old = [b + setting.predicted * (b - c) for b, c in zip(before, long_before, strict=True)]
         total = [torch.zeros_like(p) for p in parameters]
         for number in range(MICRO_BATCHES):
-            late = step >= setting.from_step and number < setting.late * MICRO_BATCHES
+            late = step >= setting.after * config.steps and number < setting.late * MICRO_BATCHES
             others_late = late and number < setting.others_late * MICRO_BATCHES
             weights = [
                 o if (late if name in of_muon else others_late) else n
@@ -93,7 +94,7 @@ def played(config: TrainConfig, setting: Setting) -> FiveRanks:
         Setting(late=1.0, predicted=1.0),
         Setting(late=0.5, predicted=0.5),
         Setting(late=1.0, predicted=1.0, others_late=0.25),
-        Setting(late=1.0, from_step=3),
+        Setting(late=1.0, after=0.6),
         Setting(late=1.0, corrected=0.5),
     ],
     ids=lambda setting: str(setting.own()),
@@ -163,15 +164,33 @@ def test_one_pass_over_the_text_and_no_more(corpus: Corpus) -> None:
 
 def test_every_run_has_one_key_and_one_pc_sees_as_many_tokens() -> None:
     asked = [(opt, arm) for group in GROUPS.values() for opt, arms in group.items() for arm in arms]
+    asked += [("muon", arm) for arm in ARMS_OF_LADDER]
     assert {arm for _, arm in asked} | RATES_ALONE.keys() == ARMS.keys() and ARMS[SYNCHRONOUS] == Setting()
     assert all(CHOSEN[optimizer] in rates and len(rates) >= 3 for optimizer, rates in RATES.items())
     jobs = [
-        Job(opt, arm, CHOSEN[opt], seed, part)
+        Job(opt, arm, CHOSEN[opt], seed, part, size)
         for opt in CHOSEN
         for arm in ARMS
         for seed in range(5)
         for part in (0.5, 1.0)
+        for size in SIZES
     ]
     assert len({job.key("") for job in jobs}) == len(jobs)
     assert {job.config().steps * ARMS[job.arm].windows for job in jobs} == {6000, 12000}
     assert {job.config().warmup_steps for job in jobs if job.arm == SYNCHRONOUS} == {15, 30, 50, 100}
+
+
+def test_the_ladder_s_line_is_the_one_that_its_costs_lie_on() -> None:
+    arm = ARMS_OF_LADDER[0]
+    rungs = [
+        Rung("", parameters, steps, 0.01, 3.0, {arm: [0.9 * cost, 1.1 * cost]})
+        for parameters in (10**5, 10**6)
+        for steps in (300, 900)
+        for cost in [20 * parameters**-0.25 * steps**-0.5]
+    ]
+    line = trend(rungs, arm)
+    assert line and (line.by_size, line.by_length) == pytest.approx((-0.25, -0.5))
+    assert line.at(1e8, 1e4) == pytest.approx(0.002)
+    assert trend(rungs[:2], arm) is None, "a line through one size"
+    free = replace(rungs[0], costs={arm: [0.01, -0.02]})
+    assert trend([free, *rungs], arm) is None, "the logarithm of what costs nothing"
