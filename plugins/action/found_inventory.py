@@ -203,8 +203,11 @@ def users(nodes: list[Machine], answer: str) -> list[str]:
     return names * len(nodes) if len(names) == 1 else names
 
 
-def texts(found: Found, answer: str, user: str, start: str, folder: Path) -> dict[Path, str]:
-    """The two files, as they shall be. Raises Refused."""
+def texts(
+    found: Found, answer: str, user: str, start: str, folder: Path, person: str = ""
+) -> dict[Path, str]:
+    """The two files, as they shall be. `person`: from where somebody has come to this machine over SSH. Raises
+    Refused."""
     nodes = chosen(found["machines"], answer)
     names = users(nodes, user)
     finals = addresses(found, nodes, start)
@@ -213,17 +216,22 @@ def texts(found: Found, answer: str, user: str, start: str, folder: Path) -> dic
     old = {name: read(folder / name) or read(EXAMPLE / name) for name in (hosts, settings)}
     return {
         hosts: hosts_text(old[hosts], nodes, finals, names),
-        settings: settings_text(old[settings], found["here"], names[0], ", ".join(admins(found, own))),
+        settings: settings_text(
+            old[settings], found["here"], names[0], ", ".join(admins(found, own, person))
+        ),
     }
 
 
-def admins(found: Found, own: list[str]) -> list[str]:
+def admins(found: Found, own: list[str], person: str) -> list[str]:
     """From where SSH shall be let in: this machine; where its address may be another one tomorrow, its network.
 
-    own: the address that it gets for good, where it is a node.
+    own: the address that it gets for good, where it is a node. Then a person who has come to it over the network has
+    to get in, too.
     """
     here = found["here"]
-    return [here["network"]] if here["lent"] and not own else list(dict.fromkeys([here["address"], *own]))
+    if here["lent"] and not own:
+        return [here["network"]]
+    return list(dict.fromkeys([here["address"], *own, *([person] if own and person else [])]))
 
 
 def next_step(found: Found, new: dict[Path, str], folder: Path) -> str:
@@ -235,13 +243,16 @@ def next_step(found: Found, new: dict[Path, str], folder: Path) -> str:
             "one day it gives them to others."
         )
     here = found["here"]
-    if f"[{here['network']}]" in new[Path("group_vars/all/settings.yml")]:
+    (open_to,) = re.findall(
+        r"^admin_networks: \[(.*?)\]", new[Path("group_vars/all/settings.yml")], re.MULTILINE
+    )
+    if open_to == here["network"]:
         lines.append(
             f"SSH will be allowed from {here['network']} (admin_networks), by key only: this machine's address "
             "comes from the router and may change. Once it is reserved there, name it alone."
         )
     else:
-        lines.append(f"SSH will be allowed from this machine ({here['address']}) only: admin_networks.")
+        lines.append(f"SSH will be allowed from {open_to} only: admin_networks.")
     if "first_user" in new[Path("hosts.yml")].partition("cluster:")[2]:
         lines.append(
             "-k and -K ask for one password. Where the PCs have several, one after the other: … --limit node1, then "
@@ -308,7 +319,8 @@ class ActionModule(ActionBase):
             return {"changed": False, "table": found_table(found), "nobody": nobody(found)}
         try:
             folder = Path(told["into"])
-            new = texts(found, told["nodes"], told["first_user"], told["addresses_from"], folder)
+            person = next(iter(os.environ.get("SSH_CONNECTION", "").split()), "")
+            new = texts(found, told["nodes"], told["first_user"], told["addresses_from"], folder, person)
             written, kept = write(folder, new, self._task.check_mode)
         except Refused as refused:
             raise AnsibleActionFail(f"{refused}\nNothing was written.") from None

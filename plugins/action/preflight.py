@@ -59,7 +59,7 @@ class ActionModule(ActionBase):
     def _settings(self, role: str, variables: dict[str, Any]) -> dict[str, Any]:
         folder = folder_of(role)
         names = yaml.safe_load((folder / "meta/argument_specs.yml").read_text(encoding="utf-8"))
-        options = names["argument_specs"]["main"]["options"]
+        options = names["argument_specs"]["main"].get("options", {})
         defaults = (
             self._loader.load_from_file(str(folder / "defaults/main.yml"), trusted_as_template=True) or {}
         )

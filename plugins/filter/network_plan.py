@@ -21,6 +21,7 @@ CLOUD = "/etc/cloud/cloud.cfg.d"
 CLOUD_FILE = f"{CLOUD}/99-disable-network-config.cfg"
 CLOUD_TEXT = "# Written by Ansible (role static_network).\nnetwork: {config: disabled}\n"
 BACKUPS = "/var/backups/aura"
+EDITED = f"{BACKUPS}/edited"
 TEXT = """\
 # Written by Ansible (role static_network). Addresses, routes and name servers are overwritten; what else stands here
 # about the card (mtu, wakeonlan and the like) is kept.
@@ -129,7 +130,8 @@ def commands(card: str, renderer: str, give_back: str) -> dict[str, list[list[st
 
 
 def network_before(seen: Seen) -> list[File]:
-    """The files as they were before this role, as safe_change takes them; of several originals the oldest one."""
+    """The files as they were before this role, as safe_change takes them; of several originals the oldest one. What
+    somebody may have written into them since is kept."""
     files: dict[str, File] = {
         path: {"path": path, "absent": True}
         for path in (OURS, CLOUD_FILE)
@@ -139,6 +141,9 @@ def network_before(seen: Seen) -> list[File]:
         path = kept.removeprefix(BACKUPS).rpartition(".")[0]
         files[path] = {"path": path, "content": seen["netplan_before"][kept], "mode": "0600"}
         files[kept] = {"path": kept, "absent": True}
+        if path in seen["netplan"]:
+            edited = EDITED + path
+            files[edited] = {"path": edited, "content": seen["netplan"][path], "mode": "0600"}
     return list(files.values())
 
 

@@ -106,9 +106,13 @@ def keep(path: str) -> None:
         return
     os.makedirs(os.path.dirname(kept(path)), exist_ok=True)
     if os.path.isfile(path) and OURS not in read(path):
-        shutil.copy2(path, kept(path))
-        status = os.stat(path)
-        os.chown(kept(path), status.st_uid, status.st_gid)
+        # Whole or not there: what is kept once is never taken again.
+        new, status = f"{kept(path)}.new", os.stat(path)
+        shutil.copy2(path, new)
+        os.chown(new, status.st_uid, status.st_gid)
+        with open(new, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(new, kept(path))
     else:
         open(f"{kept(path)}.none", "w").close()
 

@@ -58,14 +58,16 @@ def way_in(settings: Seen, node: Seen) -> list[str]:
     if session["client"] == "":
         return []
     said = []
-    client = ipaddress.ip_address(session["client"])
+    # The controller is this node itself: what counts is from where a person has come to it.
+    by_itself = session["client"] == session["here"]
+    person = settings["person"] if by_itself else session["client"]
     if (
-        session["client"] != session["here"]
+        person
         and settings["address"] in has
-        and not any(client in ipaddress.ip_network(network, strict=False) for network in admins)
+        and not any(ipaddress.ip_address(person) in ipaddress.ip_network(one, strict=False) for one in admins)
     ):
         said.append(
-            f"you are connected from {client}, which is not in the admin networks ({', '.join(admins)}): the firewall "
+            f"you are connected from {person}, which is not in the admin networks ({', '.join(admins)}): the firewall "
             "would lock you out. Add your network to admin_networks."
         )
     if session["port"] not in ports:

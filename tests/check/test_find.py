@@ -288,6 +288,11 @@ def test_an_address_that_may_change_locks_nobody_out(tmp_path: Path) -> None:
 
     assert networks("3,5", lent=False)[0] == ["192.168.50.7"]
     assert networks("2,3,5", lent=True)[0] == ["192.168.50.7"]  # a node keeps its address
+    # Whoever has come to it over SSH gets in again, where it becomes a node.
+    for answer, open_to in (("2,3,5", ["192.168.50.7", "192.168.50.99"]), ("3,5", ["192.168.50.7"])):
+        new = FOUND.texts(found(), answer, "ada", "today", tmp_path, "192.168.50.99")
+        assert yaml.safe_load(new[settings])["admin_networks"] == open_to
+        assert f"allowed from {', '.join(open_to)} only" in FOUND.next_step(found(), new, tmp_path)
     open_to, said = networks("3,5", lent=True)
     assert open_to == ["192.168.50.0/24"]
     assert "from 192.168.50.0/24 (admin_networks), by key only" in said

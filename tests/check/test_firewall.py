@@ -20,6 +20,7 @@ SETTINGS: dict[str, Any] = {
     "address": "10.9.0.1",
     "peers": ["10.9.0.1", "10.9.0.2"],
     "admin_networks": ["10.8.0.0/24"],
+    "person": "",
 }
 ELSEWHERE = {"client": "192.168.1.9", "here": "192.168.1.57", "port": 22}
 
@@ -33,6 +34,15 @@ def test_a_node_that_does_not_have_its_address_yet_may_be_looked_at() -> None:
     assert "the firewall would lock you out" in problems(
         "firewall", {**SEEN, "session": ELSEWHERE}, **SETTINGS
     )
+
+
+def test_who_has_come_to_a_controller_that_is_this_node_gets_in_again() -> None:
+    own = {**SEEN, "session": {"client": "10.9.0.1", "here": "10.9.0.1", "port": 22}}
+    assert problems("firewall", own, **SETTINGS) == ""
+    assert problems("firewall", own, **SETTINGS | {"person": "10.8.0.7"}) == ""
+    assert "connected from 192.168.1.9" in problems("firewall", own, **SETTINGS | {"person": "192.168.1.9"})
+    # On the other nodes it is the controller that counts.
+    assert problems("firewall", SEEN, **SETTINGS | {"person": "192.168.1.9"}) == ""
 
 
 @pytest.mark.parametrize(

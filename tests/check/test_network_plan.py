@@ -59,11 +59,22 @@ def test_others_files_are_kept_and_come_back() -> None:
     assert kept["path"].startswith("/var/backups/aura/etc/netplan/50-x.yaml.19")
     assert (kept["content"], gone) == (SUBIQUITY, {"path": "/etc/netplan/50-x.yaml", "absent": True})
     later = {kept["path"]: SUBIQUITY, kept["path"].replace(".19", ".20"): "of a later run"}
-    seen = {"files": {PLAN.OURS: {"kind": "file"}, PLAN.CLOUD_FILE: NONE}, "netplan_before": later}
+    seen = {
+        "files": {PLAN.OURS: {"kind": "file"}, PLAN.CLOUD_FILE: NONE},
+        "netplan_before": later,
+        "netplan": {},
+    }
     back = {file["path"]: file for file in PLAN.network_before(seen)}
     assert set(back) == {PLAN.OURS, "/etc/netplan/50-x.yaml", *later}
     assert back["/etc/netplan/50-x.yaml"]["content"] == SUBIQUITY
     assert all(back[path].get("absent") for path in (PLAN.OURS, *later))
+    # What somebody has written into it since is kept.
+    edited = PLAN.network_before(seen | {"netplan": {"/etc/netplan/50-x.yaml": "another card"}})
+    assert {
+        "path": f"{PLAN.EDITED}/etc/netplan/50-x.yaml",
+        "content": "another card",
+        "mode": "0600",
+    } in edited
 
 
 @pytest.mark.parametrize(

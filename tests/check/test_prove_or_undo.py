@@ -11,6 +11,7 @@ from typing import Any
 
 import tree
 import yaml
+from expressions import problems
 
 ROLE = tree.ROOT / "roles/safe_change"
 # Answers to the program's words; keeps where it was asked, and how long it might have waited.
@@ -29,12 +30,15 @@ class ActionModule(ActionBase):
 """
 
 
-def prove(folder: Path, answers: dict[str, str], **variables: Any) -> tuple[str, list[dict[str, Any]]]:
-    """What was said, and what the node was asked. answers: by the program's word; who is not there does not answer."""
+def prove(
+    folder: Path, answers: dict[str, str], other: dict[str, str] | None = None, **variables: Any
+) -> tuple[str, list[dict[str, Any]]]:
+    """What was said, and what the node was asked. answers: by the program's word; who is not there does not answer.
+    other: those of a second node."""
     (folder / "action").mkdir()
     (folder / "action/new_connection.py").write_text(STAND_IN)
     play = {
-        "hosts": "node1", "gather_facts": False, "vars_files": [str(ROLE / "vars/main.yml")],
+        "hosts": "all", "gather_facts": False, "any_errors_fatal": True, "vars_files": [str(ROLE / "vars/main.yml")],
         "tasks": [{"ansible.builtin.import_tasks": str(ROLE / "tasks/prove_or_undo.yml")}],
     }  # fmt: skip
     (folder / "play.yml").write_text(yaml.safe_dump([play]))
@@ -44,7 +48,10 @@ def prove(folder: Path, answers: dict[str, str], **variables: Any) -> tuple[str,
         "safe_change_of": "network", "safe_change_seconds": 90, "safe_change_address": "192.168.50.21",
         "__safe_change_begun": {"id": "1"},
     }  # fmt: skip
-    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": {"node1": known | variables}}}))
+    nodes = {"node1": known | variables}
+    if other is not None:
+        nodes["node2"] = known | {"answers": other, "log": str(folder / "log2")}
+    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": nodes}}))
     done = subprocess.run(
         ["ansible-playbook", "-i", str(folder / "hosts.json"), str(folder / "play.yml")], cwd=tree.ROOT,
         text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
@@ -76,3 +83,19 @@ def test_a_node_found_at_an_address_that_was_only_lent_is_waited_for_elsewhere(t
         tmp_path, {"reached": "{}"}, ansible_host="192.168.50.21", safe_change_address_before="192.168.1.57"
     )
     assert [one["at"] for one in asked if one["word"] == "ended"] == ["192.168.1.57"]
+
+
+def test_a_node_that_has_confirmed_stays_where_it_is_when_another_cannot(tmp_path: Path) -> None:
+    said, asked = prove(tmp_path, {"reached": "{}", "confirm": '{"id": "1"}'}, other={"reached": "{}"})
+    assert [one["word"] for one in asked] == ["reached", "confirm"]
+    assert "node2 does not answer with the new settings" in said and "node1 does not answer" not in said
+
+
+def test_who_finds_a_change_pending_does_not_take_it_for_what_shall_be() -> None:
+    """An interrupted run, and the next one before the node has taken it back."""
+    marker = "/var/lib/aura-safe-change/current/marker.json"
+    assert problems("safe_change", {"texts": {marker: ""}}) == ""
+    pending = json.dumps({"of": "firewall", "seconds": 60})
+    assert "new settings (firewall), and it takes the old ones back by itself within 150 s" in problems(
+        "safe_change", {"texts": {marker: pending}}
+    )

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import tree
 
-PROGRAM = Path(tree.ROOT, "roles/trainer/files/use-release")
-
-
-def program() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("use_release", str(PROGRAM))
-    spec = importlib.util.spec_from_loader("use_release", loader)
-    assert spec
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-USE_RELEASE = program()
+PROGRAM = "roles/trainer/files/use-release"
+USE_RELEASE = tree.module(PROGRAM)
 
 
 class Node:

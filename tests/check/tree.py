@@ -1,5 +1,6 @@
 """Which files belong to the project."""
 
+import importlib.machinery
 import importlib.util
 import os
 import subprocess
@@ -23,9 +24,9 @@ NOT_OURS = {
 
 def module(path: str) -> ModuleType:
     """A Python file of the repository as a module of its own, new at each call; path: "roles/firewall/problems.py"."""
-    specification = importlib.util.spec_from_file_location(
-        path.removesuffix(".py").replace("/", "_"), ROOT / path
-    )
+    name = path.removesuffix(".py").replace("/", "_").replace("-", "_")
+    loader = importlib.machinery.SourceFileLoader(name, str(ROOT / path))  # programs have no .py
+    specification = importlib.util.spec_from_loader(name, loader)
     assert specification and specification.loader
     made = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(made)

@@ -75,6 +75,15 @@ def sshd_without_keys(_: Machine) -> dict[str, Any]:
     }
 
 
+def sshd_that_ends(machine: Machine) -> dict[str, Any]:
+    """At a reload, because somebody else has the port; it is not started again by itself."""
+    machine.exec("systemd-run --quiet --unit=has-the-port python3 -m http.server 2222")
+    return {
+        "files": [{"path": SSHD, "content": "Port 2222\n", "mode": "0600"}],
+        "apply": [["systemctl", "reload-or-restart", "ssh.service"]],
+    }
+
+
 def wrong_address_of_network_manager(machine: Machine) -> dict[str, Any]:
     """As roles/static_network does it where NetworkManager has the card."""
     file = netplan(machine, "203.0.113.9/24", "203.0.113.1")
@@ -169,7 +178,7 @@ def applied(machine: Machine, change: dict[str, Any], before: str) -> tuple[str,
     raise AssertionError(f"nobody saw it within {seconds} s")
 
 
-CHANGES = [wrong_address, wrong_gateway, closed_firewall, sshd_without_keys]
+CHANGES = [wrong_address, wrong_gateway, closed_firewall, sshd_without_keys, sshd_that_ends]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
