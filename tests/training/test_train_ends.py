@@ -21,11 +21,12 @@ from aura.cluster import activity
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.corpus.windows import Windows
-from aura.errors import EXIT_USAGE, ConfigError
+from aura.errors import EXIT_TEMPORARY, EXIT_USAGE, ConfigError
 from aura.model import export
 from aura.model.gpt import GPT
 from aura.optim.adamw import AdamW
 from aura.run import attempt, rehearsal
+from conftest import flip_a_bit
 from safetensors.torch import load_file
 from spanish import english_in
 from trainers import Fault, Trainer, at_step, complete, send_self, start, stop_at
@@ -158,6 +159,26 @@ def test_a_run_directory_that_cannot_be_is_refused_in_a_sentence(
         assert trainer.end() == (EXIT_USAGE if ranks == 1 else 1)
         assert trainer.text.startswith(f"The run directory {trainer.run_dir} cannot be used: File exists.")
         assert "Traceback" not in trainer.text
+
+
+def test_a_run_whose_checkpoints_are_all_refused_does_not_begin_anew(corpus: Corpus, tmp_path: Path) -> None:
+    """Neither for who has them nor for a PC that is new; and when the disk is mended, it goes on."""
+    complete(start(tmp_path, corpus, 2, "--steps 15"))
+    shutil.rmtree(tmp_path / "node1")
+    there = tmp_path / "node0/run/checkpoints"
+    files = [there / f"checkpoint-step-{step}/model.safetensors" for step in (10, 15)]
+    for file in files:
+        flip_a_bit(file)
+    names = {path.name for path in there.iterdir()}
+    for trainer in start(tmp_path, corpus, 2):
+        assert trainer.end() == EXIT_TEMPORARY, trainer.text
+        said = f"All checkpoints of this run are refused: {there} (rank 0 on node0). Nothing was changed"
+        assert trainer.status["message"].startswith(said)
+    assert {path.name for path in there.iterdir()} == names
+    for file in files:
+        flip_a_bit(file)
+    for trainer in complete(start(tmp_path, corpus, 2)):
+        assert "Continuing after step 15." in trainer.text
 
 
 def another_torch() -> None:

@@ -66,6 +66,12 @@ class NoRoom(AuraError):
     exit_code = EXIT_TEMPORARY
 
 
+class NoCheckpoint(AuraError):
+    """None of those that are there can be read; a disk may have been away for a moment, so starting again may help."""
+
+    exit_code = EXIT_TEMPORARY
+
+
 class GpuFault(AuraError):
     exit_code = EXIT_GPU
 

@@ -48,7 +48,7 @@ from aura.cluster.ranks import Ranks
 from aura.config import BEFORE, MANUAL, TrainConfig, own_settings, preset_names
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.durable import publish
-from aura.errors import ConfigError
+from aura.errors import ConfigError, NoCheckpoint
 from aura.recipe import rate
 from aura.strategy.state import copies
 from aura.texts.console import text
@@ -224,12 +224,13 @@ def agree_and_load(
 
     `directories`: where this rank may hold one. Ranks that lack it get it from the lowest rank that has it.
     `load_optimizer` takes what it needs of the optimizer's whole state. `check` may refuse the state, before any
-    parameter is touched and alike on all ranks, by raising.
+    parameter is touched and alike on all ranks, by raising. Raises NoCheckpoint, alike on all ranks too.
     """
     found = newest_valid(directories, report)
     ballots = ballots_of(found, ranks)
     source = winner(ballots, ranks.nodes)
     if source is None or not (best := ballots[source]):
+        refuse_to_lose(directories, ranks)
         return None
     lacking = [
         rank
@@ -258,6 +259,15 @@ def agree_and_load(
         if not have:
             load_optimizer(received)
     return state
+
+
+def refuse_to_lose(directories: Sequence[Path], ranks: Ranks) -> None:
+    """Where none can be used, but some are there: a disk or memory that is at fault for a while would cost the run all
+    that it has learnt. Raises NoCheckpoint."""
+    told = ranks.all_of({"there": [str(directory) for directory in directories if checkpoints(directory)]})
+    where = [f"{path} ({ranks.name([rank])})" for rank, one in enumerate(told) for path in one["there"]]
+    if where:
+        raise NoCheckpoint("all_refused", where=", ".join(where))
 
 
 def tidy(directory: Path, step: int, number: int) -> None:
