@@ -328,14 +328,18 @@ def test_an_end_at_any_moment_of_a_save_loses_that_save_at_most(
     assert ending == "killed" or not list(tmp_path.glob("*.tmp-*"))
 
 
-def test_a_damaged_newer_one_does_not_push_out_good_ones(tmp_path: Path) -> None:
+def test_a_damaged_newer_one_does_not_push_out_good_ones_nor_is_it_deleted(tmp_path: Path) -> None:
+    """Its disk may have been away for a moment. Of all that was set aside as many are kept as of good ones."""
     for step in (1, 2, 9):
         save(tmp_path, step)
     flip_a_bit(tmp_path / "checkpoint-step-9" / "model.safetensors")
     checkpoint.tidy(tmp_path, step=2, number=0)
-    assert (tmp_path / "damaged-checkpoint-step-9").exists()
+    (aside,) = tmp_path.glob("damaged-checkpoint-step-9-*")
+    (tmp_path / "superseded-checkpoint-step-8-2").mkdir()
+    (tmp_path / "damaged-checkpoint-step-8").mkdir()
     checkpoint.rotate(tmp_path, 2, 0, newest=save(tmp_path, 3))
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-step-2", "checkpoint-step-3"}
+    kept = {"checkpoint-step-2", "checkpoint-step-3", aside.name, "superseded-checkpoint-step-8-2"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 def test_a_step_that_is_computed_again_replaces_the_old_one(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ from aura.strategy.state import copies
 from aura.texts.console import text
 
 DAMAGED, SUPERSEDED = "damaged-", "superseded-"
-ASIDE = re.compile(rf"{SUPERSEDED}{NAME.pattern}-(?P<when>\d+)")
+# Without a time: an older release named what is damaged so.
+ASIDE = re.compile(rf"({DAMAGED}|{SUPERSEDED}){NAME.pattern}(-(?P<when>\d+))?")
 # A checkpoint of a run with other values of these is another model or another order of the data.
 FIXED = (
     *("family", "layers", "heads", "kv_heads", "d_model", "seq_len", "vocab_size", "vocab_multiple", "tied"),
@@ -181,11 +182,11 @@ def rotate(directory: Path, keep: int, keep_every: int, newest: Path, keep_best:
         kept.add(min(losses, key=lambda path: losses[path]))
     for path in directory.iterdir():
         # What somebody else has put there is not ours to remove.
-        ours = NAME.fullmatch(path.name) or TEMPORARY in path.name or path.name.startswith(DAMAGED)
+        ours = NAME.fullmatch(path.name) or TEMPORARY in path.name
         if ours and path not in kept:
             shutil.rmtree(path, ignore_errors=True)
     set_aside = {
-        path: int(found["when"]) for path in directory.iterdir() if (found := ASIDE.fullmatch(path.name))
+        path: int(found["when"] or 0) for path in directory.iterdir() if (found := ASIDE.fullmatch(path.name))
     }
     for path in sorted(set_aside, key=lambda path: set_aside[path], reverse=True)[keep:]:
         shutil.rmtree(path, ignore_errors=True)
@@ -284,11 +285,9 @@ def tidy(directory: Path, step: int, number: int) -> None:
             continue
         try:
             verify(path)
-            _supersede(path)
+            _set_aside(path, SUPERSEDED)
         except Damaged:
-            aside = directory / f"{DAMAGED}{path.name}"
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
+            _set_aside(path, DAMAGED)
 
 
 def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_size: int) -> list[str]:
@@ -323,11 +322,11 @@ def go_back_to(checkpoint: Path) -> None:
     """Set aside what is newer, or has more steps, for good: the run shall go on from there."""
     for path in checkpoints(checkpoint.parent):
         if step_of(path) > step_of(checkpoint) or age(path) > age(checkpoint):
-            _supersede(path)
+            _set_aside(path, SUPERSEDED)
 
 
-def _supersede(path: Path) -> None:
-    path.rename(path.with_name(f"{SUPERSEDED}{path.name}-{time.time_ns()}"))
+def _set_aside(path: Path, why: str) -> None:
+    path.rename(path.with_name(f"{why}{path.name}-{time.time_ns()}"))
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
