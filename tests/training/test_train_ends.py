@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import re
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,6 +133,25 @@ def test_a_node_whose_disk_is_full_from_the_start_trains_to_the_end(
     assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
     assert f"{second.run_dir} does not get all of its files: No space left on device." in second.text
     assert [*small_disk.rglob("checkpoint-step-*")] == []
+
+
+def test_a_disk_that_has_not_even_room_for_a_directory_stops_nobody(corpus: Corpus, tmp_path: Path) -> None:
+    """On ext4 a directory needs a block; on the small disk of the test above it needs none."""
+
+    def no_block() -> None:
+        original = Path.mkdir
+
+        def mkdir(self: Path, *arguments: Any, **options: Any) -> None:
+            if "checkpoints" in self.parts:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            original(self, *arguments, **options)
+
+        Path.mkdir = mkdir  # type: ignore[method-assign]
+
+    first, second = complete(start(tmp_path, corpus, 2, faults={1: no_block}))
+    assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
+    assert f"{second.run_dir} does not get all of its files: No space left on device." in second.text
+    assert "checkpoint-step-5 could not be written: No space left on device." in second.text
 
 
 def test_one_directory_has_one_trainer(corpus: Corpus, tmp_path: Path) -> None:

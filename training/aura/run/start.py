@@ -272,10 +272,10 @@ def refuse_a_run_that_is_over(config: TrainConfig, progress: Progress) -> None:
 def take_directory(run: Run, model: LanguageModel, progress: Progress, number: int) -> None:
     """The run directory says what this run is, and holds nothing that comes after its step, of attempt `number`."""
     (run.directory / directory.DONE).unlink(missing_ok=True)
-    store.tidy(run.checkpoints, progress.step, number)
     if run.memory:
         memory_copy.tidy(run.memory, progress.step, number)
     with directory.without_stopping(run.directory, run.speaker.say):
+        store.tidy(run.checkpoints, progress.step, number)
         directory.describe(run.directory, run.config, run.corpus, model.parameter_count())
 
 
