@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from aura import durable
 from aura.checkpoint import manifest
 from aura.commands import export as export_command
 from aura.commands import sample as sample_command
@@ -153,6 +154,24 @@ def test_a_run_says_which_tokens_are_special(corpus: Corpus, run_dir: Path, tmp_
     )
     assert ids(other) == all_of_them
     assert "<fin>" in (other / TOKENIZER).read_text()
+
+
+def test_the_tokenizer_of_a_run_is_on_the_disk_before_it_has_its_name(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written once: a file that a power cut left empty would stay so."""
+    flushed: dict[str, str] = {}
+
+    def flush(path: Path) -> None:
+        name = path.name.partition(".tmp-")[0]
+        if path.is_file() and not (tmp_path / name).exists():
+            flushed[name] = path.read_text()
+
+    monkeypatch.setattr(durable, "flush", flush)
+    describe(tmp_path, resolve("gpt2-nano", {}), corpus, 0)
+    written = {name: (tmp_path / name).read_text() for name in (TOKENIZER, TOKENIZER_CONFIG)}
+    assert flushed == written
+    assert written[TOKENIZER] == (corpus.path / TOKENIZER).read_text()
 
 
 def test_nothing_foreign_is_replaced_and_nothing_half_is_left(

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 from aura.checkpoint import manifest, store
 from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG, Corpus
-from aura.durable import write_atomically
+from aura.durable import replace_text, write_atomically
 from aura.errors import AuraError, ConfigError, reason_of
 from aura.plan.candidates import CHOSEN
 from aura.run.runlog import write_model_config
@@ -71,12 +70,12 @@ def describe(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int
     """config.json, model_config.json and the tokenizer with its special tokens. Raises OSError."""
     write_atomically(run_dir / "config.json", asdict(config))
     write_model_config(run_dir, config, corpus, parameters)
-    if not (run_dir / TOKENIZER).exists():  # the corpus of a run, and so its tokenizer, never changes
-        copied = run_dir / f"{TOKENIZER}.tmp"
-        shutil.copyfile(corpus.path / TOKENIZER, copied)
-        copied.replace(run_dir / TOKENIZER)
+    # The corpus of a run, and so its tokenizer, never changes; what a power cut left empty would stay so.
+    if not (run_dir / TOKENIZER).exists():
+        tokenizer = (corpus.path / TOKENIZER).read_text(encoding="utf-8")
+        replace_text(run_dir / TOKENIZER, tokenizer, flushed=True)
     if not (run_dir / TOKENIZER_CONFIG).exists():
-        write_atomically(run_dir / TOKENIZER_CONFIG, corpus.special)
+        write_atomically(run_dir / TOKENIZER_CONFIG, corpus.special, flushed=True)
 
 
 def write_done(run_dir: Path, config: TrainConfig, corpus: Corpus, state: dict[str, Any]) -> None:
