@@ -22,6 +22,7 @@ from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
 from aura.optim.adamw import AdamW
+from aura.run import memory_copy
 from conftest import flip_a_bit
 from torch import nn
 
@@ -340,6 +341,23 @@ def test_a_damaged_newer_one_does_not_push_out_good_ones_nor_is_it_deleted(tmp_p
     checkpoint.rotate(tmp_path, 2, 0, newest=save(tmp_path, 3))
     kept = {"checkpoint-step-2", "checkpoint-step-3", aside.name, "superseded-checkpoint-step-8-2"}
     assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_what_was_killed_while_it_removed_one_leaves_no_damaged_one(where: str, tmp_path: Path) -> None:
+    """The next start would say that it is, which no disk is to blame for."""
+    for step in (1, 2):
+        save(tmp_path, step)
+    with pytest.MonkeyPatch.context() as patch:  # as far as it came
+        patch.setattr(shutil, "rmtree", lambda path, **_: (path / "model.safetensors").unlink())
+        if where == "disk":
+            checkpoint.rotate(tmp_path, keep=1, keep_every=0, newest=tmp_path / "checkpoint-step-2")
+        else:
+            memory_copy.tidy(tmp_path, step=1, number=0)
+    left = "checkpoint-step-2" if where == "disk" else "checkpoint-step-1"
+    assert newest(tmp_path, pytest.fail) == left
+    checkpoint.tidy(tmp_path, step=2, number=0)
+    assert [path.name for path in tmp_path.iterdir()] == [left]
 
 
 def test_a_step_that_is_computed_again_replaces_the_old_one(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -184,12 +185,21 @@ def rotate(directory: Path, keep: int, keep_every: int, newest: Path, keep_best:
         # What somebody else has put there is not ours to remove.
         ours = NAME.fullmatch(path.name) or TEMPORARY in path.name
         if ours and path not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
     set_aside = {
         path: int(found["when"] or 0) for path in directory.iterdir() if (found := ASIDE.fullmatch(path.name))
     }
     for path in sorted(set_aside, key=lambda path: set_aside[path], reverse=True)[keep:]:
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """A checkpoint; a kill meanwhile leaves none that looks damaged, but what `tidy` removes."""
+    gone = path.with_name(f"{path.name}{TEMPORARY}{os.getpid()}")
+    with suppress(OSError):  # as much of it as can be
+        path.rename(gone)
+        path = gone
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _validation_loss(path: Path) -> float | None:

@@ -96,4 +96,4 @@ def tidy(directory: Path, step: int, number: int) -> None:
     left behind, goes."""
     for path in directory.glob("*"):
         if not NAME.fullmatch(path.name) or step_of(path) > step or age(path)[0] > number:
-            shutil.rmtree(path, ignore_errors=True)
+            store.remove(path)
