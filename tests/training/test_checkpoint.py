@@ -136,7 +136,7 @@ def test_an_attempt_has_a_number_above_all_that_the_disk_knows(tmp_path: Path) -
 
 
 OLD, STRAY, NEW = manifest.Writer(1, "old"), manifest.Writer(2, "stray"), manifest.Writer(2, "new")
-FIRST = manifest.Writer(1, "first", ())
+FIRST, UNCOUNTED = manifest.Writer(1, "first", ()), manifest.Writer()
 # Two that went on without each other, and the second was often started.
 MANY, FEW = manifest.Writer(2, "many", ("first",)), manifest.Writer(9, "few", ("first",))
 HEIR = manifest.Writer(10, "heir", ("few", "first", "many"))
@@ -154,6 +154,8 @@ BACK = manifest.Writer(3, "back", ("first", "many"))
         # Fewer steps of a later attempt, also where one disk alone has them
         ([(OLD, 12), (NEW, 8), (OLD, 12)], "abc", 1),
         ([(FIRST, 12), (MANY, 8), (FIRST, 12)], "abc", 1),
+        # ... and of one before they were counted
+        ([(UNCOUNTED, 12), (FIRST, 15), (UNCOUNTED, 12)], "abc", 1),
         # Two that went on without each other: what more nodes know, however many ranks one of them has
         ([(STRAY, 90), (NEW, 8), (NEW, 10), None], "abcd", 2),
         ([*[(STRAY, 90)] * 3, (NEW, 8), (NEW, 8)], "aaabc", 3),
