@@ -20,7 +20,7 @@ from aura.errors import NoRoom, reason_of
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.plan.memory import state_bytes
-from aura.run import directory
+from aura.run import directory, memory_copy
 from aura.run.board import Board
 from aura.run.division import Division
 from aura.run.memory_copy import MemoryCopy
@@ -34,9 +34,9 @@ from aura.strategy.interface import Strategy
 from aura.texts import console
 from aura.texts.console import Console
 
-LOOK = 5.0  # seconds between two looks whether there is room for what no disk had room for
+LOOK = 5.0  # seconds between two looks whether there is room for what no rank had room for
 # Seconds until it is tried again whatever the disk says: of quotas and broken disks it says nothing. Trying takes all
-# ranks, and the wire.
+# ranks, and the wire; who is short of memory knows when it is not.
 TRY = 60.0
 
 
@@ -87,6 +87,7 @@ class Saving(Observer):
     under_way: str = ""  # the name of a checkpoint
     in_memory: bool = False  # that one is a copy there
     size: int = 0  # of one, in bytes
+    short: bool = False  # of main memory, to collect it in
     began: float = 0.0  # when
     stall: float = 0.0  # seconds that training waited for it
     # Seconds after `began` in which a rank may still be writing it: a guess until the first one has been written.
@@ -131,14 +132,20 @@ class Saving(Observer):
             self.status.set(state="training", message="")
         else:
             self.speaker.say_once(console.text("no_room_for_copies", size=self._bytes() / 1e9))
+            # The last one would only grow older, and take room where it is short.
+            memory_copy.forget(copies.saver.directory)
             self.copies = None
             return
         copies.plan(self.snapshot.progress.step)
 
     def _bytes(self) -> int:
         """Of a checkpoint."""
-        optimizer = state_bytes(self.snapshot.config, self.snapshot.ranks.world_size)
-        return optimizer + sum(parameter.nbytes for parameter in self.snapshot.model.parameters())
+        return self._gathered + sum(parameter.nbytes for parameter in self.snapshot.model.parameters())
+
+    @property
+    def _gathered(self) -> int:
+        """Bytes of the optimizer's state of all ranks."""
+        return state_bytes(self.snapshot.config, self.snapshot.ranks.world_size)
 
     @property
     def _saver(self) -> store.Saver:
@@ -151,12 +158,11 @@ class Saving(Observer):
         strategy.complete()
         strategy.expect_delay()
         self.began = time.monotonic()
-        optimizer = state_bytes(snapshot.config, snapshot.ranks.world_size)
         self.size = self._bytes()
-        short = strategy.gathers and not store.has_room(optimizer)
+        self.short = strategy.gathers and not store.has_room(self._gathered)
         copied = store.has_room(self.size)
-        collect = strategy.whole_state(wanted=self.saves and not short, copied=copied)
-        if self.saves and not short:
+        collect = strategy.whole_state(wanted=self.saves and not self.short, copied=copied)
+        if self.saves and not self.short:
             self._saver.begin(self.under_way, snapshot.model, collect, snapshot.state(), copied)
         else:
             error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if self.saves else None
@@ -165,14 +171,21 @@ class Saving(Observer):
 
     def _wait_for_room(self) -> None:
         """Until a rank may be able to save. Raises NoRoom where one is asked to stop meanwhile."""
-        step, directory = self.snapshot.progress.step, self.saver.directory
-        sentence = console.text("waits_for_room", step=step, size=self.size / 1e9, path=directory)
+        step = self.snapshot.progress.step
+        if self.short:
+            sentence = console.text("waits_for_memory", step=step, size=self._gathered / 1e9)
+            if self.copies:  # a copy there takes what a checkpoint on a disk needs
+                memory_copy.forget(self.copies.saver.directory)
+        else:
+            lacks = {"size": self.size / 1e9, "path": self.saver.directory}
+            sentence = console.text("waits_for_room", step=step, **lacks)
         self.speaker.say(sentence)
         self.status.set(message=sentence)
         began = time.monotonic()
         while True:
             time.sleep(LOOK)
-            may_fit = self.saves and (self._has_room() or time.monotonic() - began > TRY)
+            tries = not self.short and time.monotonic() - began > TRY
+            may_fit = self.saves and (self._has_room() or tries)
             # Not for a rank that is back: it can wait for room too, or it has some.
             asked = [float(self.stop.requested or self.stop.sick is not None), float(may_fit)]
             stopping, somewhere = self.snapshot.ranks.total(asked)
@@ -182,6 +195,8 @@ class Saving(Observer):
                 return
 
     def _has_room(self) -> bool:
+        if self.short:
+            return store.has_room(self._gathered)
         error = self.saver.error
         try:
             free = shutil.disk_usage(self.saver.directory).free
