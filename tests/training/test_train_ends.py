@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import os
 import re
@@ -19,9 +20,10 @@ from typing import Any
 import pytest
 import torch
 from aura.checkpoint import store
+from aura.checkpoint.manifest import MANIFEST, STATE
 from aura.cluster import activity
 from aura.config import TrainConfig
-from aura.corpus.corpus import Corpus
+from aura.corpus.corpus import Corpus, sha256_of
 from aura.corpus.windows import Windows
 from aura.errors import EXIT_TEMPORARY, EXIT_USAGE, ConfigError
 from aura.model import export
@@ -200,6 +202,23 @@ def test_a_run_whose_checkpoints_are_all_refused_does_not_begin_anew(corpus: Cor
         flip_a_bit(file)
     for trainer in complete(start(tmp_path, corpus, 2)):
         assert "Continuing after step 15." in trainer.text
+
+
+def test_ranks_go_on_with_one_state_though_their_disks_have_two(
+    reference: list[Trainer], corpus: Corpus, tmp_path: Path
+) -> None:
+    """With the same parameters, and whole: two attempts may have computed the same step."""
+    stop_at(9, tmp_path, corpus, 2)
+    (path,) = tmp_path.glob("node1/run/checkpoints/interrupt-step-*")
+    state = json.loads((path / STATE).read_text())
+    state["progress"]["windows_seen"] += 2
+    (path / STATE).write_text(json.dumps(state))
+    written = json.loads((path / MANIFEST).read_text())
+    written["files"][STATE] = {"sha256": sha256_of(path / STATE), "bytes": (path / STATE).stat().st_size}
+    (path / MANIFEST).write_text(json.dumps(written))
+    for trainer in complete(start(tmp_path, corpus, 2)):
+        assert "REFUSED" not in trainer.text
+        assert trainer.files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")
 
 
 def another_torch() -> None:

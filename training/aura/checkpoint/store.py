@@ -251,10 +251,9 @@ def agree_and_load(
     have = found is not None and ranks.rank not in lacking
     if found and found.step > best.step:
         report(text("stray_checkpoint", name=found.path.name, attempt=found.writer.attempt, step=best.step))
-    state_json = (found.path / STATE).read_bytes() if found and have else b""
-    if lacking:
-        state_json = ranks.broadcast_bytes(state_json, source)
-    state: State = json.loads(state_json)
+    # Of the source also where a rank has its own: of equal steps and parameters, two may say unlike things.
+    own = (found.path / STATE).read_bytes() if found and ranks.rank == source else b""
+    state: State = json.loads(ranks.broadcast_bytes(own, source))
     check(state)
     optimizer: dict[str, Tensor] = {}
     if found and have:
