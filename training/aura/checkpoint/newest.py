@@ -116,8 +116,7 @@ def winner(ballots: list[Ballot | None], nodes: list[str]) -> int | None:
 
 def _follows(later: Writer, earlier: Writer) -> bool:
     """Did the later attempt know of the earlier one, and go on from it or leave it behind?"""
-    if (
-        later.known is None or not earlier.attempt
-    ):  # nobody notes what was written before attempts were counted
+    # What was written before attempts were counted, nobody notes.
+    if later.known is None or not earlier.attempt:
         return later.number > earlier.number
     return earlier.attempt in later.known
