@@ -14,14 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from aura.cluster import gather, peers, register
 from aura.commands.launch_local import free_port
+from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
-from aura.run import attempt
+from aura.errors import DataError
+from aura.run import attempt, trainer
 from aura.run.runlog import LOG
 from services import wait_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import TINY, Fault, Trainer, at_step, send_self
+from trainers import TINY, Fault, Trainer, at_step, infinite_gradient, send_self
 
 FOR_GOOD = (0, 64, 65, 69)
 STEPS = 4000  # more than any of these tests waits for
@@ -236,6 +239,62 @@ def test_who_ends_for_good_leaves_and_the_others_go_on(launch: Launch) -> None:
     assert launch.nodes[1].started[-1].process.exitcode == 64, launch.nodes[1].text
     for rank in (0, 2):
         launch.nodes[rank].trains_without([1], 40)
+
+
+def fills_up_when_there_are_less(after: float = 0) -> Fault:
+    """What each rank holds of the optimizer's state grows. after: seconds."""
+
+    def put_in() -> None:
+        learning_rate = trainer.learning_rate
+
+        def grows(config: TrainConfig, number: int) -> float:
+            if dist.is_initialized() and dist.get_world_size() < 3:
+                time.sleep(after)
+                raise MemoryError
+            return learning_rate(config, number)
+
+        trainer.learning_rate = grows  # type: ignore[assignment]
+
+    return put_in
+
+
+def test_who_has_no_room_since_another_is_away_ends_and_the_rest_goes_on(running: Launch) -> None:
+    """Who is away may never come back."""
+    running.nodes[1].fault = fills_up_when_there_are_less()
+    running.nodes[2].off()
+    running.nodes[1].thread.join(60)
+    assert running.nodes[1].started[-1].process.exitcode == 64, running.nodes[1].text
+    running.nodes[0].trains_without([1, 2])
+
+
+def test_where_too_many_have_no_room_they_wait_for_who_is_away(running: Launch) -> None:
+    for rank in (0, 1):
+        running.nodes[rank].fault = fills_up_when_there_are_less(after=1.0 - rank)
+    running.nodes[2].off()
+    for rank in (0, 1):
+        running.nodes[rank].says("Out of memory")
+    running.on(2)
+    running.all_train()
+
+
+def test_what_all_meet_ends_all_though_some_of_them_meet_it_later(launch: Launch) -> None:
+    """With 65: the slower ones do not take it for a fault of the fastest one, without which they would begin again."""
+    not_finite = trainer.Trainer._not_finite
+
+    def slowly(self: trainer.Trainer, key: str, where: str) -> DataError:
+        time.sleep(10)
+        return not_finite(self, key, where)
+
+    def be_slow() -> None:
+        trainer.Trainer._not_finite = slowly  # type: ignore[method-assign]
+
+    launch.on(0, fault=infinite_gradient(30))
+    launch.on(1, 2, fault=be_slow)
+    for node in launch.nodes.values():
+        node.thread.join(60)
+        assert node.started[-1].process.exitcode == 65, node.text
+        assert "The gradient is not finite at step 30 on rank 0 on node0." in node.text
+        assert len(node.started) == 1
 
 
 def test_a_later_launch_without_it_refuses_a_rank_of_the_one_before(

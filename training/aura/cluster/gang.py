@@ -172,24 +172,34 @@ class Gang:
         """This rank is about to end for a reason that it knows: what others say of it does not count any more."""
         self._leaving.set()
 
-    def give_up(self, sentence: str, exit_code: int) -> None:
+    def give_up(self, sentence: str, exit_code: int, alike: bool = False) -> None:
         """Tell all that this rank ends, and why, before it leaves. With 64, 65 or 69 they go on without it where they
-        may, and end with the same code where not: starting again would not help them either. With any other they are
-        started again."""
+        may, and end with the same code where not, or where all meet the same (`alike`): starting again would not help
+        them either. With any other they are started again."""
         self._leaving.set()
         final = Verdict(sentence, exit_code).is_final
         verdict = Verdict(f"{self._me}: {sentence}", exit_code if final else EXIT_TEMPORARY)
-        if final and self.can_go_on_without(self._me.rank):
+        if final and not alike and self.can_go_on_without(self._me.rank):
             verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, gone=self._me.rank)
         with suppress(RuntimeError):  # the host has ended before us
             patiently(lambda: _publish(PrefixStore(self.attempt, self._base), verdict))
 
-    def can_go_on_without(self, rank: int) -> bool:
-        """May the other members train when this one has left?"""
+    def can_go_on_without(self, *gone: int) -> bool:
+        """May the other members train when these have left?"""
         if self._book is None:
             return False
         ranks = {member.rank for member in self.members}
-        return enough(ranks - {rank}, ranks)
+        return enough(ranks.difference(gone), ranks)
+
+    def can_go_on_without_who_is_full(self) -> bool:
+        """This rank has run out of memory. May those train that have not, as far as is known soon?"""
+        self.ends_itself()
+        keys = Patient(PrefixStore(self.attempt, self._base))
+        with suppress(RuntimeError):
+            keys.set(f"full/{self._me.rank}", "yes")
+            time.sleep(OWN_WORDS)
+            return self.can_go_on_without(*(m.rank for m in self.members if keys.check(f"full/{m.rank}")))
+        return False
 
     def say_that_it_leaves(self) -> None:
         """This rank was asked to stop, and the others need not wait for it."""

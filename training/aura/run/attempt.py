@@ -156,13 +156,13 @@ class Attempt:
         except CollectiveFailed as error:
             assert self.members
             self.members.end(error)
-        except AuraError as error:  # mostly raised by all ranks alike; where not, the others hear of it
+        except AuraError as error:  # mostly raised by all ranks alike, by some of them seconds later
             code = self._end("failed", str(error), error.exit_code)
             if self.members:
                 self.members.ends_itself()
             self.saver.wait(SAVE_FIRST)
             if self.members:
-                self.members.give_up(str(error), code)
+                self.members.give_up(str(error), code, alike=not is_own(error))
             self.saver.wait_without_others(SAVE_PATIENCE)
             leave(self.members)
             return code
@@ -330,8 +330,11 @@ class Attempt:
                 sentence = console.text("asks_for_less", **here)
             else:
                 sentence = out_of_memory(self.config, self.place, *mine)
-            # With all ranks each holds less of the optimizer's state: once they are back, it may fit again.
-            fits_later = less or (self.members is not None and self.members.absent)
+            # With all ranks each holds less of the optimizer's state: once they are back, it may fit again. Those that
+            # have the room do not wait for that, where they may go on: nobody may ever come back.
+            fits_later, members = less, self.members
+            if members and members.absent and not less:
+                fits_later = not members.can_go_on_without_who_is_full()
             code = EXIT_TEMPORARY if fits_later else ConfigError.exit_code
             self._end("failed", sentence, code)
         else:
@@ -366,6 +369,11 @@ def verify_first(resume_from: Path) -> None:
         manifest.verify(resume_from)
     except manifest.Damaged as reason:
         raise DataError("resume_unusable", path=resume_from, reason=reason) from None
+
+
+def is_own(error: AuraError) -> bool:
+    """Of what a member raises, does it alone raise this?"""
+    return isinstance(error, GpuFault) or error.key == "initial_unusable"
 
 
 def leave(members: Gang | None) -> None:
