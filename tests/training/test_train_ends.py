@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,9 @@ def test_a_rank_that_lost_only_the_mark_of_its_end_does_not_wait(
     assert (late.status["state"], late.status["step"]) == ("done", 20)
 
 
+@pytest.mark.parametrize("steps", [[20], [20, 30]], ids=["none is there", "it has fewer steps"])
 def test_a_final_model_that_was_not_written_is_written_by_the_next_start(
-    corpus: Corpus, tmp_path: Path
+    steps: list[int], corpus: Corpus, tmp_path: Path
 ) -> None:
     def end_there() -> None:
         def die(*_: object) -> None:
@@ -64,17 +66,32 @@ def test_a_final_model_that_was_not_written_is_written_by_the_next_start(
 
         attempt.export_checkpoint = die
 
-    (killed,) = start(tmp_path, corpus, 1, faults={0: end_there})
+    for fewer in steps[:-1]:
+        complete(start(tmp_path, corpus, 1, f"--steps {fewer}"))
+    settings = f"--steps {steps[-1]}"
+    (killed,) = start(tmp_path, corpus, 1, settings, faults={0: end_there})
     assert killed.end() == -signal.SIGKILL
-    assert killed.done["step"] == 20
-    assert not (killed.run_dir / "final").exists()
-    (again,) = complete(start(tmp_path, corpus, 1))
-    assert "is done: 20 steps" in again.text
+    assert killed.done["step"] == steps[-1]
+    assert (killed.run_dir / "final").exists() == (len(steps) > 1)
+    (again,) = complete(start(tmp_path, corpus, 1, settings))
+    assert f"is done: {steps[-1]} steps" in again.text
     model = export.load(killed.run_dir / "final")
-    saved = load_file(killed.run_dir / "checkpoints" / "checkpoint-step-20" / "model.safetensors")
+    saved = load_file(killed.run_dir / "checkpoints" / f"checkpoint-step-{steps[-1]}" / "model.safetensors")
     assert torch.equal(model.wpe.weight, saved["wpe.weight"])
     assert "Final model" in again.text
-    assert "Final model" not in complete(start(tmp_path, corpus, 1))[0].text  # once is enough
+    assert "Final model" not in complete(start(tmp_path, corpus, 1, settings))[0].text  # once is enough
+
+
+def test_where_rank_0_died_before_it_exported_others_have_the_final_model(
+    reference: list[Trainer], corpus: Corpus, tmp_path: Path
+) -> None:
+    shutil.copytree(reference[0].run_dir.parents[1], tmp_path / "copy")
+    assert not (tmp_path / "copy/node1/run/final").exists()
+    know_each_other = partial(os.environ.update, AURA_PEERS="127.0.1.0,127.0.1.1", AURA_LAUNCH="first")
+    faults = {0: send_self(signal.SIGKILL), 1: know_each_other}
+    (_, other) = start(tmp_path / "copy", corpus, 2, faults=faults)
+    assert other.end() == 0
+    export.load(other.run_dir / "final")
 
 
 @pytest.mark.parametrize("settings", ["--log-every 7", "--steps 15", "--lr 1e-2"])

@@ -35,7 +35,7 @@ from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows, check_corpus
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, FOR_GOOD, AuraError, ConfigError, DataError, GpuFault
-from aura.model.export import export_checkpoint
+from aura.model.export import CONFIG, export_checkpoint
 from aura.plan import gpus
 from aura.plan.shapes import with_vocabulary
 from aura.run import memory_copy, sick_gpu
@@ -283,7 +283,9 @@ class Attempt:
     def _already_done(self, steps: int) -> int:
         memory_copy.forget(self.memory)
         self.status.set(step=steps, max_steps=steps)
-        if self.place.rank == 0 and not (self.run_dir / FINAL).exists():
+        # Where ranks do not know each other's addresses, nodes may share a disk.
+        exports = self.place.local_rank == 0 if self.place.peers else self.place.rank == 0
+        if exports and not is_exported_since_done(self.run_dir):
             export_final(self.run_dir, self.speaker.say)
         return self._end("done", console.text("already_done", path=self.run_dir, steps=steps), EXIT_OK)
 
@@ -361,6 +363,14 @@ def export_final(run_dir: Path, say: Callable[[str], None]) -> None:
         say(console.text("export_later", error=error, path=run_dir))
     else:
         say(console.text("final", path=run_dir / FINAL))
+
+
+def is_exported_since_done(run_dir: Path) -> bool:
+    """Else `final/` is of fewer steps: the run was done before, and went on."""
+    try:
+        return (run_dir / FINAL / CONFIG).stat().st_mtime >= (run_dir / DONE).stat().st_mtime
+    except OSError:
+        return False
 
 
 def verify_first(resume_from: Path) -> None:
