@@ -254,6 +254,28 @@ def test_runs_of_which_rank_0_was_elsewhere_are_not_copied(
     assert not target.share.parent.exists()
 
 
+def test_a_node_that_a_later_launch_left_out_copies_no_more(
+    run: Path, target: Target, copy: Copy, tmp_path: Path
+) -> None:
+    """It is on, and does not know: its rank 0 and the other one's would replace each other's copies for ever."""
+    vote, elsewhere = run / "rank-0/vote.json", tmp_path / "elsewhere"
+    vote.write_text('{"launch": "20261121-101502-000001", "record": [1, [0, 1]]}')
+    assert copy()[0] == EXIT_OK
+    shutil.copytree(run.parent, elsewhere)
+    (elsewhere / "first/rank-0/vote.json").write_text('{"launch": "20261122-101502-000001"}')
+    shutil.rmtree(elsewhere / "first/checkpoints/checkpoint-step-200")
+    save(elsewhere / "first", 200, fill=2.0)
+    target.settle()
+    assert "checkpoint-step-200: 0.0 MB copied in" in copy("--runs", str(elsewhere))[1]
+    target.settle()
+    assert copy() == (EXIT_OK, "")
+    assert copy("--runs", str(elsewhere)) == (EXIT_OK, "")
+    assert tree(target.checkpoints) == tree(elsewhere / "first/checkpoints")
+    vote.write_text('{"launch": "20261123-101502-000001"}')  # it has rank 0 again
+    assert "checkpoint-step-200: 0.0 MB copied in" in copy()[1]
+    assert tree(target.checkpoints) == tree(run / "checkpoints")
+
+
 @on_a_disk
 def test_a_disk_that_cannot_be_written_is_for_later(run: Path, target: Target, copy: Copy) -> None:
     target.share.parent.write_text("not a directory")

@@ -12,6 +12,7 @@ module is what is copied when, and what stays. Standard library only: it starts 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from aura.storage.bucket import Refused, Unreachable
 from aura.texts import console
 
 FINAL = "final"
+LAUNCH = "launch.json"  # of a run's directory there: by which launch its rank 0 is where it is
 SMALL = (TOKENIZER, TOKENIZER_CONFIG, "config.json", "model_config.json", "done.json", "training_log.csv")
 
 
@@ -64,6 +66,11 @@ class Target(Protocol):
         """`files` and `content` of its manifest. It is there whole or not at all. Raises manifest.Damaged where the
         files are not what the manifest says."""
 
+    def read(self, name: str) -> bytes | None:
+        """The content of a small file; None where there is none."""
+
+    def write(self, name: str, content: bytes) -> None: ...
+
     def has_file(self, path: Path, name: str) -> bool: ...
 
     def put_file(self, path: Path, name: str) -> None: ...
@@ -73,6 +80,14 @@ class Target(Protocol):
 
     def rotate(self, name: str, keep: int, local: set[str]) -> None:
         """Of the checkpoints below `name`, those in `local` and the `keep` that came last stay."""
+
+
+def launch_of(content: bytes | None) -> str:
+    """The later, the larger; '' where nobody says it, as of a run that was started by hand."""
+    try:
+        return str(json.loads(content or b"")["launch"])
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,14 @@ class Copier:
                     raise Later(str(error)) from None
 
     def _copy_run(self, run: Path) -> None:
+        """Not where a later launch has put rank 0 elsewhere, and this node heard nothing of it: two would copy over
+        each other for ever."""
+        vote, record = run / "rank-0/vote.json", f"{run.name}/{LAUNCH}"
+        if launch := launch_of(vote.read_bytes() if vote.is_file() else None):
+            if launch < (there := launch_of(self.target.read(record))):
+                return
+            if launch > there:
+                self.target.write(record, json.dumps({"launch": launch}).encode())
         local = sorted(manifest.checkpoints(run / "checkpoints"), key=manifest.step_of, reverse=True)
         whole = all([self._copy_checkpoint(path, f"{run.name}/checkpoints/{path.name}") for path in local])
         for path in run.iterdir():

@@ -65,6 +65,12 @@ class Runs:
         self._forget()
         self.bucket.write(final / manifest.MANIFEST, content)
 
+    def read(self, name: str) -> bytes | None:
+        return self.bucket.read(self.where / name)
+
+    def write(self, name: str, content: bytes) -> None:
+        self.bucket.write(self.where / name, content)
+
     def has_file(self, path: Path, name: str) -> bool:
         """Of this size, and written there after it was written here."""
         entry, here = self.there.get(name), path.stat()
@@ -77,7 +83,7 @@ class Runs:
     def put_file(self, path: Path, name: str) -> None:
         content = path.read_bytes()
         self._forget()
-        self.bucket.write(self.where / name, content)
+        self.write(name, content)
         self.pace.passed(len(content))
 
     def put_model(self, files: list[Path], name: str) -> None:

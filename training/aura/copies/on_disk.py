@@ -54,6 +54,18 @@ class Disk:
         (temporary / manifest.MANIFEST).write_bytes(content)
         publish(temporary, final)
 
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.where / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        temporary = self._temporary(self.where / name)
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(self.where / name)
+
     def has_file(self, path: Path, name: str) -> bool:
         """Size and time, to the 2 seconds that the coarsest file systems know."""
         try:
