@@ -77,6 +77,24 @@ def test_no_number_of_failures_ends_it_and_each_waits_longer_up_to_a_minute(
     assert start_rank.pause(tmp_path / "starts", now + 601) == 0  # it has run for a while since
 
 
+@pytest.mark.parametrize("content", ["", "12.5\n1x", "\0\0"])
+def test_what_was_being_written_when_it_was_killed_keeps_no_rank_from_starting(
+    content: str, start_rank: ModuleType, tmp_path: Path
+) -> None:
+    starts, now = tmp_path / "starts", time.monotonic()
+    starts.write_text(content)
+    assert start_rank.pause(starts, now) == 0
+    assert [float(word) for word in starts.read_text().split()] == [now]
+
+
+def test_what_cannot_be_remembered_keeps_no_rank_from_starting(
+    start_rank: ModuleType, tmp_path: Path
+) -> None:
+    """There is no room, say."""
+    (tmp_path / "starts").mkdir()
+    assert start_rank.pause(tmp_path / "starts", time.monotonic()) == 0
+
+
 def test_who_has_trained_for_a_while_starts_again_at_once(start_rank: ModuleType, tmp_path: Path) -> None:
     """A peer goes or comes every minute, and all others begin anew each time."""
     now = time.monotonic()
