@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from aura.corpus.corpus import Corpus
 from aura.run import sick_gpu
 from aura.watch.faults import write_fault
@@ -94,6 +97,20 @@ def test_one_that_hangs_is_ended_without_a_checkpoint(corpus: Corpus, tmp_path: 
     ranks = start(tmp_path, corpus, 2, "--steps 12", {1: hung_at(8, tmp_path / "faults")})
     ends(ranks)
     assert all(rank.checkpoints() == ["checkpoint-step-5"] for rank in ranks)
+
+
+def test_on_a_slow_link_it_has_longer_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a step, and a checkpoint that is collected over the link, take minutes each."""
+    write_fault(tmp_path, "cpu", SAID)
+    monkeypatch.setenv("AURA_FAULTS", str(tmp_path))
+    slept: list[float] = []
+    monkeypatch.setattr(sick_gpu, "time", SimpleNamespace(sleep=slept.append))
+    activity = SimpleNamespace(report=lambda: SimpleNamespace(usual=227.0))
+    ended: queue.Queue[object] = queue.Queue()
+    stop: Any = SimpleNamespace(sick=None)
+    sick_gpu.watch(torch.device("cpu"), stop, activity, SimpleNamespace(seconds=200.0), ended.put)  # type: ignore[arg-type]
+    assert ended.get(timeout=30) is stop.sick
+    assert slept == [120.0 + 2 * 427.0]
 
 
 @pytest.mark.parametrize(

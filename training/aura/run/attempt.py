@@ -271,7 +271,7 @@ class Attempt:
             memory=self.memory,
             writer=next_writer(memory_copy.places(self.saver.directory, self.memory), attempt, ranks),
         )
-        sick_gpu.watch(self.device, self.stop, self._end_sick)
+        sick_gpu.watch(self.device, self.stop, self.activity, self.saver, self._end_sick)
         return trainer_of(this_run).train()
 
     def _saves(self, nodes: list[str]) -> bool:

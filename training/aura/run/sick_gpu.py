@@ -11,13 +11,15 @@ from pathlib import Path
 
 import torch
 
+from aura.checkpoint.store import Saver
+from aura.cluster.activity import Activity
 from aura.errors import GpuFault
 from aura.run.stop import StopSignal
 from aura.watch.faults import PROCESSOR, directory_of_faults, fault_of
 
 PAUSE = 1.0  # seconds between two looks
-# Seconds in which the ranks end their step and save it. A GPU that is lost computes no more, and whoever waits for it
-# hangs.
+# Seconds in which the ranks end their step and save it, beside what both have taken lately, twice. A GPU that is lost
+# computes no more, and whoever waits for it hangs.
 PATIENCE = 120.0
 # What CUDA says of hardware. Other errors of it may be a program's: those the watcher counts.
 HARDWARE = re.compile(r"uncorrectable ECC|hardware stack error|GPU is lost|fallen off the bus", re.IGNORECASE)
@@ -41,16 +43,22 @@ def fault_in(error: Exception) -> GpuFault | None:
     return GpuFault("gpu_said", error=first) if HARDWARE.search(first) else None
 
 
-def watch(device: torch.device, stop: StopSignal, end_now: Callable[[GpuFault], object]) -> None:
+def watch(
+    device: torch.device,
+    stop: StopSignal,
+    activity: Activity,
+    saver: Saver,
+    end_now: Callable[[GpuFault], object],
+) -> None:
     """From a thread: tell `stop`, and call `end_now` where the main thread does not get on."""
+
+    def look(directory: Path) -> None:
+        while not (fault := fault_of(directory, uuid_of(device))):
+            time.sleep(PAUSE)
+        stop.sick = fault
+        # On a slow link a step, and a checkpoint that is collected over it, may each take minutes.
+        time.sleep(PATIENCE + 2 * (activity.report().usual + saver.seconds))
+        end_now(fault)
+
     if directory := directory_of_faults():
-        arguments = (directory, uuid_of(device), stop, end_now)
-        threading.Thread(target=_look, args=arguments, name="sick-gpu", daemon=True).start()
-
-
-def _look(directory: Path, uuid: str, stop: StopSignal, end_now: Callable[[GpuFault], object]) -> None:
-    while not (fault := fault_of(directory, uuid)):
-        time.sleep(PAUSE)
-    stop.sick = fault
-    time.sleep(PATIENCE)
-    end_now(fault)
+        threading.Thread(target=look, args=(directory,), name="sick-gpu", daemon=True).start()
