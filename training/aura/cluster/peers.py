@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -14,6 +15,9 @@ from aura.cluster.rendezvous import KNOCK_TIMEOUT, now
 # waiting pays where its trainer is starting again: its PC answers. A PC that is silent has no power or no cable.
 GRACE = 60.0
 GRACE_SILENT = 20.0
+# Seconds after this PC's own boot until which silent ones are waited for: the power may have failed everywhere, and who
+# boots first would leave out those that boot more slowly, with a newer checkpoint on their disks, say.
+BOOTING = 180.0
 # Seconds after which another PC may hold the store in place of one that holds none.
 HOLDER = 12.0
 HOLDER_SILENT = 4.0
@@ -61,7 +65,9 @@ class Peers:
 
     def grace(self, address: str) -> float:
         """Seconds for which a rank of this PC is waited for."""
-        return GRACE_SILENT if self.is_silent(address) else GRACE
+        if not self.is_silent(address):
+            return GRACE
+        return GRACE_SILENT if now() > BOOTING else math.inf
 
     def wait_for_first_answers(self) -> None:
         for event in self._first.values():

@@ -74,7 +74,7 @@ class Member:
 
 
 def now() -> float:
-    """Seconds that go on while the machine sleeps: who has slept through a deadline has missed it."""
+    """Seconds since the boot, that go on while the machine sleeps: who has slept through a deadline has missed it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
