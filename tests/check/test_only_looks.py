@@ -1,0 +1,51 @@
+"""Who only looks (--check, or a playbook that says what it would do) changes nothing, and is told what is so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tree
+import yaml
+
+MARK: dict[str, Any] = {"ansible.builtin.command": "/usr/bin/touch {{ playbook_dir }}/changed"}
+
+
+def plays_of(playbook: str) -> list[dict[str, Any]]:
+    """Without those that it imports."""
+    plays = yaml.safe_load((tree.ROOT / f"playbooks/{playbook}.yml").read_text())
+    return [play for play in plays if "hosts" in play]
+
+
+def played(place: Path, plays: list[dict[str, Any]], *words: str) -> subprocess.CompletedProcess[str]:
+    """On node0, which is this machine."""
+    here = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
+    (place / "hosts.json").write_text(json.dumps({"cluster": {"hosts": {"node0": here}}}))
+    (place / "play.yml").write_text(yaml.safe_dump(plays))
+    return subprocess.run(
+        ["ansible-playbook", "-i", str(place / "hosts.json"), str(place / "play.yml"), *words], cwd=tree.ROOT,
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
+        env=os.environ | {"NO_COLOR": "1"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        ([], False),
+        (["-e", "yes=true"], True),
+        (["--check"], False),
+        (["--check", "-e", "yes=true"], False),
+    ],
+)
+def test_reset_takes_back_only_what_it_is_told_to(tmp_path: Path, words: list[str], changes: bool) -> None:
+    (play,) = plays_of("reset")
+    says = play["tasks"][-1]
+    done = played(tmp_path, [play | {"tasks": [MARK, says]}], *words, "-e", "data_directory=/var/lib/aura")
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "changed").exists() is changes
+    assert ("Nothing has been changed." in done.stdout) is not changes
