@@ -13,7 +13,8 @@ import tree
 import yaml
 from expressions import filled_in
 
-SYSTEMCTL = '#!/bin/sh\necho "$@" >>{place}/asked\n'
+# As the real one it wants to be told a unit.
+SYSTEMCTL = '#!/bin/sh\necho "$@" >>{place}/asked\ncase "$*" in *.service) ;; *) exit 1 ;; esac\n'
 RANKS: dict[str, Any] = {
     "ranks": [{
         "rank": 0, "world_size": 2, "node": "node0", "run": "probe", "unit": {"ActiveState": "active"}, "trouble": "",
@@ -23,13 +24,16 @@ RANKS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def played(place: Path, playbook: str) -> subprocess.CompletedProcess[str]:
-    """The tasks of a playbook on node0 (this machine, with stand-ins for its tools), and on node1, which is off."""
+def played(place: Path, playbook: str, says: dict[str, Any] = RANKS) -> subprocess.CompletedProcess[str]:
+    """The tasks of a playbook on node0 (this machine, with stand-ins for its tools), and on node1, which is off.
+
+    says: what rank-status answers.
+    """
     (place / "bin").mkdir()
     for name, text in {
         "systemctl": SYSTEMCTL.format(place=place),
         "journalctl": "#!/bin/sh\necho the last line\n",
-        "rank-status": f"#!/bin/sh\necho '{json.dumps(RANKS)}'\n",
+        "rank-status": f"#!/bin/sh\necho '{json.dumps(says)}'\n",
     }.items():
         (place / "bin" / name).write_text(text)
         (place / "bin" / name).chmod(0o755)
@@ -110,3 +114,19 @@ def test_a_stop_stops_those_that_answer_and_says_which_one_was_not_told(tmp_path
     said = " ".join(done.stdout.split())
     assert "node1 does not answer: its ranks were not told to stop, and start again with it." in said
     assert "ansible-playbook playbooks/stop.yml --limit node1" in said
+
+
+SCRIPT = {
+    "node": "node0", "run": "theirs", "launcher": "torchrun", "program": "train.py", "world_size": 2, "local_ranks": 1,
+    "active": True, "unit": "active", "unit_failed": False, "ranks": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [[], RANKS["ranks"]])
+def test_a_script_is_stopped_whether_or_not_a_run_was_there_before(
+    tmp_path: Path, ranks: list[dict[str, Any]]
+) -> None:
+    done = played(tmp_path, "stop.yml", {"ranks": ranks, "script": SCRIPT})
+    asked = (tmp_path / "asked").read_text()
+    assert "stop aura-script.service\nreset-failed aura-script.service\n" in asked, done.stdout
+    assert ("disable" in asked) is bool(ranks)
