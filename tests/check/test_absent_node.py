@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from expressions import filled_in
 
 # As the real one it wants to be told a unit.
 SYSTEMCTL = '#!/bin/sh\necho "$@" >>{place}/asked\ncase "$*" in *.service) ;; *) exit 1 ;; esac\n'
+RANK_STATUS = """#!/bin/sh
+cd {place}/said && echo "$*" >>../asked && set -- * && cat "$1" && [ $# = 1 ] || rm "$1"
+"""
 RANKS: dict[str, Any] = {
     "ranks": [{
         "rank": 0, "world_size": 2, "node": "node0", "run": "probe", "unit": {"ActiveState": "active"}, "trouble": "",
@@ -24,16 +28,27 @@ RANKS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def played(place: Path, playbook: str, says: dict[str, Any] = RANKS) -> subprocess.CompletedProcess[str]:
-    """The tasks of a playbook on node0 (this machine, with stand-ins for its tools), and on node1, which is off.
+def of(playbook: str) -> list[dict[str, Any]]:
+    """Its plays, without those that it imports."""
+    plays = yaml.safe_load((tree.ROOT / f"playbooks/{playbook}").read_text())
+    return [play for play in plays if "hosts" in play]
 
-    says: what rank-status answers.
+
+def played(
+    place: Path, plays: list[dict[str, Any]], *says: dict[str, Any]
+) -> subprocess.CompletedProcess[str]:
+    """The plays on node0 (this machine, with stand-ins for its tools), and on node1, which is off.
+
+    says: what rank-status answers, one after the other; the last for ever.
     """
+    (place / "said").mkdir()
+    for number, answer in enumerate(says or [RANKS]):
+        (place / f"said/{number:02}").write_text(json.dumps(answer))
     (place / "bin").mkdir()
     for name, text in {
         "systemctl": SYSTEMCTL.format(place=place),
         "journalctl": "#!/bin/sh\necho the last line\n",
-        "rank-status": f"#!/bin/sh\necho '{json.dumps(says)}'\n",
+        "rank-status": RANK_STATUS.format(place=place),
     }.items():
         (place / "bin" / name).write_text(text)
         (place / "bin" / name).chmod(0o755)
@@ -46,8 +61,7 @@ def played(place: Path, playbook: str, says: dict[str, Any] = RANKS) -> subproce
         for path in (tree.ROOT / "roles/trainer" / name).glob("*.yml"):
             text = path.read_text().replace("/opt/aura/rank-status", f"{place}/bin/rank-status")
             (roles / "trainer" / name / path.name).write_text(text)
-    plays: list[dict[str, Any]] = yaml.safe_load((tree.ROOT / f"playbooks/{playbook}").read_text())
-    (place / "play.yml").write_text(yaml.safe_dump([play for play in plays if "hosts" in play]))
+    (place / "play.yml").write_text(yaml.safe_dump(plays))
     off = {"ansible_host": "127.0.0.1", "ansible_port": 9}
     hosts = {"node0": {"ansible_connection": "local"}, "node1": off}
     (place / "hosts.json").write_text(
@@ -76,7 +90,7 @@ def played(place: Path, playbook: str, says: dict[str, Any] = RANKS) -> subproce
     ],
 )
 def test_who_looks_is_told_of_both(tmp_path: Path, playbook: str, words: list[str]) -> None:
-    done = played(tmp_path, playbook)
+    done = played(tmp_path, of(playbook))
     assert done.returncode == 0, done.stdout
     for word in words:
         assert word in done.stdout
@@ -108,7 +122,7 @@ def test_who_was_not_there_at_the_end_of_a_run_is_named() -> None:
 
 
 def test_a_stop_stops_those_that_answer_and_says_which_one_was_not_told(tmp_path: Path) -> None:
-    done = played(tmp_path, "stop.yml")
+    done = played(tmp_path, of("stop.yml"))
     assert "disable --quiet --now aura-train@0.service" in (tmp_path / "asked").read_text()
     assert done.returncode != 0, done.stdout
     said = " ".join(done.stdout.split())
@@ -126,7 +140,55 @@ SCRIPT = {
 def test_a_script_is_stopped_whether_or_not_a_run_was_there_before(
     tmp_path: Path, ranks: list[dict[str, Any]]
 ) -> None:
-    done = played(tmp_path, "stop.yml", {"ranks": ranks, "script": SCRIPT})
+    done = played(tmp_path, of("stop.yml"), {"ranks": ranks, "script": SCRIPT})
     asked = (tmp_path / "asked").read_text()
     assert "stop aura-script.service\nreset-failed aura-script.service\n" in asked, done.stdout
     assert ("disable" in asked) is bool(ranks)
+
+
+def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
+    rank = RANKS["ranks"][0]
+    ended = {"unit": {"ActiveState": "inactive"}, "state": "done", "status": rank["status"] | {"step": 9}}
+    follow = {"ansible.builtin.include_tasks": "tasks/follow.yml", "vars": {"follow_of": "run"}}
+    last = RANKS | {"ranks": [rank | ended]}
+    done = played(tmp_path, [{"hosts": "cluster", "tasks": [follow]}], RANKS, RANKS, last)
+    assert done.returncode == 0, done.stdout
+    assert (done.stdout.count("7/9"), done.stdout.count("9/9")) == (2, 1)
+    assert (tmp_path / "asked").read_text().splitlines() == ["--all --until end --timeout 20"] * 3
+    assert done.stdout.count("node1 does not answer") == 3
+
+
+def test_no_tasks_include_themselves() -> None:
+    """After 245 rounds Python's recursion limit would end them."""
+    folder = tree.ROOT / "playbooks/tasks"
+    includes = {
+        path.name: set(re.findall(r"_tasks:\s*(?:tasks/)?(\S+\.yml)", path.read_text()))
+        for path in folder.iterdir()
+    }
+    for name, below in includes.items():
+        reached: set[str] = set()
+        while below - reached:
+            reached |= below
+            below = set().union(*(includes.get(one, set()) for one in reached))
+        assert name not in reached, f"playbooks/tasks/{name} includes itself"
+
+
+@pytest.mark.parametrize(
+    ("states", "active"),
+    [
+        (["training", "joining"], True),
+        (["done", "training"], True),
+        (["done", "joining"], False),
+        (["done", "done"], False),
+    ],
+)
+def test_who_is_waited_for(states: list[str], active: bool) -> None:
+    """Who is done has an inactive unit; a node that does not answer counts for nothing."""
+    still_active = tree.plugin("filter/follow").still_active
+    units = [{"ActiveState": "inactive" if state == "done" else "active"} for state in states]
+    ranks = [{"state": state, "unit": unit} for state, unit in zip(states, units, strict=True)]
+    node: dict[str, Any] = {"trainer_answers": True, "trainer_status": ranks, "script_status": {}}
+    off = node | {"trainer_answers": False, "trainer_status": RANKS["ranks"]}
+    assert still_active([node, off]) is active
+    assert still_active([node | {"script_status": SCRIPT}, off])
+    assert not still_active([off])
