@@ -52,10 +52,15 @@ class ActionModule(ActionBase):
             "seconds": round(time.time() - began, 1),
         }
         if arguments.get("json"):
-            Path(arguments["json"]).expanduser().write_text(
-                json.dumps(report, indent=1, ensure_ascii=False) + "\n"
-            )
+            write(Path(arguments["json"]).expanduser(), report)
         return {"changed": False, **report, "text": text(report)}
+
+
+def write(path: Path, report: Json) -> None:
+    """A diff may hold a secret (a Wi-Fi's password stands in netplan's files): nobody else reads it."""
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def options(arguments: Json) -> list[str]:

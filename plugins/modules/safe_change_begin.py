@@ -13,7 +13,7 @@ import json
 import os
 import stat
 
-from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.quiet_module import Quiet
 
 PROGRAM = "/usr/local/lib/aura/safe-change"
 
@@ -52,7 +52,7 @@ def differences(files: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def main() -> None:
     lists = {name: {"type": "list", "elements": "list", "default": []} for name in ("apply", "undo")}
-    module = AnsibleModule(
+    module = Quiet(
         argument_spec={
             "of": {"type": "str", "required": True},
             "why": {"type": "str", "default": ""},

@@ -106,8 +106,11 @@ def test_what_differs_is_said_of_each_node_and_left_alone(two: Two) -> None:
     letter.write_text("Dear none,\n")
     letter.chmod(0o600)
     (two.place / "two/outer").rmdir()
+    (two.place / "report.json").touch(0o644)
     code, report, said = two.drift()
     assert code == 2, said
+    # A diff may hold a secret.
+    assert (two.place / "report.json").stat().st_mode & 0o777 == 0o600
     assert letter.read_text() == "Dear none,\n"
     one, two_ = report["nodes"]["one"], report["nodes"]["two"]
     assert (report["state"], one["state"], two_["state"]) == ("differs", "differs", "differs")

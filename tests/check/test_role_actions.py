@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import tree
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.testing import patch_module_args
 
 RUNS = {
     "exists": True, "active": True, "enabled": True, "enabled_state": "enabled", "reload": False, "stale": False,
@@ -185,3 +187,18 @@ def test_what_differs_from_the_rules_that_shall_be_in_force() -> None:
 
 def sum_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("write_files", {}), ("safe_change_begin", {"of": "the network's addresses"})]
+)
+def test_the_texts_of_files_are_not_in_the_nodes_journal(
+    name: str, told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Wi-Fi's password stands in netplan's."""
+    logged: list[str] = []
+    monkeypatch.setattr(AnsibleModule, "log", lambda module, text, **more: logged.append(text))
+    files = [{"path": str(tmp_path / "50-aura.yaml"), "content": "password: hush"}]
+    with patch_module_args({**told, "files": files, "_ansible_check_mode": True}), pytest.raises(SystemExit):
+        tree.plugin(f"modules/{name}").main()
+    assert logged == []
