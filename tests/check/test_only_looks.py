@@ -22,9 +22,9 @@ def plays_of(playbook: str) -> list[dict[str, Any]]:
 
 
 def played(place: Path, plays: list[dict[str, Any]], *words: str) -> subprocess.CompletedProcess[str]:
-    """On node0, which is this machine."""
+    """On two nodes, which are this machine."""
     here = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
-    (place / "hosts.json").write_text(json.dumps({"cluster": {"hosts": {"node0": here}}}))
+    (place / "hosts.json").write_text(json.dumps({"cluster": {"hosts": {"node0": here, "node1": here}}}))
     (place / "play.yml").write_text(yaml.safe_dump(plays))
     return subprocess.run(
         ["ansible-playbook", "-i", str(place / "hosts.json"), str(place / "play.yml"), *words], cwd=tree.ROOT,
@@ -44,8 +44,38 @@ def played(place: Path, plays: list[dict[str, Any]], *words: str) -> subprocess.
 )
 def test_reset_takes_back_only_what_it_is_told_to(tmp_path: Path, words: list[str], changes: bool) -> None:
     (play,) = plays_of("reset")
+    play["hosts"] = "node0"
     says = play["tasks"][-1]
     done = played(tmp_path, [play | {"tasks": [MARK, says]}], *words, "-e", "data_directory=/var/lib/aura")
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "changed").exists() is changes
     assert ("Nothing has been changed." in done.stdout) is not changes
+
+
+def prepared(place: Path, *words: str) -> str:
+    """What prepare.yml says of who builds the corpus and who has it, without a request and without its role."""
+    request, build, give = plays_of("prepare")
+    build.pop("roles")
+    say = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} builds it."}}
+    plays = [
+        request | {"tasks": request["tasks"][-1:]},
+        build | {"tasks": [say]},
+        give | {"tasks": give["tasks"][-1:]},
+    ]
+    for play in plays:
+        play.pop("vars_files")
+    done = played(place, plays, *words, "-e", "corpus=es", "-e", "preset=gpt2-nano")
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_the_first_node_that_takes_part_builds_the_corpus(tmp_path: Path) -> None:
+    """Without node0, what an earlier time has left would go to all as the new one."""
+    all_of_them, without = prepared(tmp_path), prepared(tmp_path, "--limit", "cluster:!node0")
+    assert "node0 builds it." in all_of_them and "node1 builds it." not in all_of_them
+    assert "The corpus es is on node0, node1." in all_of_them
+    assert "node1 builds it." in without and "The corpus es is on node1." in without
+
+
+def test_who_only_looks_is_not_told_that_there_is_a_corpus(tmp_path: Path) -> None:
+    assert "The corpus es" not in prepared(tmp_path, "--check")
