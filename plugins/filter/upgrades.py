@@ -80,6 +80,21 @@ def no_returns(nodes: Iterable[Mapping[str, Any]], upgrade: bool = False) -> lis
     return [sentence for sentence in said if sentence]
 
 
+def ranks_of_run(ranks: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those of a node's ranks (rank-status) that take part in a run, or did before an upgrade that has failed.
+
+    Who is stopped for an upgrade still starts at boot; stop.yml ends that too. What is done or has failed stays so.
+    """
+
+    def left(rank: Mapping[str, Any]) -> bool:
+        enabled = rank["unit"].get("UnitFileState") == "enabled"
+        return (
+            enabled and rank["unit"]["ActiveState"] == "inactive" and rank["state"] not in ("done", "failed")
+        )
+
+    return [rank for rank in ranks if rank["unit"]["ActiveState"] in ("active", "activating") or left(rank)]
+
+
 def ranks_waited_for(before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]) -> int:
     """How many of a node's ranks (rank-status) have neither done a step in a new attempt nor come to the run's end."""
     ranks = list(before)
@@ -173,6 +188,7 @@ class FilterModule:
             "kernels_without_driver": kernels_without_driver,
             "moved": moved,
             "no_returns": no_returns,
+            "ranks_of_run": ranks_of_run,
             "ranks_waited_for": ranks_waited_for,
             "restart_question": restart_question,
             "restarts": restarts,

@@ -321,3 +321,32 @@ def test_a_node_reboots_for_what_has_moved(
         "ansible_check_mode": check,
     }
     assert Templar(loader=DataLoader(), variables=known).template(trust_as_template(expression)) is reboots
+
+
+@pytest.mark.parametrize(
+    ("active", "enabled", "state", "counts"),
+    [
+        pytest.param("active", "enabled", "training", True, id="it trains"),
+        pytest.param("activating", "enabled", "", True, id="it starts again and again"),
+        pytest.param("inactive", "enabled", "stopped", True, id="an upgrade that failed has stopped it"),
+        pytest.param("inactive", "disabled", "stopped", False, id="stop.yml has stopped it"),
+        pytest.param("inactive", "enabled", "done", False, id="the run is done"),
+        pytest.param("failed", "enabled", "failed", False, id="its data is bad"),
+    ],
+)
+def test_an_upgrade_that_is_repeated_brings_the_ranks_back(
+    active: str, enabled: str, state: str, counts: bool
+) -> None:
+    rank = {"unit": {"ActiveState": active, "UnitFileState": enabled}, "state": state}
+    assert UPGRADES.ranks_of_run([rank]) == ([rank] if counts else [])
+
+
+def test_what_an_older_release_says_of_ranks_is_understood() -> None:
+    ranks = [{"unit": {"ActiveState": one}, "state": ""} for one in ("active", "inactive")]
+    assert UPGRADES.ranks_of_run(ranks) == ranks[:1]
+
+
+def test_the_ranks_that_leave_are_those_of_the_run() -> None:
+    tasks = yaml.safe_load((tree.ROOT / "playbooks/tasks/take_out.yml").read_text())
+    assert "| ranks_of_run" in tasks[1]["ansible.builtin.set_fact"]["before_ranks"]
+    assert "UnitFileState" in (tree.ROOT / "roles/trainer/files/rank-status").read_text()
