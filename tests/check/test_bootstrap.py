@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
 import tree
+from expressions import filled_in, loaded
 
 BOOTSTRAP = tree.module("roles/bootstrap/filter_plugins/bootstrap_problem.py")
 JAMMY = 'NAME="Ubuntu"\r\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\r\n'
@@ -64,3 +66,15 @@ def test_why_sudo_refuses(answer: dict[str, Any], sentence: str) -> None:
 )
 def test_why_ssh_refuses(said: str, sentence: str) -> None:
     assert problem({"unreachable": True, "msg": said}, root={"skipped": True}).startswith(sentence)
+
+
+def test_the_cluster_may_lie_in_a_directory_with_a_space() -> None:
+    """ssh splits the value of an option at its spaces, after Ansible has split the options."""
+    proof = next(task for task in loaded("roles/bootstrap/tasks/verify.yml") if "register" in task)
+    by_key = proof["vars"]["ansible_ssh_extra_args"]
+    known = loaded("playbooks/group_vars/cluster/connection.yml")["cluster_ssh_args"]
+    place = "/home/ada/my cluster"
+    variables = {"bootstrap_state": place, "cluster_state": place, "inventory_hostname_short": "node0"}
+    for options, path in ((by_key, "id_ed25519"), (known, "known_hosts")):
+        values = [word.partition("=")[2] for word in shlex.split(filled_in(options, variables))]
+        assert [f"{place}/{path}"] in [shlex.split(value) for value in values]
