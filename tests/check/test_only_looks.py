@@ -79,3 +79,21 @@ def test_the_first_node_that_takes_part_builds_the_corpus(tmp_path: Path) -> Non
 
 def test_who_only_looks_is_not_told_that_there_is_a_corpus(tmp_path: Path) -> None:
     assert "The corpus es" not in prepared(tmp_path, "--check")
+
+
+@pytest.mark.parametrize("playbook", ["launch", "launch_script"])
+def test_a_launch_has_no_check(tmp_path: Path, playbook: str) -> None:
+    """It showed the ranks of an earlier run, or failed because none said anything."""
+    first = plays_of(playbook)[0]
+    first.pop("vars_files", None)
+    (tmp_path / "tasks").symlink_to(tree.ROOT / "playbooks/tasks")
+    done = played(tmp_path, [first | {"tasks": [first["tasks"][0], MARK]}], "--check")
+    assert done.returncode != 0 and "A launch has no --check" in done.stdout, done.stdout
+    assert "No node has been touched." in done.stdout
+    assert played(tmp_path, [first | {"tasks": first["tasks"][:1]}]).returncode == 0
+
+
+def test_a_check_of_a_rollback_does_not_say_that_a_release_was_left() -> None:
+    tasks = yaml.safe_load((tree.ROOT / "roles/trainer/tasks/rollback.yml").read_text())
+    (says,) = (task for task in tasks if "was left for" in str(task))
+    assert says["when"] == "not ansible_check_mode"
