@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import tree
+import yaml
 
 OUTER = """
 - name: Compare
   hosts: cluster
+  tags: {tags}
   gather_facts: false
   tasks:
     - name: Look
@@ -49,16 +51,22 @@ ENVELOPE = """
 """
 
 
+def tags() -> Any:
+    """Of drift.yml's own play."""
+    (play,) = yaml.safe_load((tree.ROOT / "playbooks/drift.yml").read_text())
+    return play.get("tags", [])
+
+
 @dataclass
 class Two:
     """Two nodes that are folders."""
 
     place: Path
 
-    def drift(self) -> tuple[int, dict[str, Any], str]:
+    def drift(self, *words: str) -> tuple[int, dict[str, Any], str]:
         """The exit code, the report and what was printed."""
         done = subprocess.run(
-            ["ansible-playbook", "-i", str(self.place / "hosts.yml"), str(self.place / "drift.yml")],
+            ["ansible-playbook", "-i", str(self.place / "hosts.yml"), str(self.place / "drift.yml"), *words],
             cwd=tree.ROOT, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             check=False, env=os.environ | {"ANSIBLE_ROLES_PATH": str(self.place / "roles")},
         )  # fmt: skip
@@ -88,7 +96,7 @@ def two(tmp_path: Path) -> Two:
     (tmp_path / "playbooks").mkdir()
     (tmp_path / "playbooks/site.yml").write_text(SITE)
     (tmp_path / "drift.yml").write_text(
-        OUTER.format(site=tmp_path / "playbooks/site.yml", report=tmp_path / "report.json")
+        OUTER.format(site=tmp_path / "playbooks/site.yml", report=tmp_path / "report.json", tags=tags())
     )
     return Two(tmp_path)
 
@@ -153,3 +161,12 @@ def test_what_is_held_waits_and_upgrade_yml_does_not_move_it() -> None:
     assert drift.node_lines(held) == ["waits: containerd 1 → 2 (security) (held)"]
     assert drift.remedies({"nodes": {"one": held}}) == []
     assert "upgrade.yml" in drift.remedies({"nodes": {"one": held, "two": free}})[0]
+
+
+@pytest.mark.parametrize("words", [("--tags", "firewall"), ("--skip-tags", "firewall")])
+def test_of_some_roles_only_nothing_is_said(two: Two, words: tuple[str, str]) -> None:
+    """It ran nothing, and ended as if all were as it should be."""
+    code, report, said = two.drift(*words)
+    assert code == 4, said
+    assert {node["state"] for node in report["nodes"].values()} == {"unknown"}
+    assert "leave out --tags and --skip-tags" in " ".join(said.split())
