@@ -21,7 +21,7 @@ NAMES = (
     "preset run corpus text wait backend cpu training_cards rendezvous_port dataset documents_per_line clean languages"
 ).split()
 OF_ROLES = re.compile(r"ansible_|trainer_|corpus_|inventory_check_")
-RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 ELSEWHERE = re.compile(r"[A-Za-z0-9+.-]+:/")
 
 
@@ -33,7 +33,16 @@ def preset_settings(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
 
 def launch_problem(given: Mapping[str, Any], here: str) -> str:
     """`here`: what relative paths begin at."""
-    return _tune_problem(given, here) or _launch_problem(given)
+    return _name_problem(given) or _tune_problem(given, here) or _launch_problem(given)
+
+
+def _name_problem(given: Mapping[str, Any]) -> str:
+    """A run and a corpus are directories on the nodes, and words of a unit's command line."""
+    for name in ("run", "corpus"):
+        said = str(given.get(name, "a"))
+        if not NAME.fullmatch(said) and not (name == "corpus" and ELSEWHERE.match(said)):
+            return f"{name}={said} is no name: take letters, digits and . _ - (no space, no accent, none of . - first)."
+    return ""
 
 
 def _tune_problem(given: Mapping[str, Any], here: str) -> str:
@@ -41,7 +50,7 @@ def _tune_problem(given: Mapping[str, Any], here: str) -> str:
         only = [name for name in ("data", "pack") if name in given]
         return f"-e {only[0]}=… is of use with -e tune=RUN only." if only else ""
     run, data = str(given["tune"]), str(given.get("data", ""))
-    if not RUN.fullmatch(run):
+    if not NAME.fullmatch(run):
         return f"tune={run} is no name of a run: name one of those in /var/lib/aura/runs of the nodes."
     if given.get("preset", "tune") != "tune":
         return f"-e tune={run} says which model is trained: leave out -e preset={given['preset']}."
@@ -164,7 +173,7 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
     ]
     options += ["--languages", *languages] if languages else []
     return {
-        "problem": problem,
+        "problem": _name_problem(given) or problem,
         "text": copied(text),
         "dataset": dataset,
         "tokenizer": copied(tokenizer),

@@ -128,6 +128,7 @@ def test_a_stop_stops_those_that_answer_and_says_which_one_was_not_told(tmp_path
     said = " ".join(done.stdout.split())
     assert "node1 does not answer: its ranks were not told to stop, and start again with it." in said
     assert "ansible-playbook playbooks/stop.yml --limit node1" in said
+    assert "other nodes" not in said  # with --limit nobody has asked them; the table says who has stopped
 
 
 SCRIPT = {
