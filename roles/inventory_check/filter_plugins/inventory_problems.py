@@ -293,32 +293,42 @@ def bootstrap_problems(nodes: Iterable[str], settings: Mapping[str, Any], invent
 
 
 def inventory_problems(
-    settings: Mapping[str, Any], nodes: Iterable[str], inventory: str, shared: list[str]
+    settings: Mapping[str, Any],
+    groups: Mapping[str, list[str]],
+    hostvars: Mapping[str, Mapping[str, Any]],
+    nodes: Iterable[str],
+    inventory: str,
+    shared: list[str],
 ) -> list[str]:
     """Sentences about what cannot be right; none when all is well.
 
-    settings: the role's variables, without its name before them. nodes: those that take part (--limit leaves out the
-    others). inventory: its directory. shared: what is wrong with the shared directory.
+    settings: the role's variables, without its name before them. groups, hostvars: what hosts.yml says, in its own
+    words. nodes: those that take part (--limit leaves out the others). inventory: its directory. shared: what is wrong
+    with the shared directory.
     """
-    interface, addresses = settings["interface"], settings["addresses"]
+    interface, cluster = settings["interface"], groups.get("cluster", [])
+
+    def said(name: str) -> dict[str, Any]:
+        return {node: hostvars[node].get(name, "") for node in cluster}
+
     if interface and not Path("/sys/class/net", interface).exists():
         return [f"The lab is not up (this machine has no interface {interface}): tests/lab/lab up"]
-    if not addresses:
+    if not cluster:
         return [
             "The group `cluster` of this inventory has no nodes: add them to its hosts.yml, one line each."
         ]
     return (
-        name_problems(list(addresses))
+        name_problems(cluster)
         + address_problems(
-            addresses, settings["first_addresses"], int(settings["prefix"]), settings["gateway"]
+            said("lan_address"), said("first_address"), int(settings["prefix"]), settings["gateway"]
         )
-        + card_problems(settings["lan_interfaces"])
+        + card_problems(said("lan_interface"))
         + network_problems(settings["admin_networks"])
         + port_problems(settings["ports"])
-        + user_problems(settings["users"], settings["first_users"], settings)
+        + user_problems(said("ansible_user"), said("first_user"), settings)
         + second_key_problems(settings["second_key"], settings["state"])
-        + wsl_problems(settings["wsl"], addresses)
-        + public_problems(settings["public_addresses"], settings["public_ports"])
+        + wsl_problems(groups.get("wsl", []), cluster)
+        + public_problems(said("public_address"), said("public_ssh_port"))
         + shared
         + bootstrap_problems(nodes, settings, inventory)
     )
