@@ -60,18 +60,16 @@ from __future__ import annotations
 
 import glob
 import grp
-import hashlib
 import os
 import platform
 import pwd
 import re
 import shutil
 import socket
-import stat
 import time
-from collections.abc import Callable, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.node_files import file_state, name_of
 from ansible.module_utils.node_gpu import gpu
 from ansible.module_utils.node_network import (
     cards,
@@ -96,34 +94,6 @@ def read(path: str) -> str:
 
 def texts(paths: list[str]) -> dict[str, str]:
     return {path: read(os.path.expanduser(path)) for path in paths}
-
-
-def file_state(path: str) -> dict[str, object]:
-    state: dict[str, object] = dict.fromkeys(("sha256", "mode", "owner", "group", "target"), "")
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return {"kind": "absent", **state, "mtime": 0.0}
-    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
-    kind = kinds.get(stat.S_IFMT(status.st_mode), "other")
-    state["mode"] = f"{stat.S_IMODE(status.st_mode):04o}"
-    state["owner"], state["group"] = (
-        name_of(pwd.getpwuid, status.st_uid),
-        name_of(grp.getgrgid, status.st_gid),
-    )
-    if kind == "file":
-        with open(path, "rb") as file:
-            state["sha256"] = hashlib.sha256(file.read()).hexdigest()
-    elif kind == "link":
-        state["target"] = os.readlink(path)
-    return {"kind": kind, **state, "mtime": status.st_mtime}
-
-
-def name_of(find: Callable[[int], Sequence[str]], number: int) -> str:
-    try:
-        return find(number)[0]
-    except KeyError:
-        return str(number)
 
 
 def users(names: list[str]) -> dict[str, dict[str, object]]:

@@ -10,9 +10,8 @@ directories, check, apply, undo: as the program takes them (roles/safe_change/fi
 from __future__ import annotations
 
 import json
-import os
-import stat
 
+from ansible.module_utils.node_files import file_state
 from ansible.module_utils.quiet_module import Quiet
 
 PROGRAM = "/usr/local/lib/aura/safe-change"
@@ -20,12 +19,13 @@ PROGRAM = "/usr/local/lib/aura/safe-change"
 
 def old(path: str) -> tuple[str, str]:
     """What is there now: the text of the file (or where the link leads), and its mode."""
-    if os.path.islink(path):
-        return f"-> {os.readlink(path)}\n", "link"
-    if not os.path.isfile(path):
+    there = file_state(path)
+    if there["kind"] == "link":
+        return f"-> {there['target']}\n", "link"
+    if there["kind"] != "file":
         return "", "absent"
     with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read(), f"{stat.S_IMODE(os.stat(path).st_mode):04o}"
+        return file.read(), str(there["mode"])
 
 
 def new(file: dict[str, str]) -> tuple[str, str]:

@@ -202,3 +202,30 @@ def test_the_texts_of_files_are_not_in_the_nodes_journal(
     with patch_module_args({**told, "files": files, "_ansible_check_mode": True}), pytest.raises(SystemExit):
         tree.plugin(f"modules/{name}").main()
     assert logged == []
+
+
+def test_a_change_of_the_network_shows_what_differs(tmp_path: Path) -> None:
+    """A file with its mode, a link, and what is not there."""
+    same, moved, link, gone = (tmp_path / name for name in ("same", "moved", "link", "gone"))
+    same.write_text("one\n")
+    same.chmod(0o644)
+    moved.write_text("one\n")
+    moved.chmod(0o600)
+    link.symlink_to("moved")
+    gone.write_text("old\n")
+    gone.chmod(0o644)
+    files = [
+        {"path": str(same), "content": "one\n"},
+        {"path": str(moved), "content": "one\n"},
+        {"path": str(link), "link": "same"},
+        {"path": str(gone), "absent": True},
+        {"path": str(tmp_path / "new"), "content": "new\n", "mode": "0600"},
+    ]
+    found = tree.plugin("modules/safe_change_begin").differences(files)
+    told = [(one["before_header"], one["before"], one["after_header"], one["after"]) for one in found]
+    assert told == [
+        (f"{moved} (0600)", "one\n", f"{moved} (0644)", "one\n"),
+        (f"{link} (link)", "-> moved\n", f"{link} (link)", "-> same\n"),
+        (f"{gone} (0644)", "old\n", f"{gone} (absent)", ""),
+        (f"{tmp_path}/new (absent)", "", f"{tmp_path}/new (0600)", "new\n"),
+    ]
