@@ -92,8 +92,9 @@ GROUPS = {
 ALONE, FIVE = "alone", "int4 + 1 late, predicted"
 # Sizes by lengths (parts of the tokens), at the best of five learning rates: seed 0, all tokens.
 LADDER, LENGTHS = "ladder", (1.0, 3.0)
-RATES_OF_LADDER = {"0.13M": 1.4e-2, "0.5M": 1e-2, "2M": 1e-2}
+RATES_OF_LADDER = {"0.13M": 1.4e-2, "0.5M": 1e-2, "2M": 7e-3}
 ARMS_OF_LADDER = (
+    "int4",
     "int4 + 1 late after a quarter, predicted",
     "int4 + 1 late, the others 1/4, after a quarter, predicted",
 )
