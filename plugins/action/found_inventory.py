@@ -226,12 +226,17 @@ def admins(found: Found, own: list[str], person: str) -> list[str]:
     """From where SSH shall be let in: this machine; where its address may be another one tomorrow, its network.
 
     own: the address that it gets for good, where it is a node. Then a person who has come to it over the network has
-    to get in, too.
+    to get in, too (over an address of one cable, or from itself, nobody is kept out).
     """
     here = found["here"]
     if here["lent"] and not own:
         return [here["network"]]
-    return list(dict.fromkeys([here["address"], *own, *([person] if own and person else [])]))
+    try:
+        came_from = ipaddress.ip_address(person)
+        far = own and not came_from.is_loopback and not came_from.is_link_local
+    except ValueError:  # nobody, or what is no network
+        far = False
+    return list(dict.fromkeys([here["address"], *own, *([person] if far else [])]))
 
 
 def next_step(found: Found, new: dict[Path, str], folder: Path) -> str:

@@ -61,6 +61,8 @@ def way_in(settings: Seen, node: Seen) -> list[str]:
     # The controller is this node itself: what counts is from where a person has come to it.
     by_itself = session["client"] == session["here"]
     person = settings["person"] if by_itself else session["client"]
+    if by_itself and (not is_network(person) or ipaddress.ip_address(person).is_loopback or person in has):
+        person = ""
     if (
         person
         and settings["address"] in has

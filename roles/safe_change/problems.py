@@ -17,6 +17,6 @@ def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
     marker = json.loads(text)
     return [
         f"it has not been confirmed that it can be reached with its new settings ({marker['of']}), and it takes the "
-        f"old ones back by itself within {2 * marker['seconds'] + 30:.0f} s. Run this again then, or have it do so "
-        "now, there: sudo /usr/local/lib/aura/safe-change undo."
+        f"old ones back by itself within {2 * marker['seconds'] + 30:.0f} s. Run this again then; if it says the same, "
+        "have the node do so, there: sudo /usr/local/lib/aura/safe-change undo."
     ]

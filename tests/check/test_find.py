@@ -293,6 +293,9 @@ def test_an_address_that_may_change_locks_nobody_out(tmp_path: Path) -> None:
         new = FOUND.texts(found(), answer, "ada", "today", tmp_path, "192.168.50.99")
         assert yaml.safe_load(new[settings])["admin_networks"] == open_to
         assert f"allowed from {', '.join(open_to)} only" in FOUND.next_step(found(), new, tmp_path)
+    for person in ("::1", "127.0.0.1", "fe80::1%enp3s0", "UNKNOWN", ""):
+        new = FOUND.texts(found(), "2,3,5", "ada", "today", tmp_path, person)
+        assert yaml.safe_load(new[settings])["admin_networks"] == ["192.168.50.7"]
     open_to, said = networks("3,5", lent=True)
     assert open_to == ["192.168.50.0/24"]
     assert "from 192.168.50.0/24 (admin_networks), by key only" in said

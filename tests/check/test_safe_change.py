@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -50,7 +51,7 @@ def program(disk: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def begun(program: ModuleType, path: Path, content: str, **more: Any) -> str:
     plan = {"of": "a test", "seconds": 60, "directories": [], "check": "", "apply": [], "undo": []}
-    made = program.begin_now(plan | {"files": [{"path": str(path), "content": content}], **more})
+    made = program.begin_now({**plan, "files": [{"path": str(path), "content": content}], **more})
     return str(made["id"])
 
 
@@ -89,6 +90,35 @@ def test_a_change_that_finds_no_room_says_so_and_is_undone(program: ModuleType, 
     (disk / "filler").open("r+").truncate(8192)  # room to say why
     program.apply(identity)
     assert "No space left on device" in program.how_it_ended(identity)["why"]
+
+
+def test_a_disk_on_which_nothing_can_be_linked_has_room_for_the_way_back(
+    program: ModuleType, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at boot, where /etc and /var are mounts of their own for the unit."""
+
+    def link(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(program.os, "link", link)
+    files = [disk / "first", disk / "settings"]
+    for file in files:
+        file.write_text("old\n" * 3000)
+    plan = [{"path": str(file), "content": "new\n" * 3000} for file in files]
+    identity = begun(program, files[0], "", files=plan)
+    program.apply(identity)
+    fill(disk)
+    program.boot()
+    assert [file.read_text() for file in files] == ["old\n" * 3000] * 2 and not program.MARKER.exists()
+
+
+def test_who_is_asked_while_the_marker_stands_does_not_say_confirmed(program: ModuleType, disk: Path) -> None:
+    """Killed between the two: how it ended is written before the marker goes."""
+    identity = begun(program, disk / "settings", "new")
+    program.apply(identity)
+    program.write_json(program.LAST, {"id": identity, "outcome": "confirmed", "why": "it was proved"})
+    program.confirm(identity)
+    assert not program.MARKER.exists()
 
 
 def test_an_undo_that_fails_at_first_is_tried_again(program: ModuleType, disk: Path) -> None:

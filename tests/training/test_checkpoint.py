@@ -362,6 +362,15 @@ def test_what_was_killed_while_it_removed_one_leaves_no_damaged_one(where: str, 
     assert [path.name for path in tmp_path.iterdir()] == [left]
 
 
+def test_who_is_killed_while_it_forgets_its_copies_leaves_no_damaged_one(tmp_path: Path) -> None:
+    """Else a run without a checkpoint on its disks would have but a damaged one, and not begin."""
+    save(tmp_path, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, **_: [file.unlink() for file in path.rglob("model.*")])
+        memory_copy.forget(tmp_path)
+    assert newest(tmp_path, pytest.fail) is None
+
+
 def test_a_step_that_is_computed_again_replaces_the_old_one(tmp_path: Path) -> None:
     path = save(tmp_path, 3)
     flip_a_bit(path / "model.safetensors")

@@ -118,6 +118,7 @@ class Copier:
         vote, record = run / "rank-0/vote.json", f"{run.name}/{LAUNCH}"
         if launch := launch_of(vote.read_bytes() if vote.is_file() else None):
             if launch < (there := launch_of(self.target.read(record))):
+                self.say(console.text("copied_by_a_later_launch", run=run.name, launch=there, file=record))
                 return
             if launch > there:
                 self.target.write(record, json.dumps({"launch": launch}).encode())

@@ -86,8 +86,10 @@ def places(disk: Path, memory: Path | None) -> list[Path]:
 
 
 def forget(directory: Path | None) -> None:
-    """The run has ended in good order: its checkpoints are on the disks."""
+    """The run's checkpoints are on the disks, or need the memory."""
     if directory:
+        for path in directory.glob("*"):
+            store.remove(path)
         shutil.rmtree(directory, ignore_errors=True)
 
 
