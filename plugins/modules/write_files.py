@@ -21,7 +21,8 @@ import shutil
 import stat
 import tempfile
 
-from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.node_files import name_of
+from ansible.module_utils.quiet_module import Quiet
 
 ORIGINALS = "/var/backups/aura/originals"
 EDITED = "/var/backups/aura/edited"
@@ -67,13 +68,6 @@ def now(path: str) -> Entry:
         "kind": kind, "value": value, "mode": stat.S_IMODE(status.st_mode),
         "owner": name_of(pwd.getpwuid, status.st_uid), "group": name_of(grp.getgrgid, status.st_gid),
     }  # fmt: skip
-
-
-def name_of(find, number: int) -> str:
-    try:
-        return find(number)[0]
-    except KeyError:
-        return str(number)
 
 
 def read(path: str) -> bytes:
@@ -177,13 +171,6 @@ def write(asked: Entry, entry: Entry) -> None:
     for mark in (kept(path), f"{kept(path)}.none") if back else ():
         if os.path.lexists(mark):
             os.unlink(mark)
-
-
-class Quiet(AnsibleModule):
-    """The texts of all files do not belong into the node's journal."""
-
-    def _log_invocation(self) -> None:
-        pass
 
 
 def main() -> None:
