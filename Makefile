@@ -164,10 +164,6 @@ setup: $(CONTROLLER) $(TRAINER) $(DEV) check-packages ## install everything now,
 bench: $(DEV) $(TRAINER) ## measure speed and learning on this machine's CPU against two plain loops (10 minutes)
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/cpu.py
 
-.PHONY: bench-seeds
-bench-seeds: $(DEV) $(TRAINER) ## compare what AdamW learns with transformers' loop, seed by seed (20 minutes; goes on where it stopped)
-	@PYTHONPATH=$(CURDIR)/training python benchmarks/paired_seeds.py
-
 .PHONY: bench-gpu
 bench-gpu: $(DEV) $(TRAINER) ## measure speed and memory of the presets on one GPU (10 minutes; with CORPUS=DIR also two models to one loss)
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/gpu.py

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import gpu
-import paired_seeds
 import pytest
 import reference_loop
 import to_loss
@@ -25,7 +24,7 @@ from aura.plan.gpus import find
 from aura.plan.memory import wire_bytes
 from aura.plan.plan import plan_for
 from learning import Job
-from measuring import part_until, student
+from measuring import interval, part_until, student
 from ranks import LOOPBACK
 from trainers import complete, start
 from waits import Gpu, Model, moved_bytes
@@ -53,12 +52,9 @@ def test_the_two_of_a_pair_learn_the_same(corpus: Corpus, tmp_path: Path) -> Non
 
 def test_the_interval_is_that_of_student_s_t() -> None:
     assert (student(2), student(15)) == pytest.approx((4.303, 2.13145), abs=1e-4)
-    rows = [{"ours": 4.0 + difference, "transformers": 4.0} for difference in (0.1, -0.3, 0.2, 0.0) * 4]
-    found = paired_seeds.summary(rows)
-    # The differences: mean 0, standard deviation sqrt(16 * 0.035 / 15), 16 of them
+    # Mean 0, standard deviation sqrt(16 * 0.035 / 15), 16 of them
     half = 2.13145 * (0.56 / 15) ** 0.5 / 4
-    assert found["interval"] == pytest.approx([-half, half], abs=1e-4)
-    assert (found["pairs"], found["largest"]) == (16, pytest.approx(-0.3))
+    assert interval((0.1, -0.3, 0.2, 0.0) * 4) == pytest.approx((-half, half), abs=1e-4)
 
 
 def test_without_a_gpu_the_gpu_benchmark_says_so(
