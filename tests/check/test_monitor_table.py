@@ -34,8 +34,8 @@ def table(nodes: dict[str, Any]) -> list[str]:
 def test_every_node_and_card_has_a_line() -> None:
     head, zero, lost, processor, silent, setting = table(
         {
-            "node0": [{**LOAD, "gpus": [GPU, LOST]}, [rank(0), rank(1, loss=None, eta=None)], 1001, {}],
-            "node1": [LOAD, [rank(2)], 1200, {}],
+            "node0": [{**LOAD, "gpus": [GPU, LOST]}, [rank(0), rank(1, loss=None, eta=None)], 1001],
+            "node1": [LOAD, [rank(2)], 1200],
             "node2": None,
         }
     )
@@ -65,7 +65,7 @@ def test_a_mixture_is_validated_by_part() -> None:
     old = {"bits_per_byte": 2.0, "bits_per_byte_of_parts": {"fineweb2-es": 2.0}, "step": 1}
     ranks = [rank(0, **old), rank(1, **said)]
     wanted = "Validation: 0.9125 bits per byte (fineweb2-es 0.9302, fineweb-edu 0.8704)."
-    assert table({"node0": [LOAD, ranks[:1], 1000, {}], "node1": [LOAD, ranks[1:], 1000, {}]})[-2] == wanted
+    assert table({"node0": [LOAD, ranks[:1], 1000], "node1": [LOAD, ranks[1:], 1000]})[-2] == wanted
     node = {"trainer_answers": True, "script_status": {}, "trainer_status": [
         {**one, "node": "node0", "unit": {"ActiveState": "active"}, "state": "training"} for one in ranks
     ]}  # fmt: skip
@@ -74,8 +74,7 @@ def test_a_mixture_is_validated_by_part() -> None:
     assert wanted in str(shown).splitlines()
 
 
-UUIDS = {"0": "GPU-aaaa", "1": "GPU-bbbb", "2": "GPU-cccc"}
-CARDS = [GPU | {"index": number, "name": f"card {number}"} for number in range(3)]
+UUIDS = ["GPU-aaaa", "GPU-bbbb", "GPU-cccc"]
 
 
 @pytest.mark.parametrize(
@@ -85,17 +84,18 @@ CARDS = [GPU | {"index": number, "name": f"card {number}"} for number in range(3
         pytest.param(UUIDS, ["GPU-cccc", "GPU-aaaa"], {"card 0": "1/3", "card 1": "-/-", "card 2": "0/3"}, id="order"),
         pytest.param(UUIDS, [""], {**dict.fromkeys(("card 0", "card 1", "card 2"), "-/-"), "CPU": "0/3"}, id="no card"),
         pytest.param(
-            {"0": "GPU-aaaa", "2": "GPU-cccc"}, ["GPU-bbbb", "GPU-cccc"],
+            ["GPU-aaaa", "", "GPU-cccc"], ["GPU-bbbb", "GPU-cccc"],
             {"card 0": "-/-", "card 1": "0/3", "card 2": "1/3"}, id="1 is lost",
         ),
         pytest.param(UUIDS, [None], {"card 0": "0/3", "card 1": "-/-", "card 2": "-/-"}, id="an older rank-status"),
     ],
 )  # fmt: skip
 def test_a_rank_stands_beside_its_own_card(
-    uuids: dict[str, str], ranks: list[str | None], wanted: dict[str, str]
+    uuids: list[str], ranks: list[str | None], wanted: dict[str, str]
 ) -> None:
     said = [rank(number) | ({} if card is None else {"card": card}) for number, card in enumerate(ranks)]
-    _, *lines = table({"node0": [{**LOAD, "gpus": CARDS}, said, 1001, uuids]})
+    cards = [GPU | {"index": n, "name": f"card {n}", "uuid": uuid} for n, uuid in enumerate(uuids)]
+    _, *lines = table({"node0": [{**LOAD, "gpus": cards}, said, 1001]})
     found = {
         match[1]: match[2] for line in lines if (match := re.search(r"(card \d|CPU).* (\S+/[3-])  ", line))
     }
@@ -113,7 +113,7 @@ def test_a_rank_says_on_which_card_it_trains(visible: str, local: int, card: str
 
 
 def test_a_node_without_a_trainer_has_a_line_too() -> None:
-    _, line = table({"node0": [None, [], 1000, {}]})
+    _, line = table({"node0": [None, [], 1000]})
     assert line.split()[:2] == ["node0", "CPU"]
 
 

@@ -32,6 +32,7 @@ class Gpu:
     error: str = ""
     temperature: int | None = None  # °C
     power_watts: float | None = None
+    uuid: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,12 @@ def _read_gpu(index: int) -> Gpu:
         memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
         temperature = _ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
         milliwatts = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
+        uuid = _ask(pynvml.nvmlDeviceGetUUID, handle) or ""
     except pynvml.NVMLError as error:
         return Gpu(index, "", None, None, None, str(error))
     watts = None if milliwatts is None else milliwatts / 1000
     used, total = (memory.used, memory.total) if memory else (None, None)
-    return Gpu(index, name, load and load.gpu, used, total, "", temperature, watts)
+    return Gpu(index, name, load and load.gpu, used, total, "", temperature, watts, uuid)
 
 
 def _ask(question: Callable[..., Any], *about: Any) -> Any:
