@@ -7,7 +7,7 @@ the mean of the differences and its 95 % interval (Student's t over the paired s
 Short form, about ten minutes on two cores: two seeds of the arms that are asked about most, at the learning rates that
 the long form has chosen. `SEEDS=5` for more seeds; `ARMS=causes` for what a delay's cost is made of, `ARMS=alone` for
 when one PC, at another batch, comes to the loss of five, `ARMS=rounds` for rounds of local steps, `ARMS=ladder` for
-how the costs change with size and length (an hour and a half for five seeds), `ARMS="formats delays"` for the finer
+how the costs change with size and length (hours), `ARMS="formats delays"` for the finer
 points, `ARMS=all`.
 Long form (`LONG=1`): everything, five seeds; the synchronous arm of each optimizer takes the best of its learning rates
 (by the first two seeds); every arm that loses to it is tried at half that rate too, and judged by the better one.
