@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from aura.config import TrainConfig, parse_assignments, resolve
+from aura.commands.flags import parse_assignments
+from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import TOKENIZER, read_corpus
 from aura.corpus.windows import Order, Windows
 from aura.model.export import export

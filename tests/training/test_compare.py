@@ -78,6 +78,20 @@ def test_for_machines(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str
     assert letters["seconds"] == pytest.approx(float(last[COLUMNS.index("seconds")]), rel=0.01)
 
 
+def test_seconds_are_those_of_the_steps_whatever_counts_as_a_token(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of dialogues only answers count; an epoch begins its seconds anew; the first step after a start is slow."""
+    tuned = damaged(runs[1], tmp_path / "tuned", "training_log.csv", r"(?s)\n.*", "\n")
+    place = {name: COLUMNS.index(name) for name in ("step", "epoch", "tokens_seen", "loss", "seconds")}
+    with (tuned / "training_log.csv").open("a") as log:
+        for values in ((10, 1, 70, 5, 2.5), (20, 1, 140, 5, 5), (21, 2, 147, 5, 40), (30, 2, 210, 5, 42)):
+            row = dict(zip(place, values, strict=True))
+            log.write(",".join(str(row.get(name, "")) for name in COLUMNS) + "\n")
+    assert cli.main(["compare", str(runs[0]), str(tuned), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][1]["seconds"] == pytest.approx(47)
+
+
 def test_between_two_validations() -> None:
     points = [compare.Point(100, 1, 4.0), compare.Point(400, 4, 2.0), compare.Point(800, 8, 2.5)]
     run = compare.Run("x", {}, 1, 1, "", "", 1, False, 3, 800, 8.0, None, points)

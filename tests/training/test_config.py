@@ -12,6 +12,7 @@ import pytest
 from aura import config
 from aura.commands import cli
 from aura.errors import ConfigError
+from aura.optim.schedule import warmup_steps
 from aura.run import attempt
 
 TRAINING = Path(config.__file__).parents[1]
@@ -71,6 +72,9 @@ MUON_NEEDS = "optimizer=muon needs parameter_format=fp32 and moment_format"
         ("gpt2", {"steps": 5, "epochs": 2}, [f"epochs and steps {TWICE}"]),
         ("gpt2", {"global_batch_tokens": 2048, "gradient-accumulation-steps": 2},
          [ "global_batch_tokens and gradient_accumulation_steps both say how much one optimizer step takes" ]),
+        ("gpt2", {"warmup_steps": 5, "warmup_ratio": 0.1}, ["warmup_steps and warmup_ratio both say how many steps"]),
+        ("gpt2", {"seed": 2**64}, ["seed=18446744073709551616 must be at most 18446744073709551615"]),
+        ("gpt2", {"d_model": 99999999996}, ["d_model=99999999996 must be at most 1000000"]),
         ("gpt2", {"balance": "speed"}, ["balance=speed divides a step of fixed size", "=0"]),
         ("gpt2-nano", AUTO | {"wire": "int4"}, [f"{AUTO_CHOOSES}wire=int4 and delay=0"]),
         ("gpt2-nano", AUTO | MUON | {"delay": 0.5}, [f"{AUTO_CHOOSES}wire=fp32 and delay=0.5: leave both out"]),
@@ -231,3 +235,10 @@ def test_a_wrong_command_line_is_one_sentence_in_the_language_of_the_run(
             code = ended.code  # type: ignore[assignment]
         assert code == 64
         assert capsys.readouterr() == ("", sentence + "\n")
+
+
+def test_of_two_ways_to_say_the_warm_up_a_persons_own_is_meant() -> None:
+    assert (config.resolve("gpt2-medium").warmup_steps, config.resolve("gpt2").warmup_steps) == (200, 0)
+    assert warmup_steps(config.resolve("gpt2-medium", {"warmup_ratio": 0.1})) == 610
+    assert warmup_steps(config.resolve("gpt2", {"warmup_steps": "0"})) == 0
+    assert warmup_steps(config.resolve("gpt2", {"warmup_steps": 7})) == 7

@@ -119,6 +119,24 @@ def test_gradients_that_had_to_wait_leave_once(tmp_path: Path) -> None:
     assert all(result["seen"] == [] for result in found), "layers wait for weights that may come late"
 
 
+def test_a_checkpoint_that_is_saved_again_has_all_of_it(tmp_path: Path) -> None:
+    """As where no node could write the first time."""
+
+    def save_twice(number: int, rank: Rank) -> None:
+        strategy = rank.strategy
+        strategy.put_in = lambda kept: Delayed.put_in(strategy, kept=True)  # type: ignore[method-assign,assignment,arg-type]
+        if number == 2:
+            for _ in range(2):
+                saved = strategy.whole_state(wanted=True, copied=True)()
+                rank.seen.append(sum(name.endswith(".late") for name in saved))
+
+    task = Task(tmp_path, 2, MUON | {"delay": 1.0}, micro_batches=2, sequences=8)
+    task.faults = dict.fromkeys(range(2), save_twice)
+    for result in complete(task):
+        first, second = result["seen"]
+        assert first == second > 0
+
+
 @pytest.mark.parametrize(
     "settings",
     [

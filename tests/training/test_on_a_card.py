@@ -10,7 +10,8 @@ import pytest
 import torch
 from aura.cluster.place import DRIVER
 from aura.corpus.corpus import Corpus
-from aura.strategy.codec import QUANTISED, decode, encode, is_finite
+from aura.optim.gradient_sum import sum_at_random
+from aura.strategy.codec import QUANTISED, decode, encode
 from trainers import complete, curve, start, stop_at, stopped_and_resumed
 
 pytestmark = [
@@ -38,7 +39,11 @@ def codes_are_decoded_alike() -> None:
             assert torch.equal(here, there.cpu())
             assert torch.equal(values + here, (values.cuda() + there).cpu())
             values[5] = torch.nan
-            assert not is_finite(encode(values.cuda(), wire), wire, len(values))
+            assert not decode(encode(values.cuda(), wire), wire, len(values)).isfinite().all()
+    one = torch.tensor([1.0, torch.inf, -torch.inf], dtype=torch.bfloat16, device="cuda")
+    other = torch.tensor([torch.nan, -torch.inf, 1.0], dtype=torch.bfloat16, device="cuda")
+    drawn = torch.Generator("cuda").manual_seed(1)
+    assert sum_at_random(one, other, drawn).isfinite().tolist() == [False, False, False]
 
 
 def test_a_card_decodes_to_the_bits_of_a_processor() -> None:

@@ -130,6 +130,10 @@ def test_random_rounding_keeps_the_mean_and_is_the_same_everywhere() -> None:
     assert not torch.equal(rounded, optimizer.round_at_random(value, seed=6))
     exact = torch.tensor([0.0, -2.0, 1.5])
     assert torch.equal(optimizer.round_at_random(exact, seed=1), exact)
+    # What a card's sum says where there is no number
+    no_number = torch.full((1000,), 0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    assert optimizer.round_at_random(no_number, seed=1).to(torch.bfloat16).isnan().all()
+    assert (optimizer.round_at_random(no_number.fill_(-torch.inf), seed=1) == -torch.inf).all()
     # On whatever processor: a card that drew others would round otherwise than the ranks beside it.
     assert optimizer._random_bits(exact, seed=1).tolist() == [824515495, 1722258072, 3753300549]
 
@@ -230,3 +234,9 @@ def test_a_sum_that_bf16_holds_is_exact_in_pieces_too(monkeypatch: pytest.Monkey
     noisy[1][3, 4], noisy[1][5, 6] = torch.inf, torch.nan
     summed = sums_of(noisy, at_random=True)
     assert summed[3, 4] == torch.inf and summed[5, 6].isnan() and summed.isfinite().sum() == 30 * 40 - 2
+
+
+def test_what_is_drawn_in_every_step_is_not_remembered_for_ever() -> None:
+    for step in range(5000):
+        optimizer.mix_seed(step, "weight", 0)
+    assert optimizer._seed_of.cache_info().currsize < 5000

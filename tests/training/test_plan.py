@@ -297,6 +297,7 @@ def test_the_table_of_gpus_is_sound() -> None:
         (["--gpu", "3060", "--mfu", "2"], "2 must be at most 1"),
         (["--gpu", "3060", "--link", "x"], "invalid number value: 'x'"),
         (["--gpu", "3060", "--tokens", "1", "--hours", "1"], "--hours is not allowed with --tokens"),
+        (["--gpu", "3060", "--set", "steps=9", "--hours", "1"], "--hours is not allowed with --steps"),
         (["--gpu", "3060", "--stepps", "1"], "Did you mean '--steps'?"),
         (["--gpu", "3060", "--corpus", "nowhere"], "There is no corpus in nowhere"),
         (

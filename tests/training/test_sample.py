@@ -62,3 +62,18 @@ def test_longer_than_the_context_and_never_outside_the_vocabulary() -> None:
     ids = list(generate(model, [1, 2], 50, vocab_size=7, temperature=5.0, top_k=0, seed=0))
     assert len(ids) == 50
     assert set(ids) <= set(range(7))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--temperature nan", "--temperature is nan: 0 takes the likeliest"),
+        ("--temperature 1e-9", "--temperature is 1e-09: "),
+        ("--temperature inf", "--temperature is inf: "),
+        ("--seed 9223372036854775808", "--seed is 9223372036854775808: it has to be a whole number"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(words: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        sample.main(["--run-dir", "mine", *words.split()])
+    assert sentence in str(refused.value)

@@ -37,10 +37,10 @@ class TrainConfig:
     preset: str  # the name of the one that this configuration started from
     # The model
     family: str = _setting(choices=tuple(FAMILIES))
-    layers: int = _setting(minimum=1)
+    layers: int = _setting(minimum=1, maximum=10_000)
     heads: int = _setting(minimum=1)
     kv_heads: int = _setting(minimum=0)
-    d_model: int = _setting(minimum=1)
+    d_model: int = _setting(minimum=1, maximum=1_000_000)
     seq_len: int = _setting(minimum=1)
     vocab_size: int = _setting(minimum=1)
     tied: str = _setting(choices=("auto", "true", "false"))
@@ -95,7 +95,7 @@ class TrainConfig:
     outer_momentum: float = _setting(minimum=0, below=1)
     collective_timeout: int = _setting(minimum=5)
     # The run
-    seed: int = _setting(minimum=0)
+    seed: int = _setting(minimum=0, maximum=2**64 - 1)
     log_every: int = _setting(minimum=1)
     validate_every: int = _setting(minimum=1)
     validation_windows: int = _setting(minimum=1)
@@ -227,12 +227,17 @@ MICRO_BATCH = ("auto", "batch_size")  # or numbers
 # Who names one of these gets that one, and auto no more.
 OF_A_MICRO_BATCH = frozenset({"batch_size", "loss_chunk"})
 DDP = "ddp"  # a strategy that there was: every rank computed all updates. `sharded` gives the same gradients.
-# Who gives both means something else than what would happen.
+# Who gives two of them means something else than what would happen.
 SAY_THE_SAME = {
-    ("tokens", "steps"): "length_said_twice",
-    ("tokens", "epochs"): "length_said_twice",
-    ("epochs", "steps"): "length_said_twice",
-    ("global_batch_tokens", "gradient_accumulation_steps"): "step_said_twice",
+    "length_said_twice": ("tokens", "epochs", "steps"),
+    "step_said_twice": ("global_batch_tokens", "gradient_accumulation_steps"),
+    "warmup_said_twice": ("warmup_steps", "warmup_ratio"),
+}
+# Of two ways to say the same, a person's own is the one that is meant.
+IN_PLACE_OF = {
+    "gradient_accumulation_steps": "global_batch_tokens",
+    "warmup_ratio": "warmup_steps",
+    "warmup_steps": "warmup_ratio",
 }
 AUTO, MANUAL, TUNE = "auto", "manual", "tune"
 POWER = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")  # a large whole number, as people write it
@@ -275,11 +280,7 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     if preset == TUNE:
         raise ConfigError("tune_without_corpus")
     own = own_settings(preset)
-    if "gradient_accumulation_steps" in given and "global_batch_tokens" not in given:
-        own["global_batch_tokens"] = 0  # of two ways to say a step, a person's own is the one that is meant
-    if OF_A_MICRO_BATCH & given.keys():
-        own["micro_batch"] = "batch_size"
-    values = own | given
+    values = own | said_otherwise(given) | given
     lacking = ["/".join(flags(name)) for name in MANUAL_NEEDS if name not in values]
     if preset == MANUAL and lacking:
         raise ConfigError("manual_incomplete", missing=", ".join(lacking))
@@ -289,6 +290,12 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     if config.optimizer == own["optimizer"] or "lr" in given:
         return config
     return replace(config, lr=rate(config.optimizer, config.d_model))
+
+
+def said_otherwise(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that a person has not named, but whose place what is `given` takes."""
+    own = {other: 0 for name, other in IN_PLACE_OF.items() if name in given}
+    return own | ({"micro_batch": "batch_size"} if OF_A_MICRO_BATCH & given.keys() else {})
 
 
 def own_settings(preset: str) -> dict[str, Any]:
@@ -315,9 +322,9 @@ def canonical(overrides: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_two_ways(given: Mapping[str, Any]) -> None:
     """Raises ConfigError."""
     said = {name for name, value in given.items() if _typed(name, value, SETTINGS[name].type)}
-    for (name, other), error in SAY_THE_SAME.items():
-        if {name, other} <= said:
-            raise ConfigError(error, one=name, other=other)
+    for error, names in SAY_THE_SAME.items():
+        if len(both := [name for name in names if name in said]) > 1:
+            raise ConfigError(error, one=both[0], other=both[1])
 
 
 def flags(name: str) -> list[str]:
@@ -389,11 +396,3 @@ def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 def as_words(settings: Mapping[str, Any]) -> str:
     """'batch_size=4 compile=true': what parse_assignments reads."""
     return " ".join(f"{name}={str(value).lower()}" for name, value in settings.items())
-
-
-def parse_assignments(words: list[str]) -> dict[str, str]:
-    """['steps=20', 'lr=1e-3'] as a dictionary."""
-    for word in words:
-        if "=" not in word:
-            raise ConfigError("no_assignment", word=word)
-    return {name: value for name, _, value in (word.partition("=") for word in words)}

@@ -157,14 +157,12 @@ def _read_log(path: Path) -> tuple[int, int, float, float | None, list[Point]]:
         rows = [row for row in csv.DictReader(file) if None not in row.values() and None not in row]
     if not rows:
         raise ConfigError("compare_no_log", path=path, file=LOG)
-    rate, rates = 0.0, []
-    for row in reversed(rows):  # tokens_per_second is since the row before that has one
-        rate = float(row["tokens_per_second"] or rate)
-        rates.append(rate)
-    last_rate = next(filter(None, rates), math.inf)
-    tokens, seconds, loss, curve = 0, 0.0, None, []
-    for row, rate in zip(rows, reversed(rates), strict=True):
-        seconds += (int(row["tokens_seen"]) - tokens) / (rate or last_rate)
+    epoch, of_epoch, seconds, loss, curve = "", 0.0, 0.0, None, []
+    for row in rows:
+        if row["epoch"] != epoch:
+            epoch, of_epoch = row["epoch"], 0.0
+        here = float(row["seconds"] or of_epoch)  # since the epoch began
+        seconds, of_epoch = seconds + here - of_epoch, here
         tokens = int(row["tokens_seen"])
         loss = float(row["validation_loss"]) if row["validation_loss"] else loss
         if bits := row.get("bits_per_byte"):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from aura.config import MANUAL, canonical, flags, parse_assignments, preset_names, resolve
+from aura.commands.flags import parse_assignments
+from aura.config import MANUAL, canonical, flags, preset_names, resolve
 from aura.errors import Parser, in_words
 
 

@@ -61,3 +61,11 @@ def add_dataset(parser: argparse._ActionsContainer) -> None:
         metavar="LICENCE",
         help="take a dataset that may not be used for everything, under this licence (cc-by-nc-4.0)",
     )
+
+
+def parse_assignments(words: list[str]) -> dict[str, str]:
+    """['steps=20', 'lr=1e-3'] as a dictionary."""
+    for word in words:
+        if "=" not in word:
+            raise ConfigError("no_assignment", word=word)
+    return {name: value for name, _, value in (word.partition("=") for word in words)}

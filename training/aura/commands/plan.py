@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aura.commands.flags import add_flags, given_settings, number
-from aura.config import AUTO, TUNE, TrainConfig, canonical, parse_assignments, resolve
+from aura.commands.flags import add_flags, given_settings, number, parse_assignments
+from aura.config import AUTO, SAY_THE_SAME, TUNE, TrainConfig, canonical, resolve
 from aura.corpus.corpus import Corpus, check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.plan import gpus
@@ -31,6 +31,9 @@ def main(argv: list[str]) -> int:
     overrides = canonical(given_settings(arguments) | parse_assignments(arguments.set))
     gpu, found = _device(arguments.gpu, arguments.peak_tflops, arguments.memory_gb)
     corpus = _described(arguments.corpus) if arguments.corpus else None
+    for name in SAY_THE_SAME["length_said_twice"]:
+        if arguments.hours and name in overrides:
+            raise ConfigError("plan_length_twice", name=name)
     preset = str(overrides.pop("preset", arguments.preset))
     sized, auto = preset == AUTO and arguments.hours, {}
     if preset == AUTO:
@@ -42,8 +45,6 @@ def main(argv: list[str]) -> int:
             overrides = {"strategy": "auto", **overrides}
     dialogues = corpus if preset == TUNE else None
     config = tuned(dialogues.path, overrides) if dialogues else resolve(preset, overrides)
-    if config.tokens and arguments.hours:
-        raise ConfigError("plan_length_twice")
     if config.epochs and not (arguments.hours or corpus):
         raise ConfigError("plan_epochs_need_corpus", epochs=config.epochs)
     if corpus:

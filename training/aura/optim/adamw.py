@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 import torch
@@ -267,9 +267,13 @@ def _power(x: Number, signed: bool) -> Number:
 
 
 def round_at_random(value: Tensor, seed: int | Tensor) -> Tensor:
-    """fp32 to numbers that bf16 holds exactly: up or down, with the probability that keeps the mean."""
+    """fp32 to numbers that bf16 holds exactly: up or down, with the probability that keeps the mean.
+
+    What is not finite stays so: to a card's NaN, all ones, no bit can be added without its becoming -0.
+    """
     noise = _random_bits(value, seed).bitwise_and_(0xFFFF).to(torch.int32)
-    return ((value.view(torch.int32) + noise) & -65536).view(torch.float32)
+    rounded = ((value.view(torch.int32) + noise) & -65536).view(torch.float32)
+    return rounded.where(value.isfinite(), value)
 
 
 def _noise(like: Tensor, seed: int | Tensor) -> Tensor:
@@ -295,7 +299,7 @@ def mix_seed(seed: int, name: str, step: int) -> int:
     return (value ^ (value >> 32)) & 0xFFFFFFFF
 
 
-@cache
+@lru_cache(maxsize=4096)  # GradientSum asks with another seed in every step
 def _seed_of(seed: int, name: str) -> int:
     value = seed
     for byte in name.encode():

@@ -56,5 +56,6 @@ def sum_at_random(one: Tensor, other: Tensor, generator: torch.Generator) -> Ten
         bits = torch.randint(
             1 << 16, exact.shape, dtype=torch.int32, device=exact.device, generator=generator
         )
-        flat[piece].copy_(bits.add_(exact.view(torch.int32)).bitwise_and_(-65536).view(torch.float32))
+        rounded = bits.add_(exact.view(torch.int32)).bitwise_and_(-65536).view(torch.float32)
+        flat[piece].copy_(rounded.where(exact.isfinite(), exact))
     return total

@@ -19,6 +19,7 @@ from aura.config import (
     from_values,
     refuse_two_ways,
     resolve,
+    said_otherwise,
 )
 from aura.corpus.corpus import META, Corpus, read_corpus, settings_of
 from aura.errors import ConfigError
@@ -109,15 +110,11 @@ def tuned(corpus: Path, overrides: Mapping[str, Any]) -> TrainConfig:
     given, own = canonical(overrides), settings_of(corpus)
     given.pop("preset", None)
     refuse_two_ways(given)
-    # Of two ways to say the same, a person's own is the one that is meant.
-    if {"steps", "tokens"} & given.keys() and "epochs" not in given:
+    own |= said_otherwise(given)
+    if {"steps", "tokens"} & given.keys():
         own["epochs"] = 0
-    if "gradient_accumulation_steps" in given and "global_batch_tokens" not in given:
-        own["global_batch_tokens"] = 0
-    if given.get("strategy") == "auto" and "wire" not in given:
+    if given.get("strategy") == "auto":
         own["wire"] = "fp32"
-    if OF_A_MICRO_BATCH & given.keys():
-        own["micro_batch"] = "batch_size"
     model, config = from_values(own), from_values(own | given)
     for name in SHAPE:
         has, wanted = getattr(model, name), getattr(config, name)

@@ -187,7 +187,7 @@ class Log(Observer):
                 lr=step.lr,
                 gradient_norm=step.outcome.gradient_norm,
                 tokens_per_second=step.tokens_per_second,
-                seconds=round(self.progress.epoch_seconds, 3) if step.is_logged else None,
+                seconds=round(self.progress.epoch_seconds, 3),
                 bits_per_byte=bits.whole if bits else None,
                 bits_of_parts=bits.parts if bits else {},
             )

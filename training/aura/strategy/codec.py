@@ -75,7 +75,7 @@ def encode(values: Tensor, format_: str) -> Tensor:
     """fp32 (n,) to uint8 (bytes_of(format_, n),), on the same device.
 
     fp32 is exact and bf16 rounded to nearest; both keep what is not finite. int8 and int4 never quantise a block with
-    an element that is not finite: it gets the scale NOT_FINITE, see `is_finite`. The error of an element is at most
+    an element that is not finite: it gets the scale NOT_FINITE. The error of an element is at most
     (edge - levels) · 2^e, where 2^e <= 2 max|h| / edge in its block: an average of 32 errors of that size.
     """
     if format_ in FLOATS:
@@ -107,13 +107,6 @@ def decode(buffer: Tensor, format_: str, elements: int) -> Tensor:
     h = product(_hadamard(codes.device), codes.to(torch.float32))
     blocks = _transposed(h, ROW, (GROUP, -1)).view(-1, BLOCK)
     return blocks.mul_(_factors(scales)[:, None]).view(-1)[:elements]
-
-
-def is_finite(buffer: Tensor, format_: str, elements: int) -> Tensor:
-    """Whether every encoded number is finite: bool (), on the device."""
-    if format_ in FLOATS:
-        return buffer.view(FLOATS[format_]).isfinite().all()
-    return (_parts(buffer, format_, elements)[1] != NOT_FINITE).all()
 
 
 def _parts(buffer: Tensor, format_: str, elements: int) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,9 @@ class Delayed(Sharded):
                 name: torch.zeros_like(part, dtype=torch.bfloat16) for name, part in self.flat.items()
             }
         self.came: list[tuple[Round, Tensor]] = []  # what leg 2 has brought
-        self.late: dict[str, Tensor] = {}  # the weights of late micro-batches, for a checkpoint
+        # The weights of late micro-batches: of a checkpoint's first step, and for one that is saved now.
+        self.late: dict[str, Tensor] = {}
+        self.kept: dict[str, Tensor] = {}
         self.current: dict[str, Tensor] = {}  # after a resume: the weights after them
         self.is_under_way = False  # what has been applied and not put in
         self.holds_gradients = False  # that could not leave yet
@@ -56,6 +58,7 @@ class Delayed(Sharded):
             self.stream = torch.Stream(self.device)
 
     def begin_step(self) -> None:
+        self.kept = {}
         for parameter in self.parameters.values():
             parameter.grad = None
         if self.late:
@@ -102,7 +105,7 @@ class Delayed(Sharded):
         if not self.is_under_way:
             return
         if kept:
-            self.late = copies(self.flat)
+            self.kept = copies(self.flat)
         if self.stream is not None:
             torch.accelerator.current_stream().wait_stream(self.stream)
         self.streams.finish()
@@ -121,8 +124,7 @@ class Delayed(Sharded):
         super().close()
 
     def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
-        collect, late = super().whole_state(wanted, copied), self.late
-        self.late = {}
+        collect, late = super().whole_state(wanted, copied), self.kept
         if not wanted:
             return collect
         change = copies(self.change)  # the next update is added to it
