@@ -67,7 +67,8 @@ def tuned_run(run_dir: Path, corpus: Corpus, **settings: object) -> Path:
     tokenizer.save(str(own / TOKENIZER))
     meta = {"end_of_answer": chatml.END, "chat_template": chatml.TEMPLATE}
     model = learnt_by_heart(config, ids)
-    describe(run_dir, config, replace(corpus, path=own, special=special_of(meta)), model.parameter_count())
+    named = replace(corpus, path=own, special=special_of(meta))
+    describe(run_dir, config, named, model.parameter_count(), config.seq_len)
     state = {"step": 80, "config": asdict(config)}
     checkpoint.write(
         run_dir / "checkpoints", "checkpoint-step-80", checkpoint.parameters_of(model), {}, state

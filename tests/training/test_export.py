@@ -149,9 +149,8 @@ def test_a_run_says_which_tokens_are_special(corpus: Corpus, run_dir: Path, tmp_
 
     (other / TOKENIZER).write_text((run_dir / TOKENIZER).read_text().replace(END_OF_TEXT, "<fin>"))
     assert ids(other) == {}
-    describe(
-        other, resolve("gpt2-nano", {}), replace(corpus, special=special_of({"end_of_text": "<fin>"})), 0
-    )
+    named = replace(corpus, special=special_of({"end_of_text": "<fin>"}))
+    describe(other, resolve("gpt2-nano", {}), named, 0, 0)
     assert ids(other) == all_of_them
     assert "<fin>" in (other / TOKENIZER).read_text()
 
@@ -168,7 +167,7 @@ def test_the_tokenizer_of_a_run_is_on_the_disk_before_it_has_its_name(
             flushed[name] = path.read_text()
 
     monkeypatch.setattr(durable, "flush", flush)
-    describe(tmp_path, resolve("gpt2-nano", {}), corpus, 0)
+    describe(tmp_path, resolve("gpt2-nano", {}), corpus, 0, 0)
     written = {name: (tmp_path / name).read_text() for name in (TOKENIZER, TOKENIZER_CONFIG)}
     assert flushed == written
     assert written[TOKENIZER] == (corpus.path / TOKENIZER).read_text()

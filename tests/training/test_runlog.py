@@ -196,10 +196,10 @@ def test_a_status_that_cannot_be_written_says_so_once(
 
 def test_model_config_names_everything(corpus: Corpus, tmp_path: Path) -> None:
     config = resolve("gpt2-nano", {"lr": "2e-3"})
-    write_model_config(tmp_path, config, corpus, 123)
+    write_model_config(tmp_path, config, corpus, 123, 4096)
     content = json.loads((tmp_path / MODEL_CONFIG).read_text())
     assert {name: content[name] for name in vars(config)} == vars(config)
-    assert content["parameters"] == 123
+    assert (content["parameters"], content["step_tokens"]) == (123, 4096)
     assert content["corpus_fingerprint"] == corpus.fingerprint
     assert content["tokenizer_sha256"] == corpus.tokenizer_sha256
     assert content["versions"]["aura"] == __version__

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,10 @@ from aura.optim.schedule import learning_rate
 from aura.plan import plan
 from aura.plan.gpus import find
 from aura.plan.memory import memory_of, settings_that_fit
+from aura.run.division import Division, TakingPart
 from aura.run.progress import Progress
 from aura.run.start import loss_scale_of, with_steps
-from trainers import Trainer, complete, curve, start
+from trainers import Trainer, at_step, both, complete, curve, send_self, start
 
 # 20 steps of 20 windows of 16 tokens: seven each for two of three ranks, in micro-batches of two and one.
 IN_TOKENS = "--tokens 6400 --global-batch-tokens 320 --lr 1e-2"
@@ -53,11 +59,12 @@ def record(folder: Path) -> dict[int, Callable[[], None]]:
     return {rank: of_rank(rank) for rank in range(5)}
 
 
-def windows_of_steps(folder: Path, ranks: int, steps: int) -> list[list[int]]:
+def windows_of_steps(folder: Path, shares: list[int], steps: int) -> list[list[int]]:
     """Those of all ranks, by step; a rank may have read ahead."""
-    read = [[int(line) for line in (folder / f"windows-{rank}").read_text().split()] for rank in range(ranks)]
+    paths = [folder / f"windows-{rank}" for rank in range(len(shares))]
+    read = [[int(line) for line in path.read_text().split()] for path in paths]
     return [
-        [window for rank, share in enumerate(SHARES[ranks]) for window in read[rank][step * share :][:share]]
+        [window for rank, share in enumerate(shares) for window in read[rank][step * share :][:share]]
         for step in range(steps)
     ]
 
@@ -78,7 +85,7 @@ def test_five_ranks_and_three_see_the_same_windows_and_learn_the_same(corpus: Co
     order = Order(len(Windows(corpus, "train", 16)), seed=0)
     expected = [order.at(step * 20, 20).tolist() for step in range(20)]
     for ranks, trainers in ends.items():
-        assert windows_of_steps(tmp_path / f"windows-{ranks}", ranks, 20) == expected
+        assert windows_of_steps(tmp_path / f"windows-{ranks}", SHARES[ranks], 20) == expected
         assert trainers[0].done["step"] == 20
         assert trainers[0].done["tokens_seen"] == 6400
     (five, *_), (three, *_) = ends.values()
@@ -86,6 +93,64 @@ def test_five_ranks_and_three_see_the_same_windows_and_learn_the_same(corpus: Co
     assert curve(three) == pytest.approx(curve(five), abs=1e-4)
     assert rates(three) == rates(five)
     assert three.done["validation_loss"] == pytest.approx(five.done["validation_loss"], abs=1e-4)
+
+
+def test_a_run_keeps_the_step_that_it_began_with_in_launches_of_others(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    """Two ranks, whose step the settings say, then three, then one; as two alone learn. Tolerance: as above."""
+    (straight, _) = complete(start(tmp_path / "straight", corpus, 2, "--lr 1e-2"))
+    assert json.loads((straight.run_dir / "model_config.json").read_text())["step_tokens"] == 4 * 16
+    keep = partial(os.environ.update, AURA_STEP_TOKENS="64")
+    seen: list[list[int]] = []
+    for shares, until in (([2, 2], 6), ([1, 1, 2], 12), ([4], 20)):
+        notes = record(tmp_path / f"windows-{len(shares)}")
+        faults = {rank: both(keep, notes[rank]) for rank in range(len(shares))}
+        if until < 20:
+            stops = {rank: both(faults[rank], at_step(until, send_self(signal.SIGTERM))) for rank in faults}
+            ranks = complete(start(tmp_path / "run", corpus, len(shares), "--lr 1e-2", stops))
+            names = (name for name in ranks[0].checkpoints() if name.startswith("interrupt"))
+            until = max(int(name.rpartition("-")[2]) for name in names)
+        else:
+            ranks = complete(start(tmp_path / "run", corpus, 1, "--lr 1e-2", faults))
+        seen += windows_of_steps(tmp_path / f"windows-{len(shares)}", shares, until - len(seen))
+        assert ("The step stays 64 tokens" in ranks[0].text) == (len(shares) != 2)
+    assert "by the settings it would be 32 with 1 ranks" in ranks[0].text
+    order = Order(len(Windows(corpus, "train", 16)), seed=0)
+    assert seen == [order.at(step * 4, 4).tolist() for step in range(20)]
+    assert ranks[0].done["tokens_seen"] == straight.done["tokens_seen"] == 20 * 64
+    assert curve(ranks[0]) == pytest.approx(curve(straight), abs=1e-4)
+    assert set(rates(straight)) <= set(rates(ranks[0])), "it has lines more where it was stopped"
+    assert ranks[0].done["config_digest"] == straight.done["config_digest"], (
+        "it has not been asked for another"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("32", r"are 2 sequences of 16; among 3 ranks, rank 0 would get none"),
+        ("many", "AURA_STEP_TOKENS='many'"),
+    ],
+)
+def test_a_step_that_cannot_be_kept_is_refused(
+    corpus: Corpus, tmp_path: Path, said: str, sentence: str
+) -> None:
+    keep = partial(os.environ.update, AURA_STEP_TOKENS=said)
+    for trainer in start(tmp_path / "run", corpus, 3, faults=dict.fromkeys(range(3), keep)):
+        assert trainer.end() == 64
+        assert re.search(sentence, trainer.text), trainer.text
+
+
+def test_a_step_that_does_not_divide_is_shared_as_the_settings_say() -> None:
+    config = resolve("gpt2", {"rank_batch_sizes": "8,4,4"})
+    kept = TakingPart(3, (0, 1, 2), 20 * 1024)
+    assert kept.shared(config).shares(3) == [10, 5, 5]
+    assert replace(kept, ranks=(0, 2)).shared(config).shares(2) == [13, 7]
+    own = TakingPart(3, (0, 1, 2), 16 * config.gradient_accumulation_steps * 1024)
+    assert own.of_launch(config) is config
+    dropout = Division(kept.shared(replace(config, dropout=0.1)), ["a", "b", "c"])
+    assert (dropout.first, dropout.sizes) == ([10, 5, 5], [1, 1, 1])
 
 
 def made(**settings: object) -> Any:

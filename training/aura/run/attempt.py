@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -190,10 +190,11 @@ class Attempt:
             gpus.check_number_format(self.config, torch.cuda.get_device_capability(self.device), name)
         corpus, world_size = read_corpus(corpus_dir), self.place.world_size
         config = with_vocabulary(self.config, corpus.vocab_size)
-        check_corpus(corpus, config, world_size)
-        config.batch_sizes(world_size)
+        shared = self.taking_part.shared(config)
+        check_corpus(corpus, shared, world_size)
+        shared.batch_sizes(world_size)
         windows = len(Windows(corpus, "train", config.seq_len))
-        self.config = with_steps(config, Progress(), windows, sum(config.shares(world_size)))
+        self.config = with_steps(config, Progress(), windows, sum(shared.shares(world_size)))
         return corpus
 
     def _join(self, timeout: float, corpus: Corpus) -> list[str]:
@@ -210,7 +211,7 @@ class Attempt:
         told = versions(self.backend) | {"settings": self.config.digest(), "corpus": corpus.fingerprint}
         self.members = members = join(place, run, timeout, self.backend, told, report=say, directory=self.own)
         ranks = tuple(member.rank for member in members.members)
-        self.taking_part = TakingPart(place.world_size, ranks)
+        self.taking_part = replace(self.taking_part, ranks=ranks)
         self.speaker.leads = members.rank == 0
         self.status.set(attempt=members.attempt, message="", away=members.absent)
         members.watch(self._end_now, self.activity, self.stop.for_one_that_is_back)
@@ -294,9 +295,8 @@ class Attempt:
         if finished and self.speaker.leads:
             export_final(self.run_dir, self.speaker.say)
         if finished:
-            compared = len(self.taking_part.ranks) > 1
             memory_copy.forget(self.memory)
-            return self._end("done", console.completed(ranks_compared=compared), EXIT_OK)
+            return self._end("done", console.completed(len(self.taking_part.ranks) > 1), EXIT_OK)
         if self.stop.requested:
             memory_copy.forget(self.memory)
             return self._end("stopped", console.text("stopped"), EXIT_OK)

@@ -66,10 +66,10 @@ def without_stopping(run_dir: Path, say: Callable[[str], None]) -> Iterator[None
         say(text("files_missing", path=run_dir, error=reason_of(error)))
 
 
-def describe(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int) -> None:
+def describe(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int, step_tokens: int) -> None:
     """config.json, model_config.json and the tokenizer with its special tokens. Raises OSError."""
     write_atomically(run_dir / "config.json", asdict(config))
-    write_model_config(run_dir, config, corpus, parameters)
+    write_model_config(run_dir, config, corpus, parameters, step_tokens)
     # The corpus of a run, and so its tokenizer, never changes; what a power cut left empty would stay so.
     if not (run_dir / TOKENIZER).exists():
         tokenizer = (corpus.path / TOKENIZER).read_text(encoding="utf-8")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,30 @@ class TakingPart:
 
     launched: int
     ranks: tuple[int, ...]  # as the launch counts them, in their order
+    step_tokens: int = 0  # of a step of the run, which began in another launch; 0: as the settings say
 
     @classmethod
     def all(cls, launched: int) -> TakingPart:
-        return cls(launched, tuple(range(launched)))
+        """With AURA_STEP_TOKENS, which a launch says. Raises ConfigError."""
+        tokens = os.environ.get("AURA_STEP_TOKENS") or "0"
+        if not tokens.isdecimal():
+            raise ConfigError("step_tokens_wrong", value=tokens)
+        return cls(launched, tuple(range(launched)), int(tokens))
+
+    def of_launch(self, config: TrainConfig) -> TrainConfig:
+        """The settings of all ranks of the launch, with the step that the run has. Raises ConfigError."""
+        if self.step_tokens in (0, tokens_of_step(config, self.launched)):
+            return config
+        return replace(config, global_batch_tokens=self.step_tokens)
 
     def shared(self, config: TrainConfig) -> TrainConfig:
         """What they compute together: the step that all ranks of the launch would. Raises ConfigError."""
-        return config.among(self.launched, self.ranks)
+        return self.of_launch(config).among(self.launched, self.ranks)
+
+
+def tokens_of_step(config: TrainConfig, ranks: int) -> int:
+    """Raises ConfigError."""
+    return sum(config.shares(ranks)) * config.seq_len
 
 
 class Division:

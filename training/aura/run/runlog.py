@@ -186,11 +186,14 @@ def _of_all(line: str) -> str:
     return ",".join(cell for name, cell in zip_longest(COLUMNS, cells) if name not in BY_OWN_CLOCK)
 
 
-def write_model_config(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int) -> None:
+def write_model_config(
+    run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int, step_tokens: int
+) -> None:
     """model_config.json: every setting, and what one needs to know to make this model again. Raises OSError."""
     content = {
         **asdict(config),
         "parameters": parameters,
+        "step_tokens": step_tokens,  # of all ranks; a later launch with another number of them keeps it
         "corpus_fingerprint": corpus.fingerprint,
         "corpus_tokens": corpus.tokens,
         "tokenizer_sha256": corpus.tokenizer_sha256,

@@ -46,9 +46,9 @@ def setting_of(
         why = text("setting", name=text("candidate_exact"), why=text("setting_one_node"))
         return Setting(exchanging(config, "fp32", 0.0), lines=(why,) if ranks.world_size > 1 else ())
     file = directory / PLAN
-    launched = taking_part.launched
-    found = _decided_before(config, ranks, launched, file, speaker)
-    found = found or _decided_now(config, ranks, taking_part, measured())
+    asked = taking_part.of_launch(config)
+    found = _decided_before(asked, ranks, taking_part.launched, file, speaker)
+    found = found or _decided_now(asked, ranks, taking_part, measured())
     if saves:
         try:
             write_atomically(file, found[0].as_json())

@@ -44,7 +44,7 @@ from aura.run import directory, measure, memory_copy
 from aura.run.balance import RECORD, Balance
 from aura.run.batches import Batches
 from aura.run.board import Board
-from aura.run.division import Division, TakingPart
+from aura.run.division import Division, TakingPart, tokens_of_step
 from aura.run.memory_copy import MemoryCopy
 from aura.run.meter import Meter
 from aura.run.observers import Comparison, Curves, Epochs, Lines, Log, Validation
@@ -106,7 +106,7 @@ class Run:
 def trainer_of(run: Run) -> Trainer:
     """What trains. Every rank has to ask at the same time. Raises ConfigError and DataError, on all ranks alike."""
     asked, ranks = run.config, run.ranks
-    check_ranks_mean_the_same(ranks, run.config, run.corpus)
+    check_ranks_mean_the_same(ranks, run.taking_part.of_launch(run.config), run.corpus)
     allow_tensor_cores(run.config, run.device)
     take_deterministic_kernels(run.config)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run.directory / COMPILED).absolute()))
@@ -120,7 +120,7 @@ def trainer_of(run: Run) -> Trainer:
     where = (run.directory, run.saves, run.speaker)
     setting = setting_of(run.config, ranks, run.taking_part, *where, measured)
     run = replace(run, config=setting.config)
-    plan = plan_of(run, setting.lines)
+    plan = plan_of(run, [*setting.lines, *step_kept(run)])
     strategy = strategy_of(run.config, ranks, model)
     loss_scale = loss_scale_of(run.shared, delayed=isinstance(strategy, Delayed))
     batches = Batches(windows, run.shared, Division(run.shared, ranks.nodes), ranks.rank, run.device)
@@ -168,7 +168,7 @@ def check_ranks_mean_the_same(ranks: Ranks, config: TrainConfig, corpus: Corpus)
 
 
 def plan_of(run: Run, said: Sequence[str]) -> Plan:
-    """The prediction, which rank 0 says. said: what there is to say of strategy=auto. Raises ConfigError."""
+    """The prediction, which rank 0 says, and what there is to say besides. Raises ConfigError."""
     plan = plan_for(
         run.shared,
         run.ranks.world_size,
@@ -186,6 +186,14 @@ def plan_of(run: Run, said: Sequence[str]) -> Plan:
             run.speaker.say(line)
         run.status.set(plan=lines)
     return plan
+
+
+def step_kept(run: Run) -> Iterator[str]:
+    """What there is to say of a step that is not the settings' own."""
+    taking_part = run.taking_part
+    if taking_part.of_launch(run.config) != run.config:
+        own = tokens_of_step(run.config, taking_part.launched)
+        yield console.text("step_kept", tokens=taking_part.step_tokens, ranks=taking_part.launched, own=own)
 
 
 def strategy_of(config: TrainConfig, ranks: Ranks, model: LanguageModel) -> Strategy:
@@ -276,7 +284,8 @@ def take_directory(run: Run, model: LanguageModel, progress: Progress, number: i
         memory_copy.tidy(run.memory, progress.step, number)
     with directory.without_stopping(run.directory, run.speaker.say):
         store.tidy(run.checkpoints, progress.step, number)
-        directory.describe(run.directory, run.config, run.corpus, model.parameter_count())
+        step = tokens_of_step(run.shared, run.ranks.world_size)
+        directory.describe(run.directory, run.config, run.corpus, model.parameter_count(), step)
 
 
 def copies_of(run: Run, step: int) -> MemoryCopy | None:
