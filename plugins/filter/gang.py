@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -12,6 +13,8 @@ from ansible.plugins.loader import filter_loader
 Seen = Mapping[str, Any]  # what node_state says
 Member = dict[str, Any]
 PROCESSOR = {"uuid": "-1", "memory_mib": 0}
+ENDED = ("inactive", "failed")
+NO_RECORD: dict[str, Any] = {"written": 0.0, "model": {}}
 MEMORY = "/dev/shm/aura-train"  # noqa: S108 - aura-train.conf of the role trainer makes it, for aura alone
 
 
@@ -112,8 +115,8 @@ def sizing(members: Sequence[Member], begun: Sequence[str]) -> dict[str, Any]:
 def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> list[dict[str, str]]:
     """What each rank of this node is told, as write_files takes it, in torch.distributed's standard variables.
 
-    run: name, preset, corpus, backend and overrides; port, threads (0: torch's), link_mbit, image or "", language, and
-    launch, which tells this launch from others.
+    run: name, preset, corpus, backend and overrides; port, threads (0: torch's), link_mbit, image or "", language,
+    step_tokens (0: as the settings say), and launch, which tells this launch from others.
     """
     index = [one["name"] for one in members].index(name)
     node, first = members[index], sum(one["ranks"] for one in members[:index])
@@ -137,6 +140,7 @@ def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> 
             "MASTER_PORT": run["port"],
             "AURA_PEERS": peers if len(members) > 1 else None,
             "AURA_LAUNCH": run["launch"],
+            "AURA_STEP_TOKENS": run["step_tokens"] or None,
             # Where copies of the run are between two checkpoints; in containers there are none.
             "AURA_MEMORY": None if run["image"] else MEMORY,
             # By their UUIDs: their numbers change with the slots, the driver and the day. -1: none.
@@ -160,12 +164,101 @@ def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> 
     return files
 
 
+def step_tokens(said: Sequence[str], overrides: Mapping[str, Any]) -> int:
+    """Of a step of the run, as it was trained last; 0 where the request names it itself, or nobody knows.
+
+    said: of each node its model_config.json and when that was written, or nothing. An older release wrote down what was
+    asked for only, which is 0 where the step followed from the number of ranks.
+    """
+    if "global_batch_tokens" in {name.replace("-", "_") for name in overrides}:
+        return 0
+    newest: dict[str, Any] = max(map(_record, said), key=lambda one: one["written"], default=NO_RECORD)
+    return int(newest["model"].get("step_tokens") or newest["model"].get("global_batch_tokens", 0))
+
+
+def _record(said: str) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(said)
+    except ValueError:  # there is none, or a power cut has left half of it
+        return NO_RECORD
+    return record
+
+
+def active_problem(units: str, node: str, ranks: Sequence[Mapping[str, Any]], run: str, join: bool) -> str:
+    """Why nothing can be started on the node where these units are active; nothing, where they train in this very run
+    and others are to join them. ranks: what rank-status says."""
+    if not units:
+        return ""
+    is_script = "aura-script" in units
+    is_same = not is_script and {rank["run"] for rank in ranks} == {run}
+    if is_same and join:
+        return ""
+    what, saves = ("script", "its ranks may save") if is_script else ("run", "every rank saves")
+    said = (
+        f"A {what} is active on {node}. Look at it with playbooks/status.yml, or end it ({saves} first) with:\n"
+        "ansible-playbook playbooks/stop.yml"
+    )
+    return (
+        f"{said}\nTo train {run} from here on with all nodes of this launch: the same with -e join=true"
+        if is_same
+        else said
+    )
+
+
+def join_problem(nodes: Sequence[Mapping[str, Any]], run: str) -> str:
+    """Ranks of the run that is under way whose nodes are none of these: they would train on apart from the others."""
+    active = [
+        rank for node in nodes for rank in _ranks_before(node) if rank["unit"]["ActiveState"] not in ENDED
+    ]
+    named = {rank["rank"] for rank in active}
+    for rank in active:
+        if rank["state"] in ("training", "saving"):
+            named |= set(rank["status"].get("away", []))
+    others = sorted(set(range(max((rank["world_size"] for rank in active), default=0))) - named)
+    if not others:
+        return ""
+    which = f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+    return (
+        f"{run} may train with {which} too, on a PC that is left out here (--limit), or does not answer this machine. "
+        "Nothing was stopped.\nTake it in as well, or let it leave: ansible-playbook playbooks/stop.yml --limit NODE\n"
+        "If it has just lost its power, the others go on without it within a minute: try again then. If it is off and "
+        "all others wait for it: ansible-playbook playbooks/stop.yml, then launch."
+    )
+
+
+def _ranks_before(node: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """What the ranks said that were active on the node before the launch."""
+    ranks: Sequence[Mapping[str, Any]] = node["trainer_status"] if node["__trainer_before"]["stdout"] else []
+    return ranks
+
+
+def as_before(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """What became of the ranks that trained before a launch that has failed, once they were started again."""
+    before = {node["inventory_hostname"]: _ranks_before(node) for node in nodes}
+    names = ", ".join(name for name, ranks in before.items() if ranks)
+    troubles = [
+        f"{name}: {rank['trouble']}" for name, ranks in before.items() for rank in ranks if rank["trouble"]
+    ]
+    if not names:
+        return ""
+    if not troubles:
+        return f"{names} train on as before, without the others."
+    return (
+        f"{names} were started again as before, and do not train yet: {' '.join(troubles)}\n"
+        "Launch again without the node that is to blame: --limit 'cluster:!NODE'"
+    )
+
+
 class FilterModule:
     def filters(self) -> dict[str, object]:
         return {
+            "active_problem": active_problem,
+            "as_before": as_before,
             "gang_member": gang_member,
             "gang_problems": gang_problems,
             "gang_words": gang_words,
+            "join_problem": join_problem,
             "rank_files": rank_files,
             "sizing": sizing,
+            "step_tokens": step_tokens,
         }

@@ -20,7 +20,9 @@ from aura.config import TrainConfig, resolve
 from test_who_trains import ADDRESS, RTX3060, RTX3090, gang, node
 
 KEPT = (
-    *("What auto is, is the same for all", "This launch has a name of its own"),
+    "What auto is, is the same for all",
+    "It is known how large a step of the run was, where it has learnt something",
+    "This launch has a name of its own",
     "Every rank has its variables, and its unit starts a container only where it shall",
 )
 PLACES = ("corpus", "run-dir", "backend")
@@ -95,9 +97,14 @@ def test_all_ranks_get_what_the_smallest_device_allows_and_a_relaunch_the_same(p
     assert (made.preset, made.vocab_size, made.strategy, made.save_every) == ("qwen3-125m", 270, "auto", 7)
     (place / "runs/mine").mkdir(parents=True)
     (place / "runs/mine/config.json").write_text(json.dumps(asdict(made)))
+    (place / "runs/mine/model_config.json").write_text('{"step_tokens": 4096, "global_batch_tokens": 0}')
     said, again = launched(place, trainer_hours=9, trainer_overrides={"strategy": "auto", "save_every": 7})
     assert "as this run has begun" in said
     assert again[0] == again[1] and config_of(again[0]) == made
+    assert "AURA_STEP_TOKENS" not in said, "it has not learnt anything yet"
+    (place / "runs/mine/checkpoints/interrupt-step-3").mkdir(parents=True)
+    said, _ = launched(place, trainer_hours=9, trainer_overrides={"strategy": "auto", "save_every": 7})
+    assert said.count("AURA_STEP_TOKENS=4096") == 2
 
 
 def test_without_hours_and_with_what_cannot_be(place: Path) -> None:

@@ -5,6 +5,7 @@ No machine that runs these tests has a card. The recorded nodes are synthetic, i
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import expressions  # noqa: F401 - plugins find each other after this
@@ -15,6 +16,7 @@ ADDRESS = "192.168.50.20"
 RUN = {
     "name": "probe", "preset": "gpt2-nano", "corpus": "es", "backend": "auto", "overrides": {"save_every": 20},
     "port": 12355, "threads": 0, "link_mbit": 1000, "image": "", "language": "en", "launch": "20261125-1",
+    "step_tokens": 0,
 }  # fmt: skip
 
 
@@ -48,9 +50,9 @@ def node(
     return gang.gang_member(seen, name, how.pop("address", ADDRESS), **how)
 
 
-def told(members: list[Any], name: str) -> list[dict[str, str]]:
+def told(members: list[Any], name: str, **how: Any) -> list[dict[str, str]]:
     """The variables of each rank of a node."""
-    texts = [file["content"] for file in gang.rank_files(members, name, RUN)]
+    texts = [file["content"] for file in gang.rank_files(members, name, {**RUN, **how})]
     return [dict(line.split("=", 1) for line in text.splitlines()[1:]) for text in texts]
 
 
@@ -89,9 +91,8 @@ def test_a_rank_is_told_what_to_do_and_no_network_card() -> None:
     assert (rank["MASTER_ADDR"], rank["AURA_ADDRESS"]) == (ADDRESS, ADDRESS)
     assert rank["AURA_MEMORY"] == "/dev/shm/aura-train"
     assert rank["AURA_RELEASE"] == "/opt/aura/releases/3f2a-cpu-91bc"
-    assert not {"OMP_NUM_THREADS", "AURA_IMAGE", "AURA_PEERS"} & set(
-        rank
-    )  # alone it can go on without nobody
+    # alone it can go on without nobody
+    assert not {"OMP_NUM_THREADS", "AURA_IMAGE", "AURA_PEERS", "AURA_STEP_TOKENS"} & set(rank)
     assert not [name for name in rank if name.endswith("_SOCKET_IFNAME")]
     assert rank["AURA_LANG"] == "en"
 
@@ -139,3 +140,72 @@ def test_another_trainer_is_refused_and_is_nothing_to_a_script() -> None:
 def test_a_processor_may_have_several_ranks_of_a_script() -> None:
     assert node("node0", "cpu", processes=3)["ranks"] == 3
     assert node("node0", "cu130", RTX3060, processes=3)["ranks"] == 1
+
+
+def test_a_run_that_has_begun_keeps_its_step_unless_another_one_is_asked_for() -> None:
+    def record(written: float, **model: int) -> str:
+        return f'{{"written": {written}, "model": {json.dumps(model)}}}'
+
+    said = [record(20.5, step_tokens=163840, global_batch_tokens=0), "", record(10.0, step_tokens=65536)]
+    assert gang.step_tokens(said, {"lr": 1}) == gang.step_tokens(said[::-1], {}) == 163840
+    assert gang.step_tokens(said, {"global_batch_tokens": 1}) == 0
+    assert gang.step_tokens(said, {"global-batch-tokens": 1}) == 0
+    # A new run; one of an older release, whose step followed from the ranks, and one whose step was said; half a file.
+    assert gang.step_tokens(["", ""], {}) == 0
+    assert gang.step_tokens([record(1.0, global_batch_tokens=0)], {}) == 0
+    assert gang.step_tokens([record(1.0, global_batch_tokens=81920)], {}) == 81920
+    assert gang.step_tokens([said[0][:-9], said[2]], {}) == 65536
+    (rank,) = told([node("node0", "cpu")], "node0", step_tokens=163840)
+    assert rank["AURA_STEP_TOKENS"] == "163840"
+
+
+UNIT = "aura-train@0.service loaded active running Aura trainer, local rank 0"
+
+
+def trains(name: str, number: int, of: int, state: str = "training", **status: Any) -> dict[str, Any]:
+    """A node whose rank is active, as a launch has seen it."""
+    rank = {
+        "rank": number, "run": "probe", "world_size": of, "state": state, "trouble": "", "status": status,
+        "unit": {"ActiveState": "active"},
+    }  # fmt: skip
+    return {"inventory_hostname": name, "__trainer_before": {"stdout": UNIT}, "trainer_status": [rank]}
+
+
+IDLE = {"inventory_hostname": "node9", "__trainer_before": {"stdout": ""}}
+
+
+def test_a_run_is_joined_by_its_name_and_nothing_else_that_is_active() -> None:
+    ranks = trains("node0", 0, 2)["trainer_status"]
+    assert gang.active_problem("", "node1", [], "probe", False) == ""
+    assert gang.active_problem(UNIT, "node0", ranks, "probe", True) == ""
+    said = gang.active_problem(UNIT, "node0", ranks, "probe", False)
+    assert said.startswith("A run is active on node0.") and "end it (every rank saves first) with:" in said
+    assert said.endswith("the same with -e join=true")
+    for join in (True, False):
+        other = gang.active_problem(UNIT, "node0", ranks, "other", join)
+        assert other.startswith("A run is active on node0.") and "join=true" not in other
+        script = gang.active_problem(f"{UNIT}\naura-script.service loaded", "node0", ranks, "probe", join)
+        assert script.startswith("A script is active on node0.") and "its ranks may save" in script
+        assert gang.active_problem(UNIT, "node0", [], "probe", join) != "", "nobody knows which one that is"
+
+
+def test_who_trains_on_elsewhere_is_not_left_behind() -> None:
+    """It would go on by itself, as the same run."""
+    two = [trains("node0", 0, 3), trains("node1", 1, 3)]
+    assert (
+        gang.join_problem([IDLE], "probe") == gang.join_problem([*two, trains("node2", 2, 3)], "probe") == ""
+    )
+    assert gang.join_problem([*two, IDLE], "probe").startswith("probe may train with rank 2 too, on a PC")
+    away = [trains("node0", 0, 3, away=[2]), trains("node1", 1, 3, away=[2]), IDLE]
+    assert gang.join_problem(away, "probe") == ""
+    waiting = [trains("node0", 0, 3, state="joining", away=[2]), IDLE]
+    assert gang.join_problem(waiting, "probe").startswith("probe may train with ranks 1, 2 too")
+
+
+def test_what_became_of_those_that_trained_before_is_said() -> None:
+    two = [trains("node0", 0, 2), trains("node1", 1, 2), IDLE]
+    assert gang.as_before([IDLE]) == ""
+    assert gang.as_before(two) == "node0, node1 train on as before, without the others."
+    two[1]["trainer_status"][0]["trouble"] = "it is still joining."
+    said = gang.as_before(two)
+    assert "do not train yet: node1: it is still joining." in said and "--limit 'cluster:!NODE'" in said
