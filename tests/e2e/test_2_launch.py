@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from lab_cluster import NODES, ROOT, RUNS, Cluster
 
 NANO = ("-e", "preset=gpt2-nano")
+LONG = (*NANO, "-e", "run=long", "-e", "steps=100000", "-e", "save_every=20")
 
 
 def test_status_and_logs_show_every_rank(cluster: Cluster) -> None:
@@ -78,19 +82,52 @@ def test_a_dead_pc_is_named_and_the_world_size_follows(cluster: Cluster, tmp_pat
     assert ranks[0]["status"]["step"] == 5
 
 
-def test_limit_says_which_nodes_take_part(cluster: Cluster) -> None:
-    output = cluster.ansible(
-        "launch.yml", *NANO, "-e", "run=two", "-e", "steps=5", "-e", "wait=true", "--limit", "node1,node2"
-    )
-    assert "2 of 5 nodes take part: node1, node2" in output
+@pytest.fixture(scope="module")
+def two(cluster: Cluster) -> Iterator[str]:
+    """What the launch of a long run by two nodes says."""
+    yield cluster.ansible("launch.yml", *LONG, "--limit", "node1,node2")
+    cluster.ansible("playbooks/stop.yml")
+
+
+def test_limit_says_which_nodes_take_part(cluster: Cluster, two: str) -> None:
+    assert "2 of 5 nodes take part: node1, node2" in two
     assert {rank["world_size"] for rank in cluster.ranks(["node1", "node2"])} == {2}
 
 
+def step_of_the_long_run(cluster: Cluster, node: str) -> int:
+    """In tokens."""
+    return int(json.loads(cluster.sh(node, f"cat {RUNS}/long/model_config.json"))["step_tokens"])
+
+
+@dataclass
+class Before:
+    step: int
+    step_tokens: int
+    said: str  # by the launch that came after it
+
+
 @pytest.fixture(scope="module")
-def long_run(cluster: Cluster):
-    cluster.ansible("launch.yml", *NANO, "-e", "run=long", "-e", "steps=100000", "-e", "save_every=20")
-    yield
-    cluster.ansible("playbooks/stop.yml")
+def joined(cluster: Cluster, two: str) -> Before:
+    before = cluster.status(["node1"])[0]["step"], step_of_the_long_run(cluster, "node1")
+    assert "the same with -e join=true" in cluster.ansible("launch.yml", *LONG, expect=None)
+    return Before(*before, cluster.ansible("launch.yml", *LONG, "-e", "join=true"))
+
+
+@pytest.fixture(scope="module")
+def long_run(joined: Before) -> None:
+    """All five nodes are in it."""
+
+
+def test_three_nodes_join_a_run_and_its_step_stays(cluster: Cluster, joined: Before) -> None:
+    assert cluster.training(), "all of them, in one attempt"
+    assert {rank["world_size"] for rank in cluster.ranks()} == {5}
+    assert {step_of_the_long_run(cluster, node) for node in NODES} == {joined.step_tokens}
+    assert f"El paso sigue siendo de {joined.step_tokens:,} tokens" in " ".join(joined.said.split())
+    assert cluster.status()[0]["step"] > joined.step
+    lines = cluster.sh("node1", "journalctl --no-pager -o short-unix -u aura-train@0 | grep '| Loss: '")
+    seconds = [float(line.split()[0]) for line in lines.splitlines() if "Epoch" in line]
+    pause = max(later - earlier for earlier, later in pairwise(seconds))
+    print(f"the longest time between two lines of the run, of {len(seconds)}: {pause:.1f} s")
 
 
 def kill(*nodes: str):
