@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -94,40 +93,35 @@ def test_limit_says_which_nodes_take_part(cluster: Cluster, two: str) -> None:
     assert {rank["world_size"] for rank in cluster.ranks(["node1", "node2"])} == {2}
 
 
-def step_of_the_long_run(cluster: Cluster, node: str) -> int:
-    """In tokens."""
+def step_tokens(cluster: Cluster, node: str) -> int:
     return int(json.loads(cluster.sh(node, f"cat {RUNS}/long/model_config.json"))["step_tokens"])
 
 
-@dataclass
-class Before:
-    step: int
-    step_tokens: int
-    said: str  # by the launch that came after it
+@pytest.fixture(scope="module")
+def joined(cluster: Cluster, two: str) -> tuple[str, int, str]:
+    """When the other three began to join it, in which step it was then, and what their launch says."""
+    assert "the same with -e join=true" in cluster.refused("launch.yml", *LONG)
+    since, step = cluster.sh("node1", "date '+%F %T'").strip(), cluster.status(["node1"])[0]["step"]
+    return since, step, cluster.ansible("launch.yml", *LONG, "-e", "join=true")
 
 
 @pytest.fixture(scope="module")
-def joined(cluster: Cluster, two: str) -> Before:
-    before = cluster.status(["node1"])[0]["step"], step_of_the_long_run(cluster, "node1")
-    assert "the same with -e join=true" in cluster.ansible("launch.yml", *LONG, expect=None)
-    return Before(*before, cluster.ansible("launch.yml", *LONG, "-e", "join=true"))
-
-
-@pytest.fixture(scope="module")
-def long_run(joined: Before) -> None:
+def long_run(joined: tuple[str, int, str]) -> None:
     """All five nodes are in it."""
 
 
-def test_three_nodes_join_a_run_and_its_step_stays(cluster: Cluster, joined: Before) -> None:
-    assert cluster.training(), "all of them, in one attempt"
+def test_three_nodes_join_a_run_and_its_step_stays(cluster: Cluster, joined: tuple[str, int, str]) -> None:
+    since, step, said = joined
+    assert cluster.training() and cluster.status()[0]["step"] > step
     assert {rank["world_size"] for rank in cluster.ranks()} == {5}
-    assert {step_of_the_long_run(cluster, node) for node in NODES} == {joined.step_tokens}
-    assert f"El paso sigue siendo de {joined.step_tokens:,} tokens" in " ".join(joined.said.split())
-    assert cluster.status()[0]["step"] > joined.step
-    lines = cluster.sh("node1", "journalctl --no-pager -o short-unix -u aura-train@0 | grep '| Loss: '")
-    seconds = [float(line.split()[0]) for line in lines.splitlines() if "Epoch" in line]
+    (tokens,) = {step_tokens(cluster, node) for node in NODES}
+    assert f"El paso sigue siendo de {tokens:,} tokens" in " ".join(said.split())
+    lines = cluster.sh(
+        "node1", f"journalctl --no-pager -o short-unix -u aura-train@0 -S '{since}' | grep '| Loss: '"
+    )
+    seconds = [float(line.split()[0]) for line in lines.splitlines()]
     pause = max(later - earlier for earlier, later in pairwise(seconds))
-    print(f"the longest time between two lines of the run, of {len(seconds)}: {pause:.1f} s")
+    print(f"the longest time between two of {len(seconds)} lines of the run: {pause:.1f} s")
 
 
 def kill(*nodes: str):
