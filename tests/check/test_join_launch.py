@@ -63,8 +63,8 @@ def place(tmp_path: Path) -> Path:
     kept = [task for task in yaml.safe_load(tasks.read_text()) if task["name"] not in SKIPPED]
     (written,) = (task for task in kept if task["name"] == WRITTEN)
     files = written.pop("write_files")["files"].replace(" + [__trainer_unit_of]", "")
-    path = f"{tmp_path}/{{{{ inventory_hostname }}}}/etc/{{{{ item.path | basename }}}}"
-    written |= {"loop": files, "ansible.builtin.copy": {"dest": path, "content": "{{ item.content }}"}}
+    there = f"{tmp_path}/{{{{ inventory_hostname }}}}/etc/{{{{ item.path | basename }}}}"
+    written |= {"loop": files, "ansible.builtin.copy": {"dest": there, "content": "{{ item.content }}"}}
     tasks.write_text(yaml.safe_dump(kept))
     for name in ALL:
         (tmp_path / name / "etc").mkdir(parents=True)
