@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,10 +12,15 @@ from typing import Any
 import yaml
 from ansible import constants
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import action_loader
 
 Problems = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], list[str]]
+SHALL_BE = {
+    "bool": "true or false", "int": "a whole number", "path": "a directory",
+    "list": "a list (in brackets, or a line each)", "dict": "names with values",
+}  # fmt: skip
 
 
 class ActionModule(ActionBase):
@@ -22,9 +28,9 @@ class ActionModule(ActionBase):
     `problems`: role and sentence; one without problems.py refuses nothing.
 
     A role's problems.py has `problems(settings, node, nodes) -> [sentence, …]`: settings are the role's variables
-    (meta/argument_specs.yml) without its name before them, and `check` (whether this is a check); node is what
-    node_state has seen; nodes is the same of all nodes of this play by their names, as far as it is known. A role that
-    is switched off (NAME_enabled) is not asked.
+    without its name before them, each of the type that meta/argument_specs.yml names, and `check` (whether this is a
+    check); node is what node_state has seen; nodes is the same of all nodes of this play by their names, as far as it
+    is known. A role that is switched off (NAME_enabled) is not asked, and none whose variables are of another type.
     """
 
     _VALID_ARGS = frozenset(("role", "roles"))
@@ -38,8 +44,11 @@ class ActionModule(ActionBase):
         for role in [one] if one else self._task.args["roles"]:
             if not one and not (folder_of(role) / "problems.py").is_file():
                 continue
-            settings = self._settings(role, variables)
+            settings, strange = self._settings(role, variables)
             if not settings.get("enabled", True):
+                continue
+            if strange:
+                found += [{"role": role, "sentence": sentence} for sentence in strange]
                 continue
             node = self._look(role, variables)
             if node.get("failed") or node.get("unreachable"):
@@ -56,7 +65,7 @@ class ActionModule(ActionBase):
             }
         return {"changed": False, "problems": found}
 
-    def _settings(self, role: str, variables: dict[str, Any]) -> dict[str, Any]:
+    def _settings(self, role: str, variables: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         folder = folder_of(role)
         names = yaml.safe_load((folder / "meta/argument_specs.yml").read_text(encoding="utf-8"))
         options = names["argument_specs"]["main"].get("options", {})
@@ -65,11 +74,14 @@ class ActionModule(ActionBase):
         )
         known = {**defaults, **variables}
         templar = self._templar.copy_with_new_env(available_variables=known)
-        settings = {"check": self._task.check_mode}
-        for name in options:
+        settings: dict[str, Any] = {"check": self._task.check_mode}
+        strange = []
+        for name, option in options.items():
             if name in known:
-                settings[name.removeprefix(f"{role}_")] = templar.template(known[name])
-        return settings
+                value, problem = converted(name, option, templar.template(known[name]), known[name])
+                settings[name.removeprefix(f"{role}_")] = value
+                strange += [problem] if problem else []
+        return settings, strange
 
     def _look(self, role: str, variables: dict[str, Any]) -> dict[str, Any]:
         task = self._task.copy()
@@ -79,6 +91,32 @@ class ActionModule(ActionBase):
             templar=self._templar, shared_loader_obj=self._shared_loader_obj,
         )  # fmt: skip
         return node_state.run(task_vars=variables)
+
+
+def converted(name: str, option: dict[str, Any], value: Any, written: Any) -> tuple[Any, str]:
+    """A variable's value as its type, and a sentence where it cannot be that ("" otherwise). written: its template."""
+    kind = option.get("type", "str")
+    # What begins with ~ means another directory on a node than here. Without a value only a text has one: "".
+    option = {**option, "type": "str"} if kind == "path" else option
+    value = "" if value is None and kind == "str" else value
+    result = ArgumentSpecValidator({name: option}).validate({name: value})
+    # A text would be taken apart into a list here, and the role goes through its letters.
+    fits = isinstance(value, {"list": list, "dict": dict}.get(kind, object)) and not result.error_messages
+    if fits and (value is not None or kind == "raw"):
+        return result.validated_parameters[name], ""
+    of = re.fullmatch(r"\{\{ *(\w+) *\}\}", str(written))
+    it = f"{name} ({of[1]})" if of else name
+    choices = ", ".join(option.get("choices", []))
+    shall = f"one of {choices}" if choices else SHALL_BE.get(kind, "a text")
+    each = f", each {SHALL_BE.get(option['elements'], 'a text')}" if "elements" in option else ""
+    shown = (
+        "empty"
+        if value is None
+        else "another thing (not shown: a secret)"
+        if option.get("no_log")
+        else repr(value)
+    )
+    return value, f"{it} is {shown}; it has to be {shall}{each}."
 
 
 @cache

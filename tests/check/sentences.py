@@ -14,7 +14,8 @@ HEAD = """# What `site.yml` refuses with
 
 Before it changes anything, `site.yml` looks at all nodes and prints one table of all that stands in its way: node,
 role, what is wrong and what to do. These are the sentences that can stand there; `…` is a name or a figure of your
-nodes. This page is made from the roles (`make docs`).
+nodes. Of every role's variables it can also be that one is not what it has to be (a whole number, a list …). This page
+is made from the roles (`make docs`).
 """
 SHORTEST = 45  # characters; what is shorter is a part of a sentence, or no sentence
 

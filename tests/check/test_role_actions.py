@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
+import yaml
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 
@@ -156,6 +159,68 @@ def test_the_table_says_all_of_all_nodes_and_the_same_only_once() -> None:
     assert all(len(line) <= 120 for line in said.splitlines())
     assert said.splitlines()[-1] == "To go on without node0 and node1: --limit 'cluster:!node0:!node1'"
     assert "--limit" not in table({"node0": [disk], "node1": [ufw]})
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "value", "said"),
+    [
+        ("base_uid", "2600", 2600, ""),
+        ("base_uid", "many", "many", "base_uid is 'many'; it has to be a whole number."),
+        ("base_journal_max", 500, "500", ""),
+        ("base_enabled", "false", False, ""),
+        ("base_data_directory", "~/mine", "~/mine", ""),  # whose home it is only the node knows
+        ("static_network_gateway", None, "", ""),
+        ("nvidia_driver_reboot", None, None, ""),
+        ("firewall_lan_services", [5353], ["5353"], ""),
+        ("firewall_admin_ports", ["22"], [22], ""),
+        ("firewall_admin_ports", ["a"], ["a"], "is ['a']; it has to be a list (in brackets, or a line each), each a"),
+        ("firewall_lan_services", "udp/5353", "udp/5353", "is 'udp/5353'; it has to be a list"),
+        ("node_name_addresses", "node0=1", "node0=1", "has to be names with values."),
+        ("notify_services", "a://hush", "a://hush", "notify_services is another thing (not shown: a secret);"),
+        ("notify_language", "fr", "fr", "notify_language is 'fr'; it has to be one of es, en."),
+    ],
+)  # fmt: skip
+def test_a_setting_has_the_type_of_its_role_or_there_is_a_sentence(
+    name: str, written: Any, value: Any, said: str
+) -> None:
+    converted = tree.plugin("action/preflight").converted
+    found, sentence = converted(name, option(name), written, written)
+    assert (found, type(found)) == (value, type(value))
+    assert said in sentence and bool(said) == bool(sentence)
+
+
+def test_what_is_left_empty_is_named_as_the_person_wrote_it() -> None:
+    converted = tree.plugin("action/preflight").converted
+    name = "base_data_directory"
+    _, said = converted(name, option(name), None, "{{ data_directory }}")
+    assert said == "base_data_directory (data_directory) is empty; it has to be a directory."
+
+
+def test_settings_of_another_type_are_said_all_at_once_and_no_node_is_asked(tmp_path: Path) -> None:
+    play = {
+        "hosts": "localhost",
+        "connection": "local",
+        "gather_facts": False,
+        "tasks": [{"preflight": {"role": "base"}}],
+    }
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    settings = '{"base_data_directory": null, "base_uid": "many", "base_journal_max": 500}'
+    done = subprocess.run(
+        ["ansible-playbook", "-i", "localhost,", tmp_path / "play.yml", "-e", settings],
+        cwd=tree.ROOT, text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False,
+        env=os.environ | {"NO_COLOR": "1"},
+    )  # fmt: skip
+    said = " ".join(done.stdout.split())
+    assert done.returncode != 0
+    assert "localhost: base_uid is 'many'; it has to be a whole number." in said
+    assert "localhost: base_data_directory is empty; it has to be a directory. Nothing was changed by" in said
+
+
+def option(name: str) -> dict[str, Any]:
+    """What a role says of its variable."""
+    role = max((role.name for role in tree.roles() if name.startswith(f"{role.name}_")), key=len)
+    specs = yaml.safe_load((tree.ROOT / f"roles/{role}/meta/argument_specs.yml").read_text())
+    return dict(specs["argument_specs"]["main"]["options"][name])
 
 
 def test_what_differs_from_the_rules_that_shall_be_in_force() -> None:
