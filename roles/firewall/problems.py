@@ -38,12 +38,14 @@ def lists(settings: Seen) -> list[str]:
         )
     ports = [settings["ssh_port"], settings["tensorboard_port"]]
     for service in settings["lan_services"]:
-        found = re.fullmatch(r"(?:tcp|udp)/(\d{1,5})(?:-\d{1,5})?", service)
-        if not found:
+        found = re.fullmatch(r"(?:tcp|udp)/(\d{1,5})(?:-(\d{1,5}))?", service)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= first <= last <= 65535:
             said.append(
-                f"firewall_lan_services (lan_services) names {service}; it is like udp/5353 or tcp/47984-48010."
+                f"firewall_lan_services (lan_services) names {service}; it is like udp/5353 or tcp/47984-48010, with "
+                "ports from 1 to 65535."
             )
-        elif int(found[1]) in ports:
+        elif service.startswith("tcp/") and any(first <= port <= last for port in ports):
             only = "is for the admin networks only: admin_networks"
             said.append(f"firewall_lan_services (lan_services) names {service}, which {only}.")
     strange = [text for text in [*peers, *settings["members"], *admins] if not is_network(text)]

@@ -50,7 +50,18 @@ def test_who_has_come_to_a_controller_that_is_this_node_gets_in_again() -> None:
 
 @pytest.mark.parametrize(
     ("service", "said"),
-    [("udp/5353", ""), ("tcp/47984-48010", ""), ("5353", "names 5353"), ("tcp/22", "admin networks only")],
+    [
+        ("udp/5353", ""),
+        ("tcp/47984-48010", ""),
+        ("5353", "names 5353"),
+        ("tcp/22", "admin networks only"),
+        ("tcp/20-25", "admin networks only"),
+        ("udp/20-25", ""),
+        ("tcp/99999", "1 to 65535"),
+        ("udp/0", "1 to 65535"),
+        ("tcp/1-65536", "1 to 65535"),
+        ("tcp/48010-47984", "names tcp/48010-47984"),
+    ],
 )
 def test_a_service_for_the_neighbours_is_a_port_that_is_nobody_elses(service: str, said: str) -> None:
     found = problems("firewall", SEEN, **SETTINGS, lan_services=[service])

@@ -15,12 +15,14 @@ ADA = {"first_user": "ada"}
 TWO = {"check0": ADA | {"lan_address": "198.18.50.161"}, "check1": ADA | {"lan_address": "198.18.50.162"}}
 
 
-def checked(place: Path, nodes: dict[str, Any], wsl: tuple[str, ...] = ()) -> tuple[int, str]:
+def checked(
+    place: Path, nodes: dict[str, Any], wsl: tuple[str, ...] = (), more: dict[str, Any] | None = None
+) -> tuple[int, str]:
     """What playbooks/inventory_check.yml says of this hosts.yml; nobody has seen its nodes yet."""
     groups = {"cluster": {"hosts": nodes}} | ({"wsl": {"hosts": dict.fromkeys(wsl)}} if wsl else {})
     (place / "hosts.yml").write_text(json.dumps(groups))
     (place / "group_vars").symlink_to(tree.ROOT / "inventory/lan/group_vars")
-    settings = json.dumps({"inventory_check_bootstrapped": False, "lan_gateway": ""})
+    settings = json.dumps({"inventory_check_bootstrapped": False, "lan_gateway": ""} | (more or {}))
     done = subprocess.run(
         ["ansible-playbook", "-i", place / "hosts.yml", "playbooks/inventory_check.yml", "-e", settings],
         cwd=tree.ROOT, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -60,3 +62,15 @@ def test_what_cannot_be_is_said(
 ) -> None:
     code, said = checked(tmp_path, nodes, wsl)
     assert code != 0 and sentence in said, said
+
+
+def test_a_text_where_a_list_belongs_is_one_sentence_and_not_one_a_letter(tmp_path: Path) -> None:
+    texts = {"admin_networks": "192.168.50.0/24", "lan_services": "udp/5353", "lan_nameservers": None}
+    code, said = checked(tmp_path, TWO, more=texts)
+    assert code != 0
+    assert (
+        "admin_networks is '192.168.50.0/24', which is no list: write [192.168.50.0/24], in brackets." in said
+    )
+    assert "lan_services is 'udp/5353', which is no list: write [udp/5353], in brackets." in said
+    assert "lan_nameservers is empty, which is no list: write [], in brackets." in said
+    assert "admin_networks names" not in said

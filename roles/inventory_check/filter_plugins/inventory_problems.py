@@ -20,6 +20,8 @@ PUBLIC = re.compile(r"[0-9a-f:]+:[0-9a-f:.]*|[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 PUBLIC_KEY = re.compile(r"(?:^|\s)((?:sk-)?(?:ssh|ecdsa)-[\w@.-]+)\s+([A-Za-z0-9+/=]+)")
 
+LISTS = ("admin_networks", "lan_nameservers", "lan_services")
+
 
 def together(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
@@ -174,6 +176,17 @@ def card_problems(cards: Mapping[str, str]) -> list[str]:
     ]
 
 
+def list_problems(lists: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """lists: setting -> node name -> its value. A text would be read letter by letter."""
+    problems = [
+        f"{name} is {'empty' if value is None else repr(value)}, which is no list: write [{value or ''}], in brackets."
+        for name, values in lists.items()
+        for value in values.values()
+        if not isinstance(value, list)
+    ]
+    return list(dict.fromkeys(problems))
+
+
 def network_problems(networks: Iterable[str]) -> list[str]:
     problems = []
     for text in networks:
@@ -211,7 +224,7 @@ def user_problems(
     admin = settings["admin"]
     problems = [
         f"The ansible_user of {name} is {user!r}, but the controller has an account of its own on every node, {admin}, "
-        f"which bootstrap makes. The user that you made when you installed the PC is now: first_user: {user}"
+        f"which bootstrap makes. The user that you made when you installed the PC is written as first_user: {user}"
         for name, user in users.items()
         if admin and user != admin
     ]
@@ -308,8 +321,8 @@ def inventory_problems(
     """
     interface, cluster = settings["interface"], groups.get("cluster", [])
 
-    def said(name: str) -> dict[str, Any]:
-        return {node: hostvars[node].get(name, "") for node in cluster}
+    def said(name: str, otherwise: object = "") -> dict[str, Any]:
+        return {node: hostvars[node].get(name, otherwise) for node in cluster}
 
     if interface and not Path("/sys/class/net", interface).exists():
         return [f"The lab is not up (this machine has no interface {interface}): tests/lab/lab up"]
@@ -317,13 +330,14 @@ def inventory_problems(
         return [
             "The group `cluster` of this inventory has no nodes: add them to its hosts.yml, one line each."
         ]
+    no_lists = list_problems({name: said(name, []) for name in LISTS})
     return (
         name_problems(cluster)
         + address_problems(
             said("lan_address"), said("first_address"), int(settings["prefix"]), settings["gateway"]
         )
         + card_problems(said("lan_interface"))
-        + network_problems(settings["admin_networks"])
+        + (no_lists or network_problems(settings["admin_networks"]))
         + port_problems(settings["ports"])
         + user_problems(said("ansible_user"), said("first_user"), settings)
         + second_key_problems(settings["second_key"], settings["state"])
