@@ -72,23 +72,94 @@ def test_a_directory_that_is_far_too_large_is_refused_with_ways_out(project: Pat
     assert pack(project, tmp_path / "parcel.tar", most_megabytes=4)["problem"] == ""
 
 
+def send(project: Path, run: Path, **more: Any) -> str:
+    """Pack and unpack; the names of those that stay there as they are."""
+    parcel = run.with_suffix(".tar")
+    pack(project, parcel, **more)
+    return subprocess.run([TOOLS / "unpack", parcel, run], check=True, capture_output=True, text=True).stdout
+
+
 def test_what_the_script_wrote_stays_and_what_is_gone_here_goes_there(project: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-
-    def send() -> None:
-        pack(project, tmp_path / "parcel.tar")
-        subprocess.run([TOOLS / "unpack", tmp_path / "parcel.tar", run], check=True)
-
-    send()
+    assert send(project, run) == ""
     (run / "code/checkpoint-1").mkdir()
     (run / "code/checkpoint-1/model").touch()
     (project / "lib/model.py").rename(project / "lib/net.py")
     (project / "train.py").write_text("newer")
-    send()
+    os.utime(project / "train.py", (1, 1))  # a clock that is behind
+    (project / "lib/run.sh").write_text("")
+    (project / "lib/run.sh").chmod(0o750)
+    assert send(project, run) == ""
     assert (run / "code/checkpoint-1/model").exists()
     assert not (run / "code/lib/model.py").exists()
     assert (run / "code/lib/net.py").exists()
     assert (run / "code/train.py").read_text() == "newer"
+    assert (run / "code/lib/run.sh").stat().st_mode & 0o777 == 0o755
+    assert sorted(path.name for path in run.iterdir()) == ["code", "sent"]
+
+
+@pytest.mark.parametrize("controllers_clock", [-86400.0, 0.0, 86400.0])
+def test_a_trial_runs_checkpoint_takes_no_place_of_the_clusters(
+    project: Path, tmp_path: Path, controllers_clock: float
+) -> None:
+    """Whatever the clocks: nanoGPT writes out/ckpt.pt here and there."""
+    run = tmp_path / "run"
+    here, there = project / "out/ckpt.pt", run / "code/out/ckpt.pt"
+
+    def write(file: Path, text: str, clock: float) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        os.utime(file, (time.time() + clock, time.time() + clock))
+
+    write(here, "trial, step 5", controllers_clock)
+    send(project, run)
+    write(there, "cluster, step 50000", 0)
+    (project / "train.py").write_text("edited")
+    assert send(project, run) == "out/ckpt.pt"
+    write(here, "trial, step 10", controllers_clock)
+    assert send(project, run) == "out/ckpt.pt"
+    assert send(project, run, leave_out=("out",)) == ""
+    here.unlink()
+    send(project, run)
+    assert there.read_text() == "cluster, step 50000"
+    assert (run / "code/train.py").read_text() == "edited"
+
+
+def test_what_is_no_file_there_any_more_stays(project: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (project / "out").write_text("")
+    send(project, run)
+    code = run / "code"
+    (code / "train.py").rename(code / "other.py")
+    (code / "train.py").symlink_to("other.py")
+    (code / "out").unlink()
+    (code / "out").mkdir()
+    (code / "lib/model.py").unlink()
+    (code / "lib").rmdir()
+    (code / "lib").write_text("a file")
+    assert send(project, run).split() == ["lib/model.py", "out", "train.py"]
+    assert (code / "train.py").is_symlink() and (code / "lib").read_text() == "a file"
+
+
+def test_what_an_interrupted_launch_has_put_there_is_not_taken_for_the_scripts(
+    project: Path, tmp_path: Path
+) -> None:
+    run, parcel = tmp_path / "run", tmp_path / "run.tar"
+    send(project, run)
+    (project / "train.py").write_text("second")
+    (project / "weights").write_bytes(bytes(1 << 20))
+    pack(project, parcel)
+    full = subprocess.run(
+        ["bash", "-c", 'ulimit -f 512; exec "$@"', "-", TOOLS / "unpack", parcel, run],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (full.returncode, full.stderr) == (1, "[Errno 27] File too large\n")
+    assert (run / "code/train.py").read_text() == "second"
+    assert not (run / "code/weights").exists()
+    (project / "train.py").write_text("third")
+    assert send(project, run) == ""
+    assert (run / "code/train.py").read_text() == "third"
+    assert (run / "code/weights").stat().st_size == 1 << 20
 
 
 def start(folder: Path, code: str, *words: str, **more: Any) -> subprocess.Popen[str]:
