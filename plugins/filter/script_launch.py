@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,6 @@ SETTINGS = "/etc/aura/script"
 RUNS = "/var/lib/aura/scripts"
 
 
-def requirement_texts(path: Path, seen: set[Path]) -> list[str]:
-    """The text of a list of packages, and of those that it names with -r and -c."""
-    if path in seen or not path.is_file():
-        return []
-    seen.add(path)
-    text = path.read_text(encoding="utf-8")
-    named = re.findall(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]+(\S+)", text, re.MULTILINE)
-    return [text, *(other for name in named for other in requirement_texts(path.parent / name, seen))]
-
-
 def script_environment(request: Request, wheelhouse: str, cache: str, role: str) -> dict[str, str]:
     """The script's own environment: its directory on a node; on the controller the node's wheelhouse, and the wheels
     that it needs beside. Its name follows from all that is in it, and from how that comes together.
@@ -41,9 +30,8 @@ def script_environment(request: Request, wheelhouse: str, cache: str, role: str)
         *(path.read_text(encoding="utf-8").rstrip() for path in programs),
     ]
     if request["requirements"]:
-        path = Path(request["requirements"])
-        texts += requirement_texts(path, set())
-        texts += sorted(wheel.name for wheel in (path.parent / "wheels").glob("*.whl"))
+        wheels = Path(request["requirements"]).parent / "wheels"
+        texts += [request["requirements_sum"], *sorted(wheel.name for wheel in wheels.glob("*.whl"))]
     name = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
     return {
         "directory": f"/opt/aura/script/environments/{name}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 import shlex
 from collections.abc import Mapping
@@ -103,6 +104,24 @@ def files_of(given: Mapping[str, Any], here: str) -> dict[str, str]:
     }
 
 
+def requirement_texts(path: Path, seen: set[Path]) -> list[str]:
+    """The text of a list of packages, and of those that it names with -r and -c."""
+    if path in seen or not path.is_file():
+        return []
+    seen.add(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise Refused(
+            f"The list of packages {path} is no text in UTF-8 (what PowerShell's > writes is none). Write it again: "
+            f"pip freeze | Out-File -Encoding ascii {path.name}"
+        ) from None
+    except OSError as error:
+        raise Refused(f"The list of packages {path} cannot be read: {error.strerror}.") from None
+    named = re.findall(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]+(\S+)", text, re.MULTILINE)
+    return [text, *(other for name in named for other in requirement_texts(path.parent / name, seen))]
+
+
 def split(name: str, text: str) -> list[str]:
     """Words, quoted as in a shell."""
     try:
@@ -153,6 +172,7 @@ def read_request(given: Mapping[str, Any], here: str) -> Request:
         raise Refused(
             f"most_megabytes is {most!r}, but has to be a number: how large the directory may be, in MB."
         )
+    texts = requirement_texts(Path(request["requirements"]), set()) if request["requirements"] else []
     packages = LAUNCHERS[launcher] + (["deepspeed"] if "zero_stage" in settings else [])
     left_out = given.get("leave_out", [])
     return request | {
@@ -162,6 +182,7 @@ def read_request(given: Mapping[str, Any], here: str) -> Request:
         "environment": variables(given.get("env", {})),
         "settings": settings,
         "packages": packages,
+        "requirements_sum": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
         "most_megabytes": int(most),
         "leave_out": left_out.split(",") if isinstance(left_out, str) else list(left_out),
         "own_environment": bool(packages or request["requirements"]),

@@ -77,6 +77,14 @@ def test_what_cannot_be_run_is_refused(project: Path, given: dict[str, Any], sen
     assert sentence in asked(project, **given)["problem"]
 
 
+def test_a_list_of_packages_that_is_no_text_is_refused_before_any_node_is_touched(project: Path) -> None:
+    (project / "requirements.txt").write_text("-r base.txt\n")
+    (project / "base.txt").write_text("torch==2.13.0\n", encoding="utf-16")
+    said = asked(project)["problem"]
+    assert f"The list of packages {project}/base.txt is no text in UTF-8" in said
+    assert "pip freeze | Out-File -Encoding ascii base.txt" in said
+
+
 def test_a_request_is_completed(project: Path) -> None:
     request = asked(project, script="scripts/other.py", directory=".", arguments="--name 'my run' --lr 1e-4")
     assert (request["program"], request["run"], request["launcher"]) == (

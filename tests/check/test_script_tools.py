@@ -72,6 +72,18 @@ def test_a_directory_that_is_far_too_large_is_refused_with_ways_out(project: Pat
     assert pack(project, tmp_path / "parcel.tar", most_megabytes=4)["problem"] == ""
 
 
+def test_a_file_that_cannot_be_read_is_a_sentence_and_nothing_is_written(
+    project: Path, tmp_path: Path
+) -> None:
+    """That of the kernel only takes what is written to it, from root too."""
+    (project / "token").symlink_to("/proc/sys/vm/drop_caches")
+    said = pack(project, tmp_path / "parcels/parcel.tar")
+    assert f"{project}/token cannot be read or written here: Permission denied." in said["problem"]
+    assert "-e leave_out=" in said["problem"]
+    assert list((tmp_path / "parcels").iterdir()) == []
+    assert pack(project, tmp_path / "parcel.tar", leave_out=("token",))["problem"] == ""
+
+
 def send(project: Path, run: Path, **more: Any) -> str:
     """Pack and unpack; the names of those that stay there as they are."""
     parcel = run.with_suffix(".tar")
