@@ -6,8 +6,9 @@ none.
 
 files: each has a path and one of template (of the role), copy (a file of the role), content, link (where it leads),
 directory (true) and absent (true: it goes, a directory with all that is in it). Also mode (0644, of directories 0755),
-owner and group (root), and original: what lies there before the first change is kept, and comes back with absent. A
-file with a secret has a task of its own, with no_log. (The action of the same name fills in template and copy.)
+owner and group (root), and original: what lies there before the first change is kept, and comes back with absent;
+where nothing was ever changed, absent leaves it as it is. A file with a secret has a task of its own, with no_log. (The
+action of the same name fills in template and copy.)
 
 The answer: paths, what was made, written or taken away.
 """
@@ -26,8 +27,6 @@ from ansible.module_utils.quiet_module import Quiet
 
 ORIGINALS = "/var/backups/aura/originals"
 EDITED = "/var/backups/aura/edited"
-# A file that we wrote before originals were kept is none.
-OURS = b"Written by Ansible"
 KINDS = ("content", "link", "directory", "absent")
 Entry = dict  # of str
 
@@ -99,7 +98,7 @@ def keep(path: str) -> None:
     if os.path.lexists(kept(path)) or os.path.lexists(f"{kept(path)}.none"):
         return
     os.makedirs(os.path.dirname(kept(path)), exist_ok=True)
-    if os.path.isfile(path) and OURS not in read(path):
+    if os.path.isfile(path):
         # Whole or not there: what is kept once is never taken again.
         new, status = f"{kept(path)}.new", os.stat(path)
         shutil.copy2(path, new)
@@ -111,11 +110,23 @@ def keep(path: str) -> None:
         open(f"{kept(path)}.none", "w").close()
 
 
+def comes_back(asked: Entry) -> bool:
+    return bool(asked["original"]) and asked["kind"] == "absent"
+
+
 def with_original(entry: Entry) -> Entry:
-    """What `absent` means where an original was kept: that file again."""
-    if entry["kind"] != "absent" or not entry["original"] or not os.path.isfile(kept(entry["path"])):
+    """What `absent` means of a file with an original: that one again; what lies there, where we have changed nothing."""
+    path = entry["path"]
+    if not comes_back(entry) or os.path.lexists(f"{kept(path)}.none"):
         return entry
-    return {**now(kept(entry["path"])), "path": entry["path"]}
+    return {**now(kept(path) if os.path.isfile(kept(path)) else path), "path": path}
+
+
+def forget(asked: Entry) -> None:
+    """Once it has come back, what lies there is not ours any more."""
+    for mark in (kept(asked["path"]), f"{kept(asked['path'])}.none"):
+        if comes_back(asked) and os.path.lexists(mark):
+            os.unlink(mark)
 
 
 def take_away(path: str) -> None:
@@ -132,9 +143,10 @@ def make(entry: Entry) -> None:
         return
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     if entry["kind"] == "directory":
-        if not os.path.isdir(path) or os.path.islink(path):
-            take_away(path)
-            os.mkdir(path, 0o700)
+        # Not in the place of a link: what it leads to may be all that somebody has.
+        if os.path.lexists(path) and now(path)["kind"] != "directory":
+            raise ValueError(f"{path} is no directory there; it should be one. Move it away")
+        os.makedirs(path, 0o700, exist_ok=True)
         own(path, entry)
         return
     if os.path.isdir(path) and not os.path.islink(path):
@@ -161,16 +173,12 @@ def own(path: str, entry: Entry) -> None:
 def write(asked: Entry, entry: Entry) -> None:
     """entry: `asked`, or the original that comes back in its place. What somebody may have edited since is kept."""
     path = asked["path"]
-    back = asked["original"] and asked["kind"] == "absent"
-    if back and os.path.isfile(path):
+    if comes_back(asked) and os.path.isfile(path):
         os.makedirs(os.path.dirname(EDITED + path), exist_ok=True)
         shutil.copy2(path, EDITED + path)
     elif asked["original"]:
         keep(path)
     make(entry)
-    for mark in (kept(path), f"{kept(path)}.none") if back else ():
-        if os.path.lexists(mark):
-            os.unlink(mark)
 
 
 def main() -> None:
@@ -183,16 +191,18 @@ def main() -> None:
         for asked in map(wanted, module.params["files"]):
             entry, path = with_original(asked), asked["path"]
             there = now(path)
-            if same(entry, there):
-                continue
-            done.append(path)
-            diff.append({
-                "before_header": path, "before": shown(path, there),
-                "after_header": path, "after": shown(path, entry),
-            })  # fmt: skip
+            differs = not same(entry, there)
+            if differs:
+                done.append(path)
+                diff.append({
+                    "before_header": path, "before": shown(path, there),
+                    "after_header": path, "after": shown(path, entry),
+                })  # fmt: skip
             if module.check_mode:
                 continue
-            write(asked, entry)
+            if differs:
+                write(asked, entry)
+            forget(asked)
     except (ValueError, OSError, LookupError) as error:
         module.fail_json(msg=f"{error}.", paths=done)
     # What was seen of the node before does not hold any more (node_state).

@@ -71,6 +71,7 @@ def made(files: Any, entry: dict[str, Any]) -> bool:
     differs = not files.same(wanted, files.now(asked["path"]))
     if differs:
         files.write(asked, wanted)
+    files.forget(asked)
     assert files.same(wanted, files.now(asked["path"]))
     return differs
 
@@ -97,6 +98,14 @@ def test_files_become_what_they_shall_be(files: Any, tmp_path: Path) -> None:
         made(files, {"path": str(tmp_path / "folder"), "content": ""})
 
 
+def test_a_link_to_another_disk_is_not_replaced_by_an_empty_directory(files: Any, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    with pytest.raises(ValueError, match="is no directory there"):
+        made(files, {"path": str(tmp_path / "link"), "directory": True})
+    assert (tmp_path / "link").is_symlink()
+
+
 def test_what_lay_there_before_comes_back(files: Any, tmp_path: Path) -> None:
     path = tmp_path / "chrony.conf"
     path.write_text("theirs\n")
@@ -120,6 +129,33 @@ def test_what_lay_there_before_comes_back(files: Any, tmp_path: Path) -> None:
     assert made(files, {**mine, "path": str(new)})
     assert made(files, {**gone, "path": str(new)})
     assert not new.exists()
+
+
+def test_a_file_that_we_have_never_written_stays(files: Any, tmp_path: Path) -> None:
+    """A PC that its installer has called node0 already, a Docker that is switched off here, a reset that is run twice."""
+    path = tmp_path / "hostname"
+    path.write_text("node0\n")
+    path.chmod(0o644)
+    mine, gone = (
+        {"path": str(path), "original": True, "content": "node0\n"},
+        {"path": str(path), "original": True, "absent": True},
+    )
+    assert not made(files, mine)
+    assert not made(files, gone)
+    assert path.read_text() == "node0\n"
+    # What was right, and is another one since an upgrade.
+    assert made(files, {**mine, "content": "first\n"})
+    assert made(files, gone)
+    assert not made(files, gone)
+    assert path.read_text() == "node0\n"
+    # There was none, and somebody else has deleted ours: what comes after the reset is theirs.
+    new = tmp_path / "daemon.json"
+    assert made(files, {**mine, "path": str(new)})
+    new.unlink()
+    assert not made(files, {**gone, "path": str(new)})
+    new.write_text("theirs\n")
+    assert not made(files, {**gone, "path": str(new)})
+    assert new.read_text() == "theirs\n"
 
 
 @pytest.mark.parametrize(
