@@ -27,9 +27,9 @@ The answer, whose keys are always there:
     taken      who has one of `uids`: kind (user or group), name, number
     mounts     by path: mounted (whether something is mounted right there), where (its mount point), source, type and
                options (a list) of the file system in which it lies, owner (empty where there is nothing), empty
-               (whether there is nothing in it), used (whether a file or a link is anywhere below it), free (bytes
-               left in that file system). What is mounted is not looked into, and then both are false; of what comes
-               over the network the owner is not asked
+               (whether there is nothing in it; false where something is mounted), used (whether a file or a link is
+               anywhere below it), free (bytes left in that file system). What comes over the network is not looked
+               into: it is used, and has no owner
     modules    by name: whether the kernel has it or can load it
     session    the connection over which this was asked: client and here (addresses) and port; "" and 0 without SSH
     cards      the network cards; see module_utils/node_network.py
@@ -147,11 +147,12 @@ def mounts(paths: list[str], table: str) -> dict[str, dict[str, object]]:
         # path lies nowhere: the role that asked will say so.
         nowhere: tuple[str, str, str, list[str]] = ("", "", "", [])
         where, source, kind, options = max(reversed(holders), key=lambda line: len(line[0]), default=nowhere)
+        served = where == path and kind in NETWORK
         found[path] = {
             "mounted": where == path, "where": where, "source": source, "type": kind,
-            "options": sorted(set(options)), "owner": "" if where == path and kind in NETWORK else owner(path),
+            "options": sorted(set(options)), "owner": "" if served else owner(path),
             "empty": where != path and not (os.path.isdir(path) and os.listdir(path)),
-            "used": where != path and used(path), "free": 0 if kind in NETWORK else free(where),
+            "used": served or used(path), "free": 0 if kind in NETWORK else free(where),
         }  # fmt: skip
     return found
 

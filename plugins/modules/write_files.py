@@ -115,7 +115,7 @@ def comes_back(asked: Entry) -> bool:
 
 
 def with_original(entry: Entry) -> Entry:
-    """What `absent` means of a file with an original: that one again; what lies there, where we have changed nothing."""
+    """What `absent` means of a file with an original: that one again; what lies there, where nothing was changed."""
     path = entry["path"]
     if not comes_back(entry) or os.path.lexists(f"{kept(path)}.none"):
         return entry

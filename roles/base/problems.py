@@ -16,9 +16,13 @@ OVER_THE_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs")
 
 def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
     said = [*names(settings["uid"], node), *place(settings["data_directory"], settings["uid"], node)]
+    directories = dict.fromkeys(
+        (HOME, f"{HOME}/corpora", f"{HOME}/runs", "/opt/aura", settings["data_directory"])
+    )
     said += [
-        f"{path} is a link there, and aura would follow it. Take it away; for another place there is data_directory."
-        for path in (f"{HOME}/corpora", f"{HOME}/runs")
+        f"{path} is a link there (to {node['files'][path]['target']}), and has to be a directory. Take the link away "
+        f"(sudo rm {path}). If runs and corpora shall lie on another disk, data_directory is the directory there."
+        for path in directories
         if node["files"][path]["kind"] == "link"
     ]
     if not re.fullmatch(r"[1-9][0-9]*[KMGT]", settings["journal_max"]):
@@ -77,7 +81,7 @@ def place(directory: str, number: int, node: Seen) -> list[str]:
             f"{it}: training would wait for the network with every checkpoint. Choose a disk of the node; "
             "shared_directory gets copies."
         )
-    if here["used"]:
+    if here["used"] and not here["mounted"]:
         found.append(
             f"there are files in {HOME}, which would be hidden under {directory}. When no run is active: sudo rsync -a "
             f"{HOME}/ {directory}/ && sudo mv {HOME} {HOME}.before"

@@ -62,11 +62,11 @@ def test_what_is_mounted_is_known_without_touching_it(
     share = mounts(["/srv/aura"], MOUNTS)["/srv/aura"]
     assert (share["mounted"], share["source"], share["type"]) == (True, "192.168.50.20:/srv/aura", "nfs4")
     assert {"nosuid", "nodev", "softerr", "vers=4.2"} <= set(share["options"])
-    assert (share["empty"], share["used"], share["owner"]) == (False, False, "")
+    assert (share["empty"], share["used"], share["owner"]) == (False, True, "")
     assert share["free"] == 0
+    monkeypatch.undo()
     covered = mounts(["/mnt/with space"], MOUNTS)["/mnt/with space"]
     assert (covered["mounted"], covered["type"], covered["where"]) == (True, "exfat", "/mnt/with space")
-    monkeypatch.undo()
 
     (tmp_path / "empty/inner").mkdir(parents=True)
     (tmp_path / "link").mkdir()
@@ -83,6 +83,12 @@ def test_what_is_mounted_is_known_without_touching_it(
         "absent": False,
     }
     assert [found[path]["empty"] for path in paths.values()] == [False, False, False, True]
+    # A disk of its own is looked into.
+    disks = MOUNTS + "".join(
+        f"\n43 22 8:49 / {paths[name]} rw - ext4 /dev/sdd1 rw" for name in ("file", "empty")
+    )
+    own = mounts([paths["file"], paths["empty"]], disks)
+    assert [(there["mounted"], there["used"]) for there in own.values()] == [(True, True), (True, False)]
     assert not found[paths["file"]]["mounted"]
     assert found[paths["file"]]["type"] == "ext4"
     assert found[paths["file"]]["free"] > 0

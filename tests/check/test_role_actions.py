@@ -132,7 +132,7 @@ def test_what_lay_there_before_comes_back(files: Any, tmp_path: Path) -> None:
 
 
 def test_a_file_that_we_have_never_written_stays(files: Any, tmp_path: Path) -> None:
-    """A PC that its installer has called node0 already, a Docker that is switched off here, a reset that is run twice."""
+    """A PC that its installer has called node0 already, a Docker that is switched off, a reset that is run twice."""
     path = tmp_path / "hostname"
     path.write_text("node0\n")
     path.chmod(0o644)

@@ -1,10 +1,12 @@
 """What the roles about shared files make of what they see: pure expressions, without a node."""
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
-from expressions import filled_in, problems, says
+from expressions import filled_in, loaded, problems, says
 
 ABSENT = {"kind": "absent", "sha256": "", "mode": "", "owner": "", "group": "", "target": "", "mtime": 0.0}
 UNIT = {
@@ -238,6 +240,7 @@ def test_copies_have_a_place(settings: dict[str, Any], sentence: str) -> None:
     assert sentence in said if sentence else said == ""
 
 
+DIRECTORIES = ("/var/lib/aura", "/var/lib/aura/corpora", "/var/lib/aura/runs", "/opt/aura")
 UNIT_FILE = "/etc/systemd/system/var-lib-aura.mount"
 
 
@@ -249,7 +252,7 @@ def data(directory: str, here: dict[str, Any], there: dict[str, Any], unit: str 
             "taken": [], "users": {}, "groups": {},
             "mounts": {"/var/lib/aura": {**FREE, **here}}
             | ({directory: {**FREE, **there}} if directory != "/var/lib/aura" else {}),
-            "files": {"/var/lib/aura/corpora": ABSENT, "/var/lib/aura/runs": ABSENT}
+            "files": dict.fromkeys([*DIRECTORIES, directory], ABSENT)
             | {UNIT_FILE: {**ABSENT, "kind": "file" if unit else "absent"}},
             "texts": {UNIT_FILE: unit},
         },
@@ -267,6 +270,7 @@ ON_SSD = f"AssertPathIsMountPoint=/mnt/ssd\n{OURS}"
         (data("/var/lib/aura", {"mounted": True}, {}), ""),  # a partition of its own
         (data("/mnt/ssd/aura", {}, {}), ""),
         (data("/mnt/ssd/aura", {"mounted": True}, {}, unit=OURS), ""),  # as roles before wrote it
+        (data("/mnt/ssd/aura", {"mounted": True, "used": True}, OURS_THERE, unit=OURS), ""),
         (data("/mnt/ssd/aura", {"mounted": True}, {**OURS_THERE, "where": "/mnt/ssd"}, unit=ON_SSD), ""),
         (data("/mnt/ssd/aura", {}, OURS_THERE), ""),
         (data("/mnt/ssd/aura", {}, {"owner": "2500", "empty": False}), ""),  # its user is not there yet
@@ -320,10 +324,36 @@ def test_data_are_not_mounted_without_their_disk() -> None:
     assert problems("base", **data("/mnt/ssd/aura", {}, {"where": "/"}, unit=unit)) != ""
 
 
-def test_a_link_that_aura_has_made_is_not_followed() -> None:
-    seen = data("/var/lib/aura", {}, {})
-    seen["node"]["files"]["/var/lib/aura/runs"] = {**ABSENT, "kind": "link"}
-    assert "/var/lib/aura/runs is a link there" in problems("base", **seen)
+@pytest.mark.parametrize("link", [*DIRECTORIES, "/mnt/ssd/aura"])
+def test_a_link_is_refused_and_not_followed(link: str) -> None:
+    """Aura may have made it, or a person with a larger disk, for whom an empty directory would take its place."""
+    seen = data("/mnt/ssd/aura", {}, {})
+    seen["node"]["files"][link] = {**ABSENT, "kind": "link", "target": "/mnt/big"}
+    assert problems("base", **seen).startswith(
+        f"{link} is a link there (to /mnt/big), and has to be a directory."
+    )
+
+
+def test_a_reset_takes_empty_directories_only(tmp_path: Path) -> None:
+    empty, full, link = (tmp_path / name for name in ("empty", "full", "link"))
+    for directory in ("empty/runs", "empty/corpora", "full/runs/deep", "full/corpora"):
+        (tmp_path / directory).mkdir(parents=True)
+    (full / "runs/mine").write_text("weights")
+    link.symlink_to("full")
+    (task,) = (
+        task for task in loaded("roles/base/tasks/remove_user.yml") if "ansible.builtin.command" in task
+    )
+    places = [str(place) for place in (empty, full, link, tmp_path / "absent")]
+    argv = filled_in(task["ansible.builtin.command"]["argv"], {"__base_places": places})
+    me = [tmp_path.owner() if word == "aura" else word for word in argv]
+    subprocess.run(me, capture_output=True, check=False)
+    assert not empty.exists()
+    assert link.is_symlink()
+    assert sorted(str(path.relative_to(full)) for path in full.rglob("*")) == ["runs", "runs/mine"]
+    # Of somebody else nothing goes.
+    empty.mkdir()
+    subprocess.run([word if word != "aura" else "nobody" for word in argv], capture_output=True, check=False)
+    assert empty.exists()
 
 
 @pytest.mark.parametrize(
