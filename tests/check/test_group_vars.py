@@ -105,6 +105,23 @@ def test_the_firewall_guards_the_port_that_tensorboard_has(inventory: Path) -> N
     assert "6007 6007 6007" in said
 
 
+@pytest.mark.parametrize("none", [None, False, ""])
+def test_what_is_set_to_nothing_is_off(inventory: Path, none: object) -> None:
+    (inventory / "group_vars").mkdir()
+    names = ("shared_directory", "shared_source", "heartbeat_url", "webhooks")
+    settings = dict.fromkeys(names, none)
+    (inventory / "group_vars/all.yml").write_text(yaml.safe_dump(settings))
+    asked = [
+        *("nfs_server_enabled", "nfs_client_enabled", "run_copies_enabled", "notify_enabled"),
+        *("inventory_check_shared_directory", "script_shared_directory", "nfs_server_node"),
+    ]
+    said = ansible(
+        "ansible", "-i", inventory, "cluster", "-m", "ansible.builtin.debug",
+        "-a", f"msg={{{{ [{', '.join(asked)}] | to_json }}}}",
+    )  # fmt: skip
+    assert said.count(json.dumps([False] * 4 + ["", "", "a"])) == 2, said
+
+
 @pytest.mark.parametrize(
     ("address", "way"),
     [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tree
-from expressions import filled_in, loaded, problems, says
+from expressions import filled_in, loaded, problems, says, variables_of
 
 ABSENT = {"kind": "absent", "sha256": "", "mode": "", "owner": "", "group": "", "target": "", "mtime": 0.0}
 UNIT = {
@@ -109,6 +109,54 @@ def test_what_the_kernel_exports_is_compared(etab: str, versions: str, differenc
 def test_a_shared_directory_that_cannot_be_is_refused_before_the_first_packet(directory: str) -> None:
     said = says("inventory_check", "__inventory_check_shared", inventory_check_shared_directory=directory)
     assert [HOME in sentence for sentence in said] == ([True] if "home" in directory else [])
+
+
+# --- what is taken back ----------------------------------------------------------------------------
+
+EXPORTS, LOOKS_AFTER = "/etc/exports.d/aura.exports", "/etc/systemd/system/aura-shared-directory.service"
+SERVED = {EXPORTS: "# Written by Ansible\n/srv/aura 192.168.50.21(rw)\n"}
+MOUNTED = {LOOKS_AFTER: "ExecStart=/usr/local/lib/aura/shared-directory /srv/old-files 192.168.50.20 2049\n"}
+
+
+def taken_back(texts: dict[str, str], etab: str = "", **more: Any) -> list[str]:
+    """What remove.yml does on a node with these files of ours; masked: what is masked there."""
+    known = variables_of("nfs")
+    kept = [EXPORTS, LOOKS_AFTER, known["__nfs_credentials"]]
+    seen = {
+        "files": {path: {**ABSENT, "kind": "file"} if path in texts else ABSENT for path in kept},
+        "texts": {**dict.fromkeys(kept, ""), **texts, "/var/lib/nfs/etab": etab},
+        "units": {name: MASKED if more.get("masked") else UNIT for name in known["__nfs_old_versions"]},
+    }
+    known |= {"__nfs_seen": seen, "__nfs_others": FILTERS.nfs_others(etab, seen["texts"][EXPORTS])}
+    done = []
+    for task in loaded("roles/nfs/tasks/remove.yml"):
+        # In place of a loop its first one.
+        variables = known | task.get("vars", {}) | {"item": known["__nfs_old_versions"][0]}
+        if "unit" in task and filled_in(f"{{{{ {task['when']} }}}}", variables):
+            done.append(
+                f"{task['unit'].get('state', 'started')} {filled_in(task['unit']['name'], variables)}"
+            )
+        if "unmount.yml" in task.values() and filled_in(f"{{{{ {task['when']} }}}}", variables):
+            done.append(filled_in("{{ __nfs_mount_unit }}", variables))
+    return done
+
+
+@pytest.mark.parametrize("etab", ["", ONE, "/home\t*(ro)\n"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_nfs_server_that_we_have_not_started_goes_on(etab: str, masked: bool) -> None:
+    assert taken_back({}, etab, masked=masked) == []
+
+
+def test_what_was_shared_is_not_any_more() -> None:
+    free, stopped = "stopped rpcbind.service", "stopped nfs-server.service"
+    assert taken_back(SERVED, ONE + TWO, masked=True) == [free, stopped]
+    assert taken_back(SERVED, ONE + TWO) == [stopped], "somebody has them in use again"
+    assert taken_back(SERVED, f"{ONE}/home\t*(ro)\n") == ["started nfs-server.service"]
+    # Where it was mounted, not where it would be now; for SMB nothing was masked.
+    assert taken_back(MOUNTED, masked=True) == [free, r"srv-old\x2dfiles.mount"]
+    assert taken_back(MOUNTED | {"/etc/aura-shared-directory.credentials": ""}, masked=True) == [
+        r"srv-old\x2dfiles.mount"
+    ]
 
 
 # --- the clients -----------------------------------------------------------------------------------

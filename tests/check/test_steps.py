@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tree
 import yaml
+from expressions import filled_in, variables_of
 
 STEPS = {"preflight", "install", "configure", "run"}
 # What a task does that changes nothing.
@@ -112,6 +113,30 @@ def test_it_has_a_switch(entry: dict[str, Any]) -> None:
     assert f"{role}_enabled" in specs["argument_specs"]["main"]["options"]
     tasks = (tree.ROOT / f"roles/{role}/tasks/main.yml").read_text()
     assert f"when: {role}_enabled" in tasks, f"roles/{role}/tasks/main.yml does not heed {role}_enabled"
+
+
+class Everything(dict[str, dict[str, str]]):
+    """Of every path a file of that kind."""
+
+    def __missing__(self, path: str) -> dict[str, str]:
+        return {"kind": self["kind"]["kind"]}
+
+
+@pytest.mark.parametrize(
+    "role", ["nfs", "run_copies", "object_storage", "notify", "node_exporter", "tensorboard", "overlay"]
+)
+def test_what_is_switched_off_goes_where_it_was(role: str) -> None:
+    (task,) = (
+        task
+        for task in yaml.safe_load((tree.ROOT / f"roles/{role}/tasks/main.yml").read_text())
+        if task.get("ansible.builtin.include_tasks", {})
+        == {"file": "remove.yml", "apply": {"tags": ["configure", "run"]}}
+    )
+    switch = "nfs_client_enabled" if role == "nfs" else f"{role}_enabled"
+    for enabled, kind, goes in ((False, "file", True), (False, "absent", False), (True, "file", False)):
+        seen = {"files": Everything(kind={"kind": kind})}
+        known = variables_of(role) | {switch: enabled, f"__{role}_seen": seen}
+        assert filled_in(f"{{{{ {task['when']} }}}}", known) is goes, (enabled, kind)
 
 
 def test_what_restarts_belongs_to_run_alone(entry: dict[str, Any]) -> None:

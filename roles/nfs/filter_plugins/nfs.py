@@ -28,6 +28,12 @@ def nfs_exported_otherwise(seen: Seen, directory: str, clients: Sequence[str], o
     return ""
 
 
+def nfs_others(etab: str, ours: str) -> list[str]:
+    """The directories that are exported, but for those that our own file (its text) names."""
+    own = re.findall(r"(?m)^(/\S+)", ours)
+    return [directory for directory in re.findall(r"(?m)^(/[^\t]*)\t", etab) if directory not in own]
+
+
 def nfs_mounted(seen: Seen, directory: str, source: str, unit: str) -> bool:
     """Whether it is mounted from there, as its unit says now."""
     mount = seen["mounts"][directory]
@@ -44,6 +50,7 @@ class FilterModule:
     def filters(self) -> dict[str, object]:
         return {
             "nfs_exported_otherwise": nfs_exported_otherwise,
+            "nfs_others": nfs_others,
             "nfs_mounted": nfs_mounted,
             "nfs_host": nfs_host,
         }
