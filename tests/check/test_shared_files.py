@@ -118,14 +118,14 @@ SERVED = {EXPORTS: "# Written by Ansible\n/srv/aura 192.168.50.21(rw)\n"}
 MOUNTED = {LOOKS_AFTER: "ExecStart=/usr/local/lib/aura/shared-directory /srv/old-files 192.168.50.20 2049\n"}
 
 
-def taken_back(texts: dict[str, str], etab: str = "", **more: Any) -> list[str]:
-    """What remove.yml does on a node with these files of ours; masked: what is masked there."""
+def taken_back(texts: dict[str, str], etab: str = "", masked: bool = False) -> list[str]:
+    """What remove.yml does on a node with these files of ours; masked: whether rpcbind and the like are."""
     known = variables_of("nfs")
     kept = [EXPORTS, LOOKS_AFTER, known["__nfs_credentials"]]
-    seen = {
+    seen: dict[str, Any] = {
         "files": {path: {**ABSENT, "kind": "file"} if path in texts else ABSENT for path in kept},
         "texts": {**dict.fromkeys(kept, ""), **texts, "/var/lib/nfs/etab": etab},
-        "units": {name: MASKED if more.get("masked") else UNIT for name in known["__nfs_old_versions"]},
+        "units": {name: MASKED if masked else UNIT for name in known["__nfs_old_versions"]},
     }
     known |= {"__nfs_seen": seen, "__nfs_others": FILTERS.nfs_others(etab, seen["texts"][EXPORTS])}
     done = []
@@ -380,6 +380,20 @@ def test_a_link_is_refused_and_not_followed(link: str) -> None:
     assert problems("base", **seen).startswith(
         f"{link} is a link there (to /mnt/big), and has to be a directory."
     )
+
+
+@pytest.mark.parametrize("used", ["", "/var/lib/aura", "/mnt/ssd/aura", "/srv/aura"])
+def test_a_reset_keeps_the_user_while_files_of_theirs_are_left(used: str) -> None:
+    settings = {"base_data_directory": "/mnt/ssd/aura", "base_shared_directory": "/srv/aura"}
+    places = says("base", "__base_places", **settings)
+    left = {"users": {"aura": {}}, "mounts": {place: {**FREE, "used": place == used} for place in places}}
+    (task,) = (
+        task
+        for task in loaded("roles/base/tasks/remove.yml")
+        if task.get("ansible.builtin.include_tasks") == "remove_user.yml"
+    )
+    assert says("base", task["when"], __base_left=left) is (used == "")
+    assert says("base", "__base_places") == ["/var/lib/aura"]
 
 
 def test_a_reset_takes_empty_directories_only(tmp_path: Path) -> None:

@@ -78,9 +78,12 @@ def test_a_node_is_as_before_and_can_be_made_again(inventory: Path) -> None:
     inside(
         "install -d -o aura -g aura /var/lib/aura/runs/mine && echo weights >/var/lib/aura/runs/mine/checkpoint"
     )
+    inside("mount --bind /var/lib/aura /var/lib/aura")  # as a disk of its own
+    inside("mkdir -p /etc/docker && echo '{}' >/etc/docker/daemon.json")  # docker_enabled is false
     inside("echo '198.18.50.77 printer' >>/etc/hosts")
     said = ansible(inventory, "playbooks/reset.yml", "-e", "yes=true")
     assert inside("cat /var/lib/aura/runs/mine/checkpoint; getent passwd aura").startswith("weights\naura:")
+    assert inside("cat /etc/docker/daemon.json") == "{}\n"
     assert "printer" in inside("cat /var/backups/aura/edited/etc/hosts")
     bootstrap(inventory)
     ansible(inventory, "site.yml")

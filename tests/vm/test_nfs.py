@@ -219,6 +219,20 @@ def test_a_mount_that_the_server_refuses_says_why(shared: Shared) -> None:
     assert "Unable to start service" not in said
 
 
+def test_it_goes_when_it_is_switched_off(shared: Shared) -> None:
+    shared.settings(shared_directory="")
+    assert len(re.findall("changed=[1-9]", shared.cluster.share("--check"))) == 2
+    shared.cluster.share()
+    assert not shared.mounted()
+    assert shared.server.exec("cat /var/lib/nfs/etab") == ""
+    for machine, unit in ((shared.server, "nfs-server"), (shared.client, "aura-shared-directory.timer")):
+        assert machine.exec(f"systemctl is-active {unit}", check=False).strip() == "inactive"
+    for machine in (shared.server, shared.client):
+        assert machine.exec("systemctl is-enabled rpcbind.socket", check=False).strip() != "masked"
+        assert machine.exec("ls /etc/systemd/system | grep aura-copy-runs", check=False) == ""
+    assert not re.search("changed=[1-9]", shared.cluster.share())
+
+
 def test_checkpoints_are_copied_and_survive_a_server_that_goes(shared: Shared) -> None:
     server, client = shared.server, shared.client
     put_trainer(client)
