@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tree
 import yaml
+from expressions import says
 
 NEAR = {"set": False, "offset": "0.000012"}
 FAR = {"set": False, "problem": "its clock is 3.000000 s from that of node0 (time_sync_limit: 0.1)."}
@@ -34,3 +35,12 @@ def test_it_says_how_the_clock_is(tmp_path: Path, said: dict[str, object], code:
     )  # fmt: skip
     assert sentence in " ".join(done.stdout.split())
     assert (done.returncode != 0) == (code != 0)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_reset_starts_no_chrony_that_is_not_there(runs: bool) -> None:
+    """Linux under Windows has none, and a unit that does not exist cannot be enabled."""
+    tasks = yaml.safe_load((tree.ROOT / "roles/time_sync/tasks/remove.yml").read_text())
+    (task,) = (task for task in tasks if "unit" in task)
+    seen = {"units": {task["unit"]["name"]: {"active": runs}}}
+    assert says("time_sync", task["when"], __time_sync_chrony=seen) is runs
