@@ -180,6 +180,24 @@ def test_without_a_driver_it_goes_on_and_says_so_once(
     assert capsys.readouterr().out.count("There is no GPU") == 1
 
 
+def test_a_driver_that_cannot_be_opened_has_lost_no_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its library has another version after an upgrade; who trains already goes on."""
+    places = {name: tmp_path / name for name in ("state", "faults", "queue", "runs")}
+    words = ["--once", *(word for name, path in places.items() for word in (f"--{name}", str(path)))]
+    monkeypatch.setattr(watch, "KernelLog", lambda after: SimpleNamespace(after=after, new=lambda: []))
+    driver(monkeypatch, 1, UUID=lambda _: "GPU-1", Name=lambda _: "NVIDIA RTX 4090")
+    assert watch.main(words) == 0
+    with monkeypatch.context() as broken:
+        no_driver(broken, pynvml.NVMLError_LibRmVersionMismatch)
+        assert watch.main(words) == 0
+        assert fault_of(places["faults"], "GPU-1") is None and not list(Queue(places["queue"]).entries())
+    driver(monkeypatch, 0)
+    assert watch.main(words) == 0
+    assert fault_of(places["faults"], "GPU-1"), "the driver is there, and does not list it"
+
+
 def stop_after(count: int) -> Callable[[float], None]:
     left = iter(range(count - 1))
 

@@ -70,7 +70,8 @@ class Watcher:
                 put(text("watch_no_gpus", reason=self.gpus.reason))
             self.without_gpus = self.gpus.reason
             xids = self.log.new() if self.log else []
-            reading = Reading(time.time(), boot(), gpus, xids, self._errors_of_cuda())
+            cuda, answered = self._errors_of_cuda(), self.gpus.answered
+            reading = Reading(time.time(), boot(), gpus, xids, cuda, answered)
             if self.arguments.record:
                 with self.arguments.record.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(reading.as_json()) + "\n")

@@ -68,7 +68,7 @@ def judge(before: Before, reading: Reading) -> list[Finding]:
     gone = [
         replace(GpuReading(**past.last), lost=text("gpu_not_listed"))
         for uuid, past in before.items()
-        if past.last and uuid not in here
+        if past.last and uuid not in here and reading.answered
     ]
     findings = []
     for gpu in [*reading.gpus, *gone]:

@@ -19,19 +19,20 @@ NOT_TOLD = (
 
 
 class Gpus:
-    """`reason`: why there are none. A card keeps its UUID here when it does not say it any more."""
+    """`reason`: why there are none. `answered`: the driver has, once; until then nobody knows which cards there are. A
+    card keeps its UUID here when it does not say it any more."""
 
     def __init__(self) -> None:
         self.reason = ""
         self.known: dict[int, GpuReading] = {}
-        self.ready = False
+        self.answered = False
 
     def read(self) -> list[GpuReading]:
         try:
-            if not self.ready:
+            if not self.answered:
                 pynvml.nvmlInit()
-                self.ready = True
             count = pynvml.nvmlDeviceGetCount()
+            self.answered = True
         except pynvml.NVMLError as error:
             self.reason = str(error)
             return [_lost(gpu, error) for gpu in self.known.values()]

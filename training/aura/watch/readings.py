@@ -34,6 +34,7 @@ class Reading:
     gpus: list[GpuReading]
     xids: list[tuple[str, int, str]] = field(default_factory=list)  # PCI address, number, the kernel's words
     cuda: list[tuple[str, str]] = field(default_factory=list)  # UUID ("" if unknown), what a rank's CUDA said
+    answered: bool = True  # else the driver has not yet, and no card in `gpus` does not mean that one is gone
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
