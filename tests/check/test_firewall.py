@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ SETTINGS: dict[str, Any] = {
     "admin_networks": ["10.8.0.0/24"],
     "person": "",
 }
+TRAINING = Path(__file__).parents[2] / "training"
 ELSEWHERE = {"client": "192.168.1.9", "here": "192.168.1.57", "port": 22}
 
 
@@ -101,6 +104,13 @@ import socket, sys
 socket.create_connection((sys.argv[1], int(sys.argv[3])), 1, source_address=(sys.argv[2], 0))' $2 $3 $4 2>/dev/null &&
         echo "$1: in" || echo "$1: out"
 }
+# As aura notify finds out, from the other machine, whether this one lives.
+answers() {
+    other $3 "$PYTHON" -c '
+import sys
+from aura.watch.nodes import answers
+print(f"{sys.argv[1]}: {answers(sys.argv[2])}")' $1 $2
+}
 """
 # $1: the other one's process, $2: the rules.
 CABLES = """
@@ -138,6 +148,9 @@ ip link set lan0 down
 ip link set lan0 name enp9s0
 ip link set enp9s0 up
 knock renamed 10.9.0.1 10.9.0.2 12355 other $1
+answers lives 10.9.0.1 $1
+ip link set enp9s0 down
+answers cut-off 10.9.0.1 $1
 """
 
 
@@ -151,6 +164,7 @@ def test_a_peer_comes_by_the_card_that_leads_to_it_whatever_its_name(tmp_path: P
     assert who_gets_in(tmp_path, CABLES, lan_network="10.9.0.0/24", lan_services=["tcp/445"]) == {
         "self": "in", "peer": "in", "renamed": "in", "stranger": "out", "forged": "out",
         "neighbour": "in", "stranger-there": "out", "virtual": "out", "names": "in", "others-names": "out",
+        "lives": "True", "cut-off": "False",
     }  # fmt: skip
 
 
@@ -197,6 +211,7 @@ done
 knock self 10.4.0.1 10.4.0.1 12355
 knock peer 10.4.0.1 10.4.0.2 12355 other $1
 knock to-a-peer 10.4.0.2 10.4.0.1 12355
+answers lives 10.4.0.1 $1
 for port in 2049 12355; do knock member-in-the-lan-$port 10.9.0.1 10.9.0.2 $port other $1; done
 for port in 123 51820 12355; do ask member-in-the-lan-udp-$port 10.9.0.1 10.9.0.2 $port $1; done
 for port in 123 51820; do ask neighbour-udp-$port 10.9.0.1 10.9.0.3 $port $1; done
@@ -218,7 +233,7 @@ def test_with_an_overlay_a_peer_comes_and_is_reached_by_its_card_alone(tmp_path:
         tmp_path, OVERLAY, peers=["10.4.0.1", "10.4.0.2"], peers_card="aura0", members=["10.9.0.1", "10.9.0.2"],
         member_services=["udp/123", "udp/51820"],
     ) == {
-        "self": "in", "peer": "in", "to-a-peer": "in",
+        "self": "in", "peer": "in", "to-a-peer": "in", "lives": "True",
         "member-in-the-lan-2049": "out", "member-in-the-lan-12355": "out", "member-in-the-lan-udp-12355": "out",
         "member-in-the-lan-udp-123": "in", "member-in-the-lan-udp-51820": "in",
         "neighbour-udp-123": "out", "neighbour-udp-51820": "out",
@@ -247,6 +262,7 @@ def who_gets_in(tmp_path: Path, cables: str, **settings: Any) -> dict[str, str]:
         done = subprocess.run(
             ["unshare", "--net", "bash", script, str(other.pid), rules],
             capture_output=True, text=True, timeout=60, check=False,
+            env=os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(TRAINING)},
         )  # fmt: skip
     finally:
         other.kill()
