@@ -16,6 +16,8 @@ import pytest
 import torch
 from aura.checkpoint import manifest
 from aura.checkpoint import store as checkpoint
+from aura.cluster import register
+from aura.cluster.register import Book, Record, Vote
 from aura.commands import cli
 from aura.copies import copy_runs, on_disk
 from aura.corpus.corpus import TOKENIZER_CONFIG, Corpus
@@ -240,7 +242,7 @@ def test_a_killed_copy_is_no_checkpoint_and_goes_on(run: Path, target: Target, t
 
 
 @on_a_disk
-def test_runs_of_which_rank_0_was_elsewhere_are_not_copied(
+def test_runs_that_another_node_leads_are_not_copied(
     run: Path, target: Target, copy: Copy, tmp_path: Path
 ) -> None:
     shutil.move(run / "rank-0", run / "rank-1")
@@ -270,14 +272,49 @@ def test_a_node_that_a_later_launch_left_out_copies_no_more(
     target.settle()
     code, said = copy()
     assert code == EXIT_OK and said.count("\n") <= 1
-    assert (
-        "first is not copied from here: a later launch (20261122-101502-000001) has rank 0 on another" in said
-    )
+    sentence = "first is not copied from here: another node leads it by now (launch 20261122-101502-000001, "
+    assert sentence in said
     assert copy("--runs", str(elsewhere)) == (EXIT_OK, "")
     assert tree(target.checkpoints) == tree(elsewhere / "first/checkpoints")
     vote.write_text('{"launch": "20261123-101502-000001"}')  # it has rank 0 again
     assert "checkpoint-step-200: 0.0 MB copied in" in copy()[1]
     assert tree(target.checkpoints) == tree(run / "checkpoints")
+
+
+def test_while_the_first_node_is_away_another_one_copies(
+    run: Path, target: Target, copy: Copy, tmp_path: Path
+) -> None:
+    """The lowest of those that train, as the votes say it that ranks write; the one that was cut off knows less."""
+
+    def votes(run: Path, rank: int, record: Record) -> None:
+        (run / f"rank-{rank}").mkdir(exist_ok=True)
+        Book(run / f"rank-{rank}" / register.FILE, "20261121-1", Vote(record)).write(Vote(record))
+
+    def copied(code_and_said: tuple[int, str]) -> bool:
+        target.settle()
+        return ": 0.0 MB copied in" in code_and_said[1]
+
+    other = tmp_path / "elsewhere"
+    shutil.copytree(run.parent, other)
+    (other / "first/rank-0").rename(other / "first/rank-1")
+    for directory, rank in ((run, 0), (other / "first", 1)):
+        votes(directory, rank, Record(1, (0, 1, 2)))
+    assert not copied(copy("--runs", str(other)))
+    assert copied(copy())
+    (target.share / "launch.json").write_text('{"launch": "20261121-1"}')  # as an earlier release wrote it
+    target.settle()
+    votes(other / "first", 1, Record(2, (1, 2)))
+    save(other / "first", 300)
+    shutil.rmtree(other / "first/rank-0")
+    assert copied(copy("--runs", str(other)))
+    shutil.rmtree(run / "checkpoints/checkpoint-step-200")
+    save(run, 200, fill=2.0)
+    code, said = copy()
+    assert code == EXIT_OK and "another node leads it by now (launch 20261121-1, record 2)" in said
+    for directory, rank in ((run, 0), (other / "first", 1)):
+        votes(directory, rank, Record(3, (0, 1, 2)))
+    assert copied(copy()), "the first one is back"
+    assert copy("--runs", str(other)) == (EXIT_OK, "")
 
 
 @on_a_disk

@@ -18,6 +18,8 @@ import pytest
 from apprise.plugins.discord import NotifyDiscord
 from apprise.plugins.slack import NotifySlack
 from apprise.plugins.telegram import NotifyTelegram
+from aura.cluster import register
+from aura.cluster.register import Book, Record, Vote
 from aura.commands import notify
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
@@ -26,7 +28,7 @@ from aura.watch import nodes
 from aura.watch.events import WARNING, Event
 from aura.watch.nodes import MISSES, Nodes, answers
 from aura.watch.queue import Queue
-from aura.watch.runs import Seen, is_alive, news, statuses
+from aura.watch.runs import ACTIVE, Seen, begun_of, is_alive, news, statuses
 from aura.watch.sender import Memory, Sender
 from aura.watch.services import Services, read_services, without_secrets
 from services import mail_server, wait_until, web_server
@@ -365,9 +367,45 @@ def test_what_has_become_of_a_run(story: str) -> None:
         assert "rank 2 on node2 has not answered" in told[2].message
 
 
+def test_of_a_run_tells_who_leads_it_and_who_takes_the_lead_goes_on(tmp_path: Path) -> None:
+    """Rank 0's node goes and comes back. Each node has a notifier of its own, here called for one look."""
+    path = config(tmp_path, own(1))
+
+    def node(number: int, record: Record, state: str, pid: int, **values: Any) -> list[str]:
+        """What it tells, once its rank has written this."""
+        rank = tmp_path / f"{number}/runs/r/rank-{number}"
+        Book(rank / register.FILE, "20261121-1", Vote(record)).write(Vote(record))
+        begun = begun_of(pid) if state in ACTIVE else ""
+        said = says(state, pid, rank=number, begun=begun, updated=time.time(), **values)
+        (rank / "status.json").write_text(json.dumps(said))
+        words = ["--webhook-config", str(path), "--once", "--node", f"node{number}"]
+        words += ["--runs", str(rank.parents[1]), "--state", str(tmp_path / str(number))]
+        assert notify.main(words) == 0
+        entries = [*Queue(tmp_path / str(number)).entries()]
+        for entry in entries:
+            entry.path.unlink()
+        return [f"{entry.event.kind} {entry.event.rank}" for entry in entries]
+
+    all_, rest, back = Record(1, (0, 1, 2)), Record(2, (1, 2)), Record(3, (0, 1, 2))
+    mine, older = os.getpid(), os.getppid()
+    assert node(0, all_, "training", older, loss=2.5) == ["run.started 0", "run.first_step 0"]
+    assert node(1, all_, "training", older, loss=2.5) == []
+    # It is gone.
+    assert node(1, all_, "failed", older, exit_code=75, message="rank 0 has not answered") == []
+    assert node(1, rest, "joining", mine) == []
+    assert node(1, rest, "training", mine, loss=2.4) == ["run.resumed 1"]
+    # It is back, and they meet again.
+    assert node(1, rest, "failed", mine, exit_code=75, message="rank 0 is back") == ["run.interrupted 1"]
+    assert node(1, back, "training", older, loss=2.3) == []
+    assert node(0, back, "training", mine, loss=2.3) == ["run.interrupted 0", "run.resumed 0"]
+    assert node(1, back, "done", older) == []
+    assert node(0, back, "done", mine, validation_loss=2.2) == ["run.finished 0"]
+
+
 def test_a_clock_that_is_set_back_makes_no_rank_a_dead_one(tmp_path: Path) -> None:
     Status(tmp_path / "runs/r/rank-0/status.json").set(state="training")
-    ((_, status),) = statuses(tmp_path / "runs")
+    ((directory, status),) = statuses(tmp_path / "runs")
+    assert directory == tmp_path / "runs/r/rank-0"
     assert is_alive(status | {"updated": status["updated"] - 7200})
     # Another process has its number now, or the machine was started since.
     assert not is_alive(status | {"pid": os.getppid()})

@@ -17,6 +17,7 @@ from aura.errors import EXIT_OK, EXIT_TEMPORARY, ConfigError, Parser
 from aura.texts.console import put, text
 from aura.watch.disk import look_at_disk
 from aura.watch.events import INFO, Event, this_node
+from aura.watch.lead import lead_of
 from aura.watch.nodes import Nodes
 from aura.watch.queue import Queue
 from aura.watch.runs import Seen, is_alive, news, runs_on, statuses
@@ -92,14 +93,18 @@ class Follower:
         return not self.once and not self._is_over()
 
     def _of_runs(self) -> list[Event]:
+        """Every rank here is followed, and of a run is told what the one says that leads it: who takes the lead knows
+        what there was before."""
         known, found = self.memory.seen.get("runs", {}), {}
         events: list[Event] = []
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        for run, status in statuses(self.runs):
-            seen = Seen(**known[run]) if run in known else Seen()
-            seen, said = news(run, seen, status, is_alive(status), self.began, now)
-            found[run] = vars(seen)
-            events += said
+        for rank, status in statuses(self.runs):
+            run = rank.parent.absolute()
+            key = f"{run.name}/{rank.name}"
+            seen, said = news(run.name, Seen(**known.get(key, {})), status, is_alive(status), self.began, now)
+            found[key] = vars(seen)
+            if rank.name == f"rank-{lead_of(run).rank}":
+                events += said
         self.memory.seen["runs"] = found
         return events
 

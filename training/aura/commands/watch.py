@@ -26,7 +26,7 @@ from aura.watch.kernel_log import KernelLog, boot
 from aura.watch.nvml import Gpus
 from aura.watch.queue import Queue
 from aura.watch.readings import Reading, reading_of
-from aura.watch.runs import all_statuses
+from aura.watch.runs import statuses
 
 MEMORY = "gpus.json"
 
@@ -122,7 +122,7 @@ class Watcher:
     def _errors_of_cuda(self) -> list[tuple[str, str]]:
         """Of the ranks here that have ended with one, each once."""
         found = []
-        for status in all_statuses(self.arguments.runs):
+        for _, status in statuses(self.arguments.runs):
             message, key = str(status.get("message")), f"{status.get('rank')} {status.get('updated')}"
             is_error = "CUDA error" in message and "out of memory" not in message
             if status.get("state") == "failed" and is_error and key not in self.said:

@@ -24,9 +24,10 @@ from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG
 from aura.storage.address import Address
 from aura.storage.bucket import Refused, Unreachable
 from aura.texts import console
+from aura.watch.lead import Lead, lead_in, lead_of
 
 FINAL = "final"
-LAUNCH = "launch.json"  # of a run's directory there: by which launch its rank 0 is where it is
+LAUNCH = "launch.json"  # of a run's directory there: as whom the node that copied last knew those that train
 SMALL = (TOKENIZER, TOKENIZER_CONFIG, "config.json", "model_config.json", "done.json", "training_log.csv")
 
 
@@ -82,14 +83,6 @@ class Target(Protocol):
         """Of the checkpoints below `name`, those in `local` and the `keep` that came last stay."""
 
 
-def launch_of(content: bytes | None) -> str:
-    """The later, the larger; '' where nobody says it, as of a run that was started by hand."""
-    try:
-        return str(json.loads(content or b"")["launch"])
-    except (ValueError, LookupError, TypeError):
-        return ""
-
-
 @dataclass(frozen=True)
 class Copier:
     """`keep`: checkpoints that stay on the target when the run itself has let them go."""
@@ -99,29 +92,33 @@ class Copier:
     say: Callable[[str], None]
 
     def copy_all(self, runs: Path) -> None:
-        """Every run of which rank 0 is here since the last launch: the others' checkpoints are the same. Raises
-        Later."""
+        """Every run that a rank leads which is here: the others' checkpoints are the same. Raises Later."""
         if not runs.is_dir():
             return
         for run in sorted(runs.iterdir()):
-            if (run / "rank-0/status.json").is_file() and not run.is_symlink():
+            if run.is_symlink():
+                continue
+            lead = lead_of(run)
+            if (run / f"rank-{lead.rank}/status.json").is_file():
                 try:
-                    self._copy_run(run)
+                    self._copy_run(run, lead)
                 except OSError as error:
                     raise Later(console.text("not_copied_now", run=run.name, error=error)) from None
                 except (Refused, Unreachable) as error:
                     raise Later(str(error)) from None
 
-    def _copy_run(self, run: Path) -> None:
-        """Not where a later launch has put rank 0 elsewhere, and this node heard nothing of it: two would copy over
-        each other for ever."""
-        vote, record = run / "rank-0/vote.json", f"{run.name}/{LAUNCH}"
-        if launch := launch_of(vote.read_bytes() if vote.is_file() else None):
-            if launch < (there := launch_of(self.target.read(record))):
-                self.say(console.text("copied_by_a_later_launch", run=run.name, launch=there, file=record))
+    def _copy_run(self, run: Path, lead: Lead) -> None:
+        """Not where another node leads it by now, and this one heard nothing of it: two would copy over each other for
+        ever."""
+        if lead.launch:
+            file = f"{run.name}/{LAUNCH}"
+            there = lead_in(self.target.read(file) or b"")
+            if lead.age < there.age:
+                values = {"launch": there.launch, "record": there.record, "file": file}
+                self.say(console.text("copied_from_another_node", run=run.name, **values))
                 return
-            if launch > there:
-                self.target.write(record, json.dumps({"launch": launch}).encode())
+            if lead.age > there.age:
+                self.target.write(file, json.dumps(lead.as_json()).encode())
         local = sorted(manifest.checkpoints(run / "checkpoints"), key=manifest.step_of, reverse=True)
         whole = all([self._copy_checkpoint(path, f"{run.name}/checkpoints/{path.name}") for path in local])
         for path in run.iterdir():

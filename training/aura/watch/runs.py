@@ -1,4 +1,4 @@
-"""What has become of a run, from the status.json of its rank 0: what of that is worth a message.
+"""What has become of a run, from the status.json of the rank that leads it: what of that is worth a message.
 
 `news` is a function of what was seen before and what the file says now; it neither waits nor asks anybody.
 """
@@ -36,24 +36,13 @@ class Seen:
     since: float = 0.0  # when it was found broken; 0: it is not, or it has begun again
 
 
-def statuses(runs: Path) -> Iterator[tuple[str, Status]]:
-    """Of every run of which rank 0 is here: its name and what rank 0 says. A run directory is one, too."""
-    for file in sorted([*runs.glob("*/rank-0/status.json"), *runs.glob("rank-0/status.json")]):
-        for content in _read(file):
-            yield file.parents[1].absolute().name, content
-
-
-def all_statuses(runs: Path) -> Iterator[Status]:
-    """Of every rank of every run."""
-    for file in sorted(runs.glob("*/rank-*/status.json")):
-        yield from _read(file)
-
-
-def _read(file: Path) -> Iterator[Status]:
-    with suppress(OSError, ValueError):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            yield content
+def statuses(runs: Path) -> Iterator[tuple[Path, Status]]:
+    """Of every rank that is here, in every run or in this one: its directory, and what it says."""
+    for file in sorted([*runs.glob("*/rank-*/status.json"), *runs.glob("rank-*/status.json")]):
+        with suppress(OSError, ValueError):
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                yield file.parent, content
 
 
 def is_alive(status: Status) -> bool:
@@ -113,7 +102,7 @@ def _of_active(run: str, seen: Seen, status: Status, broke: bool) -> tuple[Seen,
     events = []
     if broke:  # a process without a last word, and there is a new one already
         seen = replace(seen, phase="broken", since=0.0)
-        events.append(_interrupted(run, status, text("run_killed")))
+        events.append(_interrupted(run, status, _killed(status)))
     if seen.phase in ("unknown", "over"):
         seen = replace(seen, phase="running", learned=False)
         message = text("run_started", run=run, ranks=status.get("world_size"))
@@ -134,7 +123,7 @@ def _of_active(run: str, seen: Seen, status: Status, broke: bool) -> tuple[Seen,
 def _of_broken(run: str, seen: Seen, status: Status, now: float, is_new: bool) -> tuple[Seen, list[Event]]:
     """It has ended as one that is started again, or was killed. Where nobody does that, it has failed."""
     events = []
-    reason = str(status.get("message")) if seen.state == "failed" else text("run_killed")
+    reason = str(status.get("message")) if seen.state == "failed" else _killed(status)
     if is_new:
         events.append(_interrupted(run, status, reason))
     if not seen.since or now < seen.since:
@@ -152,6 +141,10 @@ def _finished(run: str, status: Status) -> Event:
     return _event(
         "run.finished", INFO, message, run, status, str(status.get("outcome") or ""), {"loss": loss}
     )
+
+
+def _killed(status: Status) -> str:
+    return text("run_killed", rank=status.get("rank"))
 
 
 def _interrupted(run: str, status: Status, reason: str) -> Event:
