@@ -328,6 +328,15 @@ def test_a_disk_that_cannot_be_written_is_for_later(run: Path, target: Target, c
     assert not [path for path in target.share.rglob("*step*")]
 
 
+def test_a_run_that_cannot_be_read_holds_up_no_other_one(run: Path, target: Target, copy: Copy) -> None:
+    broken = run.parent / "a-broken-one"
+    save(broken, 100)
+    (broken / "tokenizer.json").mkdir()
+    code, said = copy()
+    assert code == EXIT_TEMPORARY and "a-broken-one cannot be copied now: " in said
+    assert tree(target.checkpoints) == tree(run / "checkpoints")
+
+
 @in_a_bucket
 def test_a_server_that_fails_for_a_while_is_one_sentence_and_then_it_goes_on(
     run: Path, target: Target, copy: Copy, bucket: Storage

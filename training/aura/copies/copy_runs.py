@@ -92,20 +92,24 @@ class Copier:
     say: Callable[[str], None]
 
     def copy_all(self, runs: Path) -> None:
-        """Every run that a rank leads which is here: the others' checkpoints are the same. Raises Later."""
+        """Every run that a rank leads which is here: the others' checkpoints are the same. What is wrong with one of
+        them holds up no other one. Raises Later."""
+        troubles = []
         if not runs.is_dir():
             return
         for run in sorted(runs.iterdir()):
             if run.is_symlink():
                 continue
-            lead = lead_of(run)
-            if (run / f"rank-{lead.rank}/status.json").is_file():
-                try:
+            try:
+                lead = lead_of(run)
+                if (run / f"rank-{lead.rank}/status.json").is_file():
                     self._copy_run(run, lead)
-                except OSError as error:
-                    raise Later(console.text("not_copied_now", run=run.name, error=error)) from None
-                except (Refused, Unreachable) as error:
-                    raise Later(str(error)) from None
+            except OSError as error:
+                troubles.append(console.text("not_copied_now", run=run.name, error=error))
+            except (Refused, Unreachable) as error:  # of all runs the same would be said
+                raise Later(str(error)) from None
+        if troubles:
+            raise Later(" ".join(troubles))
 
     def _copy_run(self, run: Path, lead: Lead) -> None:
         """Not where another node leads it by now, and this one heard nothing of it: two would copy over each other for
