@@ -77,11 +77,14 @@ def copy(target: Target, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> C
     return copy
 
 
-def save(run: Path, step: int, fill: float = 1.0, size: int = 1000) -> Path:
+def save(
+    run: Path, step: int, fill: float = 1.0, size: int = 1000, writer: manifest.Writer | None = None
+) -> Path:
     parameters, state = {"weight": torch.full((size,), fill)}, {"weight.step": torch.zeros(1)}
     (run / "rank-0").mkdir(parents=True, exist_ok=True)
     (run / "rank-0/status.json").write_bytes(b"{}")
-    return checkpoint.write(run / "checkpoints", f"checkpoint-step-{step}", parameters, state, {"step": step})
+    about = {"step": step, **(manifest.described(writer) if writer else {})}
+    return checkpoint.write(run / "checkpoints", f"checkpoint-step-{step}", parameters, state, about)
 
 
 def tree(directory: Path) -> dict[str, bytes]:
@@ -181,6 +184,25 @@ def test_older_ones_go_only_after_a_newer_one_has_come(run: Path, target: Target
     copy("--keep", "2")
     assert 10 in there() and len(there()) == 2
     assert not list(target.checkpoints.glob(".*"))
+
+
+def test_copies_of_a_run_go_for_those_of_the_same_one_only(run: Path, target: Target, copy: Copy) -> None:
+    """Its name may be taken again, when a disk was lost for instance."""
+    shutil.rmtree(run)
+
+    def write(writer: manifest.Writer, *steps: int) -> set[int]:
+        for step in steps:
+            save(run, step, writer=writer)
+            assert copy("--keep", "1")[0] == EXIT_OK
+            shutil.rmtree(run / f"checkpoints/checkpoint-step-{step}")
+            path = target.checkpoints / f"checkpoint-step-{step}"
+            os.utime(path / manifest.MANIFEST if target.bucket else path, (step, step))
+            target.settle()
+        return {manifest.step_of(path) for path in manifest.checkpoints(target.checkpoints)}
+
+    assert write(manifest.Writer(7, "old", ("older",)), 1, 2, 3) == {3}
+    assert write(manifest.Writer(1, "new", ()), 4, 5, 6) == {3, 6}
+    assert write(manifest.Writer(2, "newer", ("new",)), 7, 8) == {3, 8}
 
 
 def test_what_is_damaged_is_not_copied(run: Path, target: Target, copy: Copy) -> None:

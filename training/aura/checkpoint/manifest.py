@@ -53,6 +53,14 @@ def writer_of(manifest: dict[str, Any]) -> Writer:
     return Writer(**manifest.get("writer", {}), known=None if known is None else tuple(known))
 
 
+def follows(later: Writer, earlier: Writer) -> bool:
+    """Did the later attempt know of the earlier one, and go on from it or leave it behind?"""
+    # What was written before attempts were counted, nobody notes.
+    if later.known is None or not earlier.attempt:
+        return later.number > earlier.number
+    return earlier.attempt in later.known
+
+
 def described(writer: Writer) -> dict[str, Any]:
     """As `writer_of` reads it."""
     known = {} if writer.known is None else {"known": list(writer.known)}

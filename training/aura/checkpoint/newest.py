@@ -22,6 +22,7 @@ from aura.checkpoint.manifest import (
     Writer,
     checkpoints,
     described,
+    follows,
     read,
     step_of,
     verify,
@@ -103,20 +104,12 @@ def winner(ballots: list[Ballot | None], nodes: list[str]) -> int | None:
     """
     held = [(rank, one) for rank, one in enumerate(ballots) if one]
     writers = {one.writer for _, one in held}
-    last = [(rank, one) for rank, one in held if not any(_follows(other, one.writer) for other in writers)]
+    last = [(rank, one) for rank, one in held if not any(follows(other, one.writer) for other in writers)]
     if not last:
         return None
 
     def strength(writer: Writer) -> tuple[int, int]:
-        behind = {nodes[rank] for rank, one in held if one.writer == writer or _follows(writer, one.writer)}
+        behind = {nodes[rank] for rank, one in held if one.writer == writer or follows(writer, one.writer)}
         return len(behind), writer.number
 
     return max(last, key=lambda two: (strength(two[1].writer), two[1].step, -two[0]))[0]
-
-
-def _follows(later: Writer, earlier: Writer) -> bool:
-    """Did the later attempt know of the earlier one, and go on from it or leave it behind?"""
-    # What was written before attempts were counted, nobody notes.
-    if later.known is None or not earlier.attempt:
-        return later.number > earlier.number
-    return earlier.attempt in later.known

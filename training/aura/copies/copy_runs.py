@@ -79,8 +79,19 @@ class Target(Protocol):
     def put_model(self, files: list[Path], name: str) -> None:
         """An exported model, which has no manifest."""
 
-    def rotate(self, name: str, keep: int, local: set[str]) -> None:
-        """Of the checkpoints below `name`, those in `local` and the `keep` that came last stay."""
+    def rotate(self, name: str, keep: int, local: set[str], newest: manifest.Writer) -> None:
+        """Of the checkpoints below `name`, those in `local` stay, the `keep` that came last, and what the attempt that
+        wrote the newest here knew nothing of."""
+
+
+def may_go(content: bytes | None, newest: manifest.Writer) -> bool:
+    """A checkpoint there, with this manifest, for newer ones. One that they knew nothing of is of a run of this name
+    that was begun anew since."""
+    try:
+        writer = manifest.writer_of(json.loads(content or b""))
+    except (ValueError, TypeError, AttributeError):
+        return False
+    return writer == newest or manifest.follows(newest, writer)
 
 
 @dataclass(frozen=True)
@@ -124,44 +135,47 @@ class Copier:
             if lead.age > there.age:
                 self.target.write(file, json.dumps(lead.as_json()).encode())
         local = sorted(manifest.checkpoints(run / "checkpoints"), key=manifest.step_of, reverse=True)
-        whole = all([self._copy_checkpoint(path, f"{run.name}/checkpoints/{path.name}") for path in local])
+        copied = [self._copy_checkpoint(path, f"{run.name}/checkpoints/{path.name}") for path in local]
+        writers = [writer for writer in copied if writer is not None]
         for path in run.iterdir():
             if path.name in SMALL and not self.target.has_file(path, f"{run.name}/{path.name}"):
                 self.target.put_file(path, f"{run.name}/{path.name}")
         if (run / FINAL).is_dir():
             self._copy_final(run / FINAL, f"{run.name}/{FINAL}")
-        if local and whole:
-            self.target.rotate(f"{run.name}/checkpoints", self.keep, {path.name for path in local})
+        if local and len(writers) == len(local):
+            newest = max(writers, key=lambda writer: writer.number)
+            self.target.rotate(f"{run.name}/checkpoints", self.keep, {path.name for path in local}, newest)
 
-    def _copy_checkpoint(self, path: Path, name: str) -> bool:
-        """Whether it is there now."""
+    def _copy_checkpoint(self, path: Path, name: str) -> manifest.Writer | None:
+        """Who wrote it, if it is there now."""
         try:
-            files = manifest.read(path)["files"]
+            said = manifest.read(path)
+            files, writer = said["files"], manifest.writer_of(said)
             content = (path / manifest.MANIFEST).read_bytes()
         except (OSError, manifest.Damaged) as reason:
             if path.is_dir():  # else the run has let it go meanwhile
                 self.say(console.text("damaged_not_copied", path=path, reason=reason))
-            return False
+            return None
         if self.target.has_checkpoint(name, content):
-            return True
+            return writer
         size, began = sum(entry["bytes"] for entry in files.values()), time.monotonic()
         if sentence := self.target.no_room_for(path, name, size):
             self.say(sentence)
-            return False
+            return None
         try:
             self.target.put_checkpoint(path, name, files, content)
         except FileNotFoundError:
             if all((path / file).exists() for file in files):
                 raise
-            return False  # the run has let it go meanwhile
+            return None  # the run has let it go meanwhile
         except manifest.Damaged as reason:
             self.say(console.text("damaged_not_copied", path=path, reason=reason))
-            return False
+            return None
         seconds = time.monotonic() - began
         self.say(
             console.text("copied_in", path=self.target.where / name, megabytes=size / 1e6, seconds=seconds)
         )
-        return True
+        return writer
 
     def _copy_final(self, path: Path, name: str) -> None:
         """Names, sizes and times say whether it is the same."""

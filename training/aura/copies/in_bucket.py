@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.checkpoint import manifest
-from aura.copies.copy_runs import Pace
+from aura.copies.copy_runs import Pace, may_go
 from aura.corpus.corpus import sha256_of
 from aura.storage.address import Address
 from aura.storage.bucket import Bucket, Entry
@@ -96,7 +96,7 @@ class Runs:
             if not self.bucket.upload(file, address, sha256, self.pace.passed):
                 raise OSError(console.text("other_checksum", file=file.name))  # written meanwhile
 
-    def rotate(self, name: str, keep: int, local: set[str]) -> None:
+    def rotate(self, name: str, keep: int, local: set[str], newest: manifest.Writer) -> None:
         """The newest by their arrival: after a run has gone back to an older step, later steps are older."""
         found: dict[str, dict[str, Entry]] = {}
         for key, entry in self.there.items():
@@ -108,7 +108,9 @@ class Runs:
         long_ago = datetime.now(UTC) - ABANDONED
         for checkpoint, files in found.items():
             abandoned = checkpoint not in whole and max(one.changed for one in files.values()) < long_ago
-            if checkpoint not in local and (checkpoint in whole[keep:] or abandoned):
+            if checkpoint in local or not (checkpoint in whole[keep:] or abandoned):
+                continue
+            if abandoned or may_go(self.read(f"{name}/{checkpoint}/{manifest.MANIFEST}"), newest):
                 in_order = sorted(files, key=lambda file: file != manifest.MANIFEST)
                 self._forget()
                 self.bucket.remove([self.where / name / checkpoint / file for file in in_order])

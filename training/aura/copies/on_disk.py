@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.checkpoint import manifest
-from aura.copies.copy_runs import Pace
+from aura.copies.copy_runs import Pace, may_go
 from aura.durable import publish
 from aura.texts import console
 
@@ -117,12 +117,14 @@ class Disk:
     def _temporary(self, final: Path, what: str = "") -> Path:
         return final.with_name(f".{what}{final.name}.{self.node}")
 
-    def rotate(self, name: str, keep: int, local: set[str]) -> None:
+    def rotate(self, name: str, keep: int, local: set[str], newest: manifest.Writer) -> None:
         """The newest by their arrival: after a run has gone back to an older step, later steps are older."""
         directory = self.where / name
         there = sorted(manifest.checkpoints(directory), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in there[keep:]:
-            if path.name not in local:
+            if path.name not in local and may_go(
+                self.read(f"{name}/{path.name}/{manifest.MANIFEST}"), newest
+            ):
                 path.rename(self._temporary(path, "old-"))
         for path in directory.glob(f".*.{self.node}"):
             if path.name.startswith(".old-") or path.name[1:].removesuffix(f".{self.node}") not in local:
