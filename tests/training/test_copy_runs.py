@@ -227,6 +227,15 @@ def test_what_is_damaged_is_not_copied(run: Path, target: Target, copy: Copy) ->
     assert tree(target.checkpoints / good.name) == tree(good)
 
 
+def test_a_copy_that_was_torn_is_made_again(run: Path, target: Target, copy: Copy) -> None:
+    copy()
+    for step, tear in ((100, lambda path: path.unlink()), (200, lambda path: path.write_bytes(b""))):
+        tear(target.checkpoints / f"checkpoint-step-{step}" / manifest.MODEL)
+    target.settle()
+    assert copy("--keep", "0")[0] == EXIT_OK
+    assert tree(target.checkpoints) == tree(run / "checkpoints")
+
+
 def test_a_killed_copy_is_no_checkpoint_and_goes_on(run: Path, target: Target, tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     whole = save(run, 300, size=10 << 20)  # 40 MB, in parts

@@ -60,8 +60,8 @@ class Target(Protocol):
     def no_room_for(self, path: Path, name: str, size: int) -> str:
         """Why these bytes do not fit, as a sentence; '' where they do."""
 
-    def has_checkpoint(self, name: str, content: bytes) -> bool:
-        """Is a whole one there, with this manifest?"""
+    def has_checkpoint(self, name: str, files: dict[str, Any], content: bytes) -> bool:
+        """Is a whole one there, with this manifest, and files of the sizes that it says?"""
 
     def put_checkpoint(self, path: Path, name: str, files: dict[str, Any], content: bytes) -> None:
         """`files` and `content` of its manifest. It is there whole or not at all. Raises manifest.Damaged where the
@@ -156,7 +156,7 @@ class Copier:
             if path.is_dir():  # else the run has let it go meanwhile
                 self.say(console.text("damaged_not_copied", path=path, reason=reason))
             return None
-        if self.target.has_checkpoint(name, content):
+        if self.target.has_checkpoint(name, files, content):
             return writer
         size, began = sum(entry["bytes"] for entry in files.values()), time.monotonic()
         if sentence := self.target.no_room_for(path, name, size):

@@ -43,9 +43,10 @@ class Runs:
     def no_room_for(self, path: Path, name: str, size: int) -> str:
         return ""
 
-    def has_checkpoint(self, name: str, content: bytes) -> bool:
+    def has_checkpoint(self, name: str, files: dict[str, Any], content: bytes) -> bool:
         entry = self.there.get(f"{name}/{manifest.MANIFEST}")
-        if entry is None:
+        sizes = {file: there.size for file in files if (there := self.there.get(f"{name}/{file}"))}
+        if entry is None or sizes != {file: said["bytes"] for file, said in files.items()}:
             return False
         # The tag of an object that was sent at once is its MD5, except where the provider encrypts in its own way.
         if entry.etag == hashlib.md5(content, usedforsecurity=False).hexdigest():

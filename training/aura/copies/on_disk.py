@@ -37,9 +37,12 @@ class Disk:
         values = {"free": free / 1e9, "needs": size / 1e9, "spare": self.leave_free / 1e9}
         return console.text("no_room_for_copy", path=path, target=self.where, **values)
 
-    def has_checkpoint(self, name: str, content: bytes) -> bool:
+    def has_checkpoint(self, name: str, files: dict[str, Any], content: bytes) -> bool:
+        there = self.where / name
         try:
-            return (self.where / name / manifest.MANIFEST).read_bytes() == content
+            return (there / manifest.MANIFEST).read_bytes() == content and all(
+                (there / file).stat().st_size == entry["bytes"] for file, entry in files.items()
+            )
         except FileNotFoundError:
             return False
 
