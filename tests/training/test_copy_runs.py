@@ -21,6 +21,7 @@ from aura.cluster.register import Book, Record, Vote
 from aura.commands import cli
 from aura.copies import copy_runs, on_disk
 from aura.corpus.corpus import TOKENIZER_CONFIG, Corpus
+from aura.durable import publish
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE
 from conftest import flip_a_bit
 from object_storage import KEY, SECRET, Storage
@@ -458,6 +459,31 @@ def test_a_run_goes_on_from_there_on_another_machine(
         cli.main(["export", "--checkpoint", f"{checkpoint}0", "--output", str(tmp_path / "x")]) == EXIT_USAGE
     )
     assert "is no checkpoint. There are: checkpoint-step-15, checkpoint-step-20." in capfd.readouterr().err
+
+
+def test_a_model_that_is_replaced_while_it_is_copied_is_copied_again(tmp_path: Path) -> None:
+    """With one of the same size, as another training of the same model is."""
+    final, target = tmp_path / "runs/first/final", tmp_path / "share"
+
+    def export(content: bytes, when: float) -> None:
+        new = final.with_name("new")
+        new.mkdir(parents=True)
+        (new / "model.safetensors").write_bytes(content)
+        os.utime(new / "model.safetensors", (when, when))
+        publish(new, final)
+
+    class Meanwhile(copy_runs.Pace):
+        def passed(self, count: int) -> None:
+            if (final / "model.safetensors").read_bytes() == b"old":
+                export(b"new", 2e9)
+
+    (tmp_path / "runs/first/rank-0").mkdir(parents=True)
+    (tmp_path / "runs/first/rank-0/status.json").write_bytes(b"{}")
+    export(b"old", 1e9)
+    copier = copy_runs.Copier(on_disk.Disk(target, 0, Meanwhile(0)), 1, print)
+    for _ in range(2):
+        copier.copy_all(tmp_path / "runs")
+    assert (target / "first/final/model.safetensors").read_bytes() == b"new"
 
 
 def test_a_slow_pace_is_kept() -> None:

@@ -80,19 +80,17 @@ class Disk:
     def put_file(self, path: Path, name: str) -> None:
         temporary = self._temporary(self.where / name)
         temporary.parent.mkdir(parents=True, exist_ok=True)
-        self._copy_file(path, temporary)
-        _take_time(path, temporary)
+        self._copy_file(path, temporary, with_time=True)
         temporary.replace(self.where / name)
 
     def put_model(self, files: list[Path], name: str) -> None:
         temporary = self._temporary(self.where / name)
         temporary.mkdir(parents=True, exist_ok=True)
         for file in files:
-            self._copy_file(file, temporary / file.name)
-            _take_time(file, temporary / file.name)
+            self._copy_file(file, temporary / file.name, with_time=True)
         publish(temporary, self.where / name)
 
-    def _copy_file(self, path: Path, target: Path) -> str:
+    def _copy_file(self, path: Path, target: Path, with_time: bool = False) -> str:
         """The SHA-256 of what was read, and of what the target has now, on its disk.
 
         What is in the target already, from a copy that was interrupted, is compared and written only where it differs.
@@ -101,6 +99,9 @@ class Disk:
         descriptor = os.open(target, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             with path.open("rb") as source:
+                times = os.fstat(
+                    source.fileno()
+                )  # of what is read: its name may be another file's by the end
                 while chunk := source.read(CHUNK):
                     digest.update(chunk)
                     if os.pread(descriptor, len(chunk), offset) != chunk:
@@ -112,6 +113,8 @@ class Disk:
                 os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             os.ftruncate(descriptor, offset)
             os.fsync(descriptor)
+            if with_time:
+                os.utime(descriptor, ns=(times.st_atime_ns, times.st_mtime_ns))
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
@@ -139,8 +142,3 @@ def _write(descriptor: int, chunk: bytes, offset: int) -> None:
     while rest:
         written = os.pwrite(descriptor, rest, offset)
         rest, offset = rest[written:], offset + written
-
-
-def _take_time(path: Path, target: Path) -> None:
-    status = path.stat()
-    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
