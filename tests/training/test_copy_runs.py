@@ -461,6 +461,37 @@ def test_a_run_goes_on_from_there_on_another_machine(
     assert "is no checkpoint. There are: checkpoint-step-15, checkpoint-step-20." in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("step", [100, 200], ids=["of-one-that-is-gone", "of-the-same"])
+def test_what_an_interrupted_copy_left_takes_no_room(step: int, small_disk: Path, tmp_path: Path) -> None:
+    """The disk has room for one and a half."""
+    whole, there = save(tmp_path / "runs/first", 200, size=10_000), small_disk / "first/checkpoints"
+    left = there / f".checkpoint-step-{step}.me"
+    left.mkdir(parents=True)
+    shutil.copy(whole / manifest.MODEL, left)
+    said: list[str] = []
+    copy_runs.Copier(on_disk.Disk(small_disk, 0, copy_runs.Pace(0), "me"), 1, said.append).copy_all(
+        tmp_path / "runs"
+    )
+    assert tree(there) == tree(whole.parent), said
+
+
+@in_a_bucket
+def test_what_was_begun_long_ago_and_is_gone_here_is_cleared_away(
+    run: Path, target: Target, copy: Copy
+) -> None:
+    copy()
+    for step in (300, 400):
+        left = target.checkpoints / f"checkpoint-step-{step}" / manifest.MODEL
+        left.parent.mkdir()
+        left.write_bytes(b"part")
+    long_ago = time.time() - 2 * 86400
+    os.utime(target.checkpoints / "checkpoint-step-300" / manifest.MODEL, (long_ago, long_ago))
+    target.settle()
+    copy()
+    assert not [*(target.checkpoints / "checkpoint-step-300").glob("*")]
+    assert left.exists(), "somebody may be sending the rest of it"
+
+
 def test_a_model_that_is_replaced_while_it_is_copied_is_copied_again(tmp_path: Path) -> None:
     """With one of the same size, as another training of the same model is."""
     final, target = tmp_path / "runs/first/final", tmp_path / "share"

@@ -79,6 +79,9 @@ class Target(Protocol):
     def put_model(self, files: list[Path], name: str) -> None:
         """An exported model, which has no manifest."""
 
+    def tidy(self, name: str, local: set[str]) -> None:
+        """What was begun below `name`, and is not in `local` any more, goes: nobody completes it."""
+
     def rotate(self, name: str, keep: int, local: set[str], newest: manifest.Writer) -> None:
         """Of the checkpoints below `name`, those in `local` stay, the `keep` that came last, and what the attempt that
         wrote the newest here knew nothing of."""
@@ -135,7 +138,10 @@ class Copier:
             if lead.age > there.age:
                 self.target.write(file, json.dumps(lead.as_json()).encode())
         local = sorted(manifest.checkpoints(run / "checkpoints"), key=manifest.step_of, reverse=True)
-        copied = [self._copy_checkpoint(path, f"{run.name}/checkpoints/{path.name}") for path in local]
+        names, directory = {path.name for path in local}, f"{run.name}/checkpoints"
+        if local:
+            self.target.tidy(directory, names)
+        copied = [self._copy_checkpoint(path, f"{directory}/{path.name}") for path in local]
         writers = [writer for writer in copied if writer is not None]
         for path in run.iterdir():
             if path.name in SMALL and not self.target.has_file(path, f"{run.name}/{path.name}"):
@@ -144,7 +150,7 @@ class Copier:
             self._copy_final(run / FINAL, f"{run.name}/{FINAL}")
         if local and len(writers) == len(local):
             newest = max(writers, key=lambda writer: writer.number)
-            self.target.rotate(f"{run.name}/checkpoints", self.keep, {path.name for path in local}, newest)
+            self.target.rotate(directory, self.keep, names, newest)
 
     def _copy_checkpoint(self, path: Path, name: str) -> manifest.Writer | None:
         """Who wrote it, if it is there now."""

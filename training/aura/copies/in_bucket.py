@@ -97,24 +97,36 @@ class Runs:
             if not self.bucket.upload(file, address, sha256, self.pace.passed):
                 raise OSError(console.text("other_checksum", file=file.name))  # written meanwhile
 
+    def tidy(self, name: str, local: set[str]) -> None:
+        long_ago = datetime.now(UTC) - ABANDONED
+        for checkpoint, files in self._found(name).items():
+            is_old = max(entry.changed for entry in files.values()) < long_ago
+            if is_old and manifest.MANIFEST not in files and checkpoint not in local:
+                self._remove(f"{name}/{checkpoint}", files)
+
     def rotate(self, name: str, keep: int, local: set[str], newest: manifest.Writer) -> None:
         """The newest by their arrival: after a run has gone back to an older step, later steps are older."""
+        found = self._found(name)
+        whole = [checkpoint for checkpoint, files in found.items() if manifest.MANIFEST in files]
+        whole.sort(key=lambda checkpoint: found[checkpoint][manifest.MANIFEST].changed, reverse=True)
+        for checkpoint in whole[keep:]:
+            name_there = f"{name}/{checkpoint}"
+            if checkpoint not in local and may_go(self.read(f"{name_there}/{manifest.MANIFEST}"), newest):
+                self._remove(name_there, found[checkpoint])
+
+    def _found(self, name: str) -> dict[str, dict[str, Entry]]:
+        """What is there of checkpoints below `name`, and of their files."""
         found: dict[str, dict[str, Entry]] = {}
         for key, entry in self.there.items():
             checkpoint, _, file = key.removeprefix(f"{name}/").partition("/")
             if key.startswith(f"{name}/") and manifest.NAME.fullmatch(checkpoint) and file:
                 found.setdefault(checkpoint, {})[file] = entry
-        whole = [checkpoint for checkpoint, files in found.items() if manifest.MANIFEST in files]
-        whole.sort(key=lambda checkpoint: found[checkpoint][manifest.MANIFEST].changed, reverse=True)
-        long_ago = datetime.now(UTC) - ABANDONED
-        for checkpoint, files in found.items():
-            abandoned = checkpoint not in whole and max(one.changed for one in files.values()) < long_ago
-            if checkpoint in local or not (checkpoint in whole[keep:] or abandoned):
-                continue
-            if abandoned or may_go(self.read(f"{name}/{checkpoint}/{manifest.MANIFEST}"), newest):
-                in_order = sorted(files, key=lambda file: file != manifest.MANIFEST)
-                self._forget()
-                self.bucket.remove([self.where / name / checkpoint / file for file in in_order])
+        return found
+
+    def _remove(self, name: str, files: dict[str, Entry]) -> None:
+        in_order = sorted(files, key=lambda file: file != manifest.MANIFEST)
+        self._forget()
+        self.bucket.remove([self.where / name / file for file in in_order])
 
     def _forget(self) -> None:
         """The listing is not true any more."""

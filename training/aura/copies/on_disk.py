@@ -31,6 +31,9 @@ class Disk:
     def no_room_for(self, path: Path, name: str, size: int) -> str:
         directory = (self.where / name).parent
         directory.mkdir(parents=True, exist_ok=True)
+        temporary = self._temporary(self.where / name)
+        if temporary.is_dir():  # what was interrupted goes on
+            size -= sum(file.stat().st_size for file in temporary.iterdir())
         free = shutil.disk_usage(directory).free
         if size + self.leave_free <= free:
             return ""
@@ -125,14 +128,18 @@ class Disk:
 
     def rotate(self, name: str, keep: int, local: set[str], newest: manifest.Writer) -> None:
         """The newest by their arrival: after a run has gone back to an older step, later steps are older."""
-        directory = self.where / name
-        there = sorted(manifest.checkpoints(directory), key=lambda path: path.stat().st_mtime, reverse=True)
+        there = sorted(
+            manifest.checkpoints(self.where / name), key=lambda path: path.stat().st_mtime, reverse=True
+        )
         for path in there[keep:]:
             if path.name not in local and may_go(
                 self.read(f"{name}/{path.name}/{manifest.MANIFEST}"), newest
             ):
                 path.rename(self._temporary(path, "old-"))
-        for path in directory.glob(f".*.{self.node}"):
+        self.tidy(name, local)
+
+    def tidy(self, name: str, local: set[str]) -> None:
+        for path in (self.where / name).glob(f".*.{self.node}"):
             if path.name.startswith(".old-") or path.name[1:].removesuffix(f".{self.node}") not in local:
                 shutil.rmtree(path, ignore_errors=True)
 
