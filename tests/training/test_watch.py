@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,29 @@ def test_the_same_after_two_restarts_is_a_broken_part() -> None:
     forget(before["GPU-1"])
     (sequence,) = readings([WELL], boot="d", xids={0: FALLEN})
     assert judge(before, sequence)[0].remedy == remedies[0]
+
+
+def test_a_card_that_was_taken_out_is_no_fault_any_more_once_somebody_has_said_so() -> None:
+    before: Before = {}
+    other = replace(WELL, uuid="GPU-2")
+    assert found(readings(*steady(1), [other], [other]), before) == [(1, "lost", True)]
+    forget(before["GPU-1"])
+    assert found(readings([other], [other]), before) == []
+    assert found(readings([WELL, other], [other]), before) == [(1, "lost", True)], "it is back, and lost"
+
+
+def test_errors_of_runs_long_ago_are_not_counted(tmp_path: Path) -> None:
+    places = {name: tmp_path / name for name in ("state", "faults", "runs")}
+    words = ["--once", *(word for name, path in places.items() for word in (f"--{name}", str(path)))]
+    watcher = watch.Watcher(watch._parser().parse_args(words))
+    now = time.time()
+    for number, ago in enumerate((30, 20, 10, 0)):
+        status = {"rank": 0, "state": "failed", "message": "CUDA error: an illegal memory access"}
+        rank = places["runs"] / f"r{number}/rank-0"
+        rank.mkdir(parents=True)
+        (rank / "status.json").write_text(json.dumps(status | {"gpu": "GPU-1", "updated": now - 86400 * ago}))
+    assert watcher._errors_of_cuda() == [("GPU-1", "CUDA error: an illegal memory access")]
+    assert watcher._errors_of_cuda() == []
 
 
 def test_recorded_readings_are_judged_again_and_passed_on(

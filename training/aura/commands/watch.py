@@ -21,7 +21,7 @@ from aura.errors import EXIT_OK, EXIT_TEMPORARY, ConfigError, Parser
 from aura.texts.console import put, text
 from aura.watch.events import CRITICAL, WARNING, Event, this_node
 from aura.watch.faults import VARIABLE, is_known, write_fault
-from aura.watch.health import Before, Finding, Past, begin_anew, forget, judge
+from aura.watch.health import CUDA_WITHIN, Before, Finding, Past, begin_anew, forget, judge
 from aura.watch.kernel_log import KernelLog, boot
 from aura.watch.nvml import Gpus
 from aura.watch.queue import Queue
@@ -120,12 +120,16 @@ class Watcher:
             put(text("watch_kernel_unreadable", reason=error.strerror))
 
     def _errors_of_cuda(self) -> list[tuple[str, str]]:
-        """Of the ranks here that have ended with one, each once."""
+        """Of the ranks here that have ended with one lately, each once."""
         found = []
         for _, status in statuses(self.arguments.runs):
             message, key = str(status.get("message")), f"{status.get('rank')} {status.get('updated')}"
             is_error = "CUDA error" in message and "out of memory" not in message
-            if status.get("state") == "failed" and is_error and key not in self.said:
+            # Those of long ago are not three in an hour, though the first look finds all of them.
+            is_new = (
+                abs(time.time() - float(status.get("updated") or 0)) < CUDA_WITHIN and key not in self.said
+            )
+            if status.get("state") == "failed" and is_error and is_new:
                 self.said.add(key)
                 found.append((str(status.get("gpu") or ""), message))
         return found

@@ -91,7 +91,7 @@ def begin_anew(past: Past) -> None:
 def forget(past: Past) -> None:
     """Somebody has repaired it: what comes from now on is new."""
     begin_anew(past)
-    past.boots, past.cuda = {}, []
+    past.last, past.boots, past.cuda = {}, {}, []  # it may have been taken out
 
 
 def _finding(kind: str, trips: bool, gpu: GpuReading, remedy: str, **values: object) -> Finding:
