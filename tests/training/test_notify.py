@@ -142,6 +142,25 @@ def test_the_same_is_said_once_and_then_counted(tmp_path: Path) -> None:
         assert len(web.bodies) == 3
 
 
+def test_a_clock_that_was_wrong_once_silences_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    with web_server() as web:
+        services = read_services(config(tmp_path, own(web.port)))
+        for offset in (4 * 365 * 86400, 0):
+            monkeypatch.setattr(time, "time", lambda offset=offset: now + offset)
+            post = sender(tmp_path, services, [])
+            post.queue.add(replace(EVENT, ts=now + offset))
+            post.round()
+        assert [body["ts"] - now for body in web.bodies] == [4 * 365 * 86400, 0]
+        # It was 2020 until a time server answered, and there was no internet until then.
+        web.answer = 500
+        post.queue.add(replace(EVENT, host="node4", ts=1577836800.0))
+        post.round()
+        web.answer = 200
+        sender(tmp_path, services, []).round()
+        assert web.bodies[2]["host"] == "node4"
+
+
 def test_the_queue_survives_a_kill_and_nothing_shows_the_address(tmp_path: Path) -> None:
     with web_server() as web:
         web.answer = 500

@@ -20,8 +20,7 @@ from pathlib import Path
 from aura.durable import write_atomically
 from aura.watch.events import Event, event_of
 
-MOST = 1000  # files; with more of them the oldest are thrown away
-LONGEST_WAIT = 7 * 86400.0  # seconds after which nobody wants to know any more
+MOST = 1000  # files; with more of them the oldest are thrown away. Not by age: the clock may have been wrong
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Queue:
         self._write(path, event, pending)
 
     def entries(self) -> Iterator[Entry]:
-        """From the oldest on. What is no event, or too old, is thrown away."""
+        """From the oldest on. What is no event is thrown away."""
         paths = sorted(self.directory.glob("*.json"))
         for path in paths[: max(0, len(paths) - MOST)]:
             path.unlink(missing_ok=True)
@@ -53,9 +52,6 @@ class Queue:
             except FileNotFoundError:
                 continue
             except (ValueError, KeyError, TypeError):
-                path.unlink(missing_ok=True)
-                continue
-            if time.time() - entry.event.ts > LONGEST_WAIT:
                 path.unlink(missing_ok=True)
                 continue
             yield entry

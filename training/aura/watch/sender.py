@@ -102,7 +102,7 @@ class Sender:
     def _say_what_was_held(self) -> None:
         """One message for all that was the same, once it may be said again."""
         for key, held in list(self.memory.held.items()):
-            if time.time() - held.said < self.quiet:
+            if 0 <= time.time() - held.said < self.quiet:  # else the clock ran ahead then
                 continue
             del self.memory.held[key]
             if held.count:
