@@ -16,10 +16,12 @@ from typing import Any
 
 @dataclass
 class Received:
-    """`answer`: the status that is given next, or None for a connection that is cut in the middle."""
+    """`answer`: the status that is given next, or None for a connection that is cut in the middle. `refuses`: the words
+    in a message that is answered with 400, whatever the others are."""
 
     port: int = 0
     answer: int | None = 200
+    refuses: str = ""
     paths: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
     asked: int = 0  # refused ones too
@@ -69,10 +71,11 @@ def web_server(port: int = 0) -> Iterator[Received]:
             if received.answer is None:
                 self.connection.shutdown(socket.SHUT_RDWR)
                 return
-            if received.answer < 300:
+            answer = 400 if received.refuses and received.refuses in body.decode() else received.answer
+            if answer < 300:
                 received.paths.append(self.path)
                 received.bodies.append(json.loads(body))
-            self.send_response(received.answer)
+            self.send_response(answer)
             self.send_header("Content-Length", "2")
             self.end_headers()
             self.wfile.write(b"ok" if "slack" in self.path or "T1JJ" in self.path else b"{}")

@@ -17,6 +17,7 @@ from aura.watch.services import Service, Services
 
 QUIET = 900.0  # seconds in which the same is not said twice; what comes meanwhile is counted, and said at their end
 FIRST_WAIT, LONGEST_WAIT = 5.0, 900.0  # seconds before a service that did not take a message is asked again
+OFTEN = 4  # of the first of these waits: one that long comes after three tries, and from then on it may be the message
 
 
 @dataclass
@@ -116,12 +117,18 @@ class Sender:
             self.memory.save()
 
     def _deliver_to(self, service: Service, entries: list[Entry]) -> None:
-        """In order; a service that does not take one is left alone for a while, then for longer."""
-        for number, entry in enumerate(entries):
-            pending = entry.pending or []
-            if service.key not in pending:
-                continue
-            if trouble := service.send(entry.event, self.services.cluster):
+        """In order; a service that does not take one is left alone for a while, then for longer. One that it does not
+        take, though it takes the newest, is given up: all behind it would wait for ever."""
+        waiting = [number for number, entry in enumerate(entries) if service.key in (entry.pending or [])]
+        while waiting:
+            trouble = self._send(service, entries, waiting[0])
+            often = self.wait.get(service.key, 0.0) >= OFTEN * self.first_wait
+            if trouble and often and len(waiting) > 1 and not self._send(service, entries, waiting[-1]):
+                waiting.pop()
+                if trouble := self._send(service, entries, waiting[0]):  # the service may be back just now
+                    self._give_up(service, entries, waiting[0], trouble)
+                    trouble = ""
+            if trouble:
                 wait = self.wait[service.key] = min(
                     2 * self.wait.get(service.key, self.first_wait / 2), LONGEST_WAIT
                 )
@@ -129,9 +136,26 @@ class Sender:
                 self.say(text("not_delivered", service=service.name, seconds=wait, reason=trouble))
                 return
             self.wait.pop(service.key, None)
-            pending = [key for key in pending if key != service.key]
-            self.queue.keep_for(entry, pending)
-            entries[number] = replace(entry, pending=pending)
+            waiting.pop(0)
+
+    def _send(self, service: Service, entries: list[Entry], number: int) -> str:
+        """Why it was not delivered; empty when it was."""
+        trouble = service.send(entries[number].event, self.services.cluster)
+        if not trouble:
+            self._done(service, entries, number)
+        return trouble
+
+    def _give_up(self, service: Service, entries: list[Entry], number: int, trouble: str) -> None:
+        event = entries[number].event
+        values = {"event": event.kind, "message": event.message, "reason": trouble}
+        self.say(text("given_up", service=service.name, **values))
+        self._done(service, entries, number)
+
+    def _done(self, service: Service, entries: list[Entry], number: int) -> None:
+        entry = entries[number]
+        pending = [key for key in entry.pending or [] if key != service.key]
+        self.queue.keep_for(entry, pending)
+        entries[number] = replace(entry, pending=pending)
 
     def _beat(self) -> None:
         services = self.services
