@@ -20,9 +20,12 @@ from aura.cluster import register
 from aura.cluster.register import Book, Record, Vote
 from aura.commands import cli
 from aura.copies import copy_runs, on_disk
+from aura.copies.fetch import fetch
 from aura.corpus.corpus import TOKENIZER_CONFIG, Corpus
+from aura.corpus.listener import Silence
 from aura.durable import publish
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE
+from aura.storage.address import place
 from conftest import flip_a_bit
 from object_storage import KEY, SECRET, Storage
 from services import wait_until
@@ -422,6 +425,18 @@ def test_a_checkpoint_that_is_torn_is_not_gone_on_from(
     words += ["--resume-from", f"{BUCKET}/first/checkpoints/checkpoint-step-200"]
     assert cli.main(words) != EXIT_OK
     assert not [*(tmp_path / "n").rglob("*step*")]
+
+
+@in_a_bucket
+def test_a_fetch_that_was_killed_leaves_nothing_in_the_way(run: Path, copy: Copy, tmp_path: Path) -> None:
+    """In a container the next one has the same process number."""
+    copy()
+    checkpoints, name = tmp_path / "fetched", "checkpoint-step-200"
+    for pid in (os.getpid(), 99999):
+        (checkpoints / f"{name}{manifest.TEMPORARY}{pid}").mkdir(parents=True)
+    fetch(place(f"{BUCKET}/first/checkpoints/{name}"), checkpoints, Silence())
+    assert tree(checkpoints / name) == tree(run / "checkpoints" / name)
+    assert {path.name for path in checkpoints.iterdir()} == {name, ".lock"}
 
 
 def test_a_run_goes_on_from_there_on_another_machine(

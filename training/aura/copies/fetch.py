@@ -36,7 +36,9 @@ def fetch(address: Address, checkpoints: Path, listener: Listener) -> Path:
             ):
                 raise ConfigError("another_checkpoint_here", path=final, address=address)
             return final
-        # The trainer removes what has this in its name, should this be killed.
+        for left in checkpoints.glob(f"{address.name}{manifest.TEMPORARY}*"):  # by one that was killed
+            shutil.rmtree(left)
+        # The trainer removes what has this in its name, too.
         temporary = checkpoints / f"{address.name}{manifest.TEMPORARY}{os.getpid()}"
         temporary.mkdir()
         try:
