@@ -210,6 +210,14 @@ def test_a_secret_that_goes_is_not_shown(role: Path) -> None:
         assert not shown, f"roles/{role.name}/tasks/remove.yml: {task['name']}: {shown} needs no_log: true"
 
 
+def test_a_service_that_runs_all_the_time_starts_again(role: Path) -> None:
+    for path in (role / "tasks").glob("*.yml"):
+        for task in tasks_of(read(path)):
+            if task.get("ansible.builtin.include_role") and "service_command" in task.get("vars", {}):
+                settings = task["vars"].get("service_settings", "")
+                assert "service_every" in task["vars"] or "Restart=" in settings, tree.relative(path)
+
+
 def tasks_of(value: Any) -> Iterator[dict[str, Any]]:
     """Every task of a file, those in blocks and plays too."""
     if isinstance(value, list):
