@@ -359,8 +359,23 @@ def test_a_disk_that_cannot_be_written_is_for_later(run: Path, target: Target, c
     assert code == EXIT_TEMPORARY and "first cannot be copied now: " in said and "tried again" in said
     target.share.parent.unlink()
     code, said = copy("--leave-free", "1e9")
-    assert code == EXIT_OK and "shall stay free. Delete old runs there." in said
+    assert code == EXIT_TEMPORARY and "shall stay free. Delete old runs there. It is tried again." in said
     assert not [path for path in target.share.rglob("*step*")]
+
+
+@on_a_disk
+def test_where_nothing_can_be_copied_it_is_said(
+    run: Path, target: Target, copy: Copy, tmp_path: Path
+) -> None:
+    for wrong, sentence in ((tmp_path / "none", "is no directory"), (run, "is a run. It is the directory")):
+        code, said = copy("--runs", str(wrong))
+        assert code == EXIT_USAGE and sentence in said, said
+    assert f"--runs {tmp_path / 'runs'}" in said
+    code, said = copy("--runs", str(tmp_path))
+    assert code == EXIT_TEMPORARY and f"no run in {tmp_path} has begun on this machine" in said
+    assert not target.share.exists()
+    (tmp_path / "empty").mkdir()
+    assert copy("--runs", str(tmp_path / "empty")) == (EXIT_OK, "")
 
 
 def test_a_run_that_cannot_be_read_holds_up_no_other_one(run: Path, target: Target, copy: Copy) -> None:

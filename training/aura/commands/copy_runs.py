@@ -16,7 +16,8 @@ def main(argv: list[str]) -> int:
     parser = Parser(
         prog="aura copy-runs",
         description="Copy what runs have finished to another disk, or into object storage: checkpoints, final/ and "
-        "what they need. What is there already is left alone. Ends with 75 when the target cannot be written for now.",
+        "what they need. What is there already is left alone. Ends with 75 when the target cannot be written for now, "
+        "or has no room.",
     )
     parser.add_argument("--runs", type=Path, required=True, metavar="DIR", help="the directory with the runs")
     parser.add_argument(

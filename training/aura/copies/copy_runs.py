@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from aura.checkpoint import manifest
 from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG
+from aura.errors import ConfigError
 from aura.storage.address import Address
 from aura.storage.bucket import Refused, Unreachable
 from aura.texts import console
@@ -104,13 +105,17 @@ class Copier:
     target: Target
     keep: int
     say: Callable[[str], None]
+    troubles: list[str] = field(default_factory=list)  # sentences: what is not copied for now
 
     def copy_all(self, runs: Path) -> None:
         """Every run that a rank leads which is here: the others' checkpoints are the same. What is wrong with one of
-        them holds up no other one. Raises Later."""
-        troubles = []
+        them holds up no other one. Raises Later, and ConfigError where `runs` is something else."""
         if not runs.is_dir():
-            return
+            raise ConfigError("runs_not_there", path=runs)
+        if any(runs.glob("rank-*")):
+            raise ConfigError("runs_is_a_run", path=runs, parent=runs.absolute().parent)
+        if any(runs.iterdir()) and not any(runs.glob("*/rank-*")):
+            raise Later(console.text("no_run_has_begun", path=runs))
         for run in sorted(runs.iterdir()):
             if run.is_symlink():
                 continue
@@ -119,11 +124,11 @@ class Copier:
                 if (run / f"rank-{lead.rank}/status.json").is_file():
                     self._copy_run(run, lead)
             except OSError as error:
-                troubles.append(console.text("not_copied_now", run=run.name, error=error))
+                self.troubles.append(console.text("not_copied_now", run=run.name, error=error))
             except (Refused, Unreachable) as error:  # of all runs the same would be said
-                raise Later(str(error)) from None
-        if troubles:
-            raise Later(" ".join(troubles))
+                raise Later(" ".join([*self.troubles, str(error)])) from None
+        if self.troubles:
+            raise Later(" ".join(self.troubles))
 
     def _copy_run(self, run: Path, lead: Lead) -> None:
         """Not where another node leads it by now, and this one heard nothing of it: two would copy over each other for
@@ -166,7 +171,7 @@ class Copier:
             return writer
         size, began = sum(entry["bytes"] for entry in files.values()), time.monotonic()
         if sentence := self.target.no_room_for(path, name, size):
-            self.say(sentence)
+            self.troubles.append(sentence)
             return None
         try:
             self.target.put_checkpoint(path, name, files, content)
@@ -189,7 +194,7 @@ class Copier:
         if all(self.target.has_file(file, f"{name}/{file.name}") for file in files):
             return
         if sentence := self.target.no_room_for(path, name, sum(file.stat().st_size for file in files)):
-            self.say(sentence)
+            self.troubles.append(sentence)
             return
         self.target.put_model(files, name)
         self.say(console.text("copied", path=self.target.where / name))
