@@ -72,6 +72,7 @@ def test_gpus_in_the_guides_form(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         Name=lambda _: "NVIDIA RTX 4090",
         UtilizationRates=load,
         MemoryInfo=lambda _: memory,
+        PowerUsage=raises(pynvml.NVMLError_NoPermission),
     )
     monkeypatch.setattr(psutil, "process_iter", lambda _: [])
     assert monitor.main(["--once", "--interval", "0.1"]) == 0

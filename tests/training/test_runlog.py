@@ -20,10 +20,12 @@ from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.model import export
 from aura.run.board import Board
-from aura.run.runlog import COLUMNS, HEADER, LOG, MODEL_CONFIG, Row, RunLog, write_model_config
+from aura.run.runlog import COLUMNS, LOG, MODEL_CONFIG, Row, RunLog, write_model_config
 from aura.run.status import Status
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import at_step, complete, send_self, start
+
+HEADER = ",".join(COLUMNS) + "\n"
 
 
 def row(step: int) -> Row:

@@ -17,6 +17,13 @@ import psutil
 import pynvml
 
 GIB = 2**30
+# A card that is asked for what it or its driver does not know.
+NOT_TOLD = (
+    pynvml.NVMLError_NotSupported,
+    pynvml.NVMLError_FunctionNotFound,
+    pynvml.NVMLError_InvalidArgument,
+    pynvml.NVMLError_NoPermission,
+)
 FIRST_INTERVAL = 0.5  # seconds; the load of the processor is a mean over a time
 
 
@@ -96,11 +103,11 @@ def _read_gpu(index: int) -> Gpu:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         name = pynvml.nvmlDeviceGetName(handle)
-        load = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-        temperature = _ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
-        milliwatts = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
-        uuid = _ask(pynvml.nvmlDeviceGetUUID, handle) or ""
+        load = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        temperature = ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+        milliwatts = ask(pynvml.nvmlDeviceGetPowerUsage, handle)
+        uuid = ask(pynvml.nvmlDeviceGetUUID, handle) or ""
     except pynvml.NVMLError as error:
         return Gpu(index, "", None, None, None, str(error))
     watts = None if milliwatts is None else milliwatts / 1000
@@ -108,11 +115,11 @@ def _read_gpu(index: int) -> Gpu:
     return Gpu(index, name, load and load.gpu, used, total, "", temperature, watts, uuid)
 
 
-def _ask(question: Callable[..., Any], *about: Any) -> Any:
+def ask(question: Callable[..., Any], *about: Any) -> Any:
     """None where this GPU does not say: laptops and chips that share the memory of the processor."""
     try:
         return question(*about)
-    except pynvml.NVMLError_NotSupported:
+    except NOT_TOLD:
         return None
 
 

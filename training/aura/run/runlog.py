@@ -51,7 +51,6 @@ class Row:
 
 
 COLUMNS = [column.name for column in fields(Row) if column.name != "bits_of_parts"]
-HEADER = ",".join(COLUMNS) + "\n"
 BY_OWN_CLOCK = ("tokens_per_second", "seconds")
 OF_PART = "bits_per_byte/"  # before the name of a part, in the columns behind those
 

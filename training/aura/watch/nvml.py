@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pynvml
 
+from aura.check.monitor import ask
 from aura.watch.readings import GpuReading
-
-# A card that is asked for what it or its driver does not know.
-NOT_TOLD = (
-    pynvml.NVMLError_NotSupported,
-    pynvml.NVMLError_FunctionNotFound,
-    pynvml.NVMLError_InvalidArgument,
-    pynvml.NVMLError_NoPermission,
-)
 
 
 class Gpus:
@@ -56,16 +48,16 @@ def _read(index: int) -> GpuReading:
     """Raises NVMLError where the card does not answer."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
-    pci = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
-    load = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    remapped = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)  # corrected, uncorrected, pending, failed
+    pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    load = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    remapped = ask(pynvml.nvmlDeviceGetRemappedRows, handle)  # corrected, uncorrected, pending, failed
     return GpuReading(
         uuid,
         index,
         name,
         pci="" if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}",
         recovery_action=_recovery_action(handle),
-        ecc=_ask(
+        ecc=ask(
             pynvml.nvmlDeviceGetTotalEccErrors,
             handle,
             pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
@@ -73,30 +65,23 @@ def _read(index: int) -> GpuReading:
         ),
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
-        temperature=_ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        temperature=ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         slowdown_at=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
         shutdown_at=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
         # Drivers before 535 know it by this name, and later ones still do.
-        throttle=_ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
-        pcie_width=_ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        throttle=ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+        pcie_width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
         load=None if load is None else load.gpu,
     )
 
 
 def _threshold(handle: Any, which: int) -> int | None:
-    return _ask(pynvml.nvmlDeviceGetTemperatureThreshold, handle, which) or None  # some say 0 for none
+    return ask(pynvml.nvmlDeviceGetTemperatureThreshold, handle, which) or None  # some say 0 for none
 
 
 def _recovery_action(handle: Any) -> int | None:
     """From driver 570 on."""
-    values = _ask(pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    values = ask(pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
         return None
     return int(values[0].value.uiVal)
-
-
-def _ask(question: Callable[..., Any], *about: Any) -> Any:
-    try:
-        return question(*about)
-    except NOT_TOLD:
-        return None
