@@ -26,6 +26,7 @@ from aura.errors import ConfigError
 from aura.run.status import Status
 from aura.watch import nodes
 from aura.watch.events import WARNING, Event
+from aura.watch.lead import lead_of
 from aura.watch.nodes import MISSES, Nodes, answers
 from aura.watch.queue import Queue
 from aura.watch.runs import ACTIVE, Seen, begun_of, is_alive, news, statuses
@@ -436,6 +437,18 @@ def test_of_a_run_tells_who_leads_it_and_who_takes_the_lead_goes_on(tmp_path: Pa
     assert node(0, back, "training", mine, loss=2.3) == ["run.interrupted 0", "run.resumed 0"]
     assert node(1, back, "done", older) == []
     assert node(0, back, "done", mine, validation_loss=2.2) == ["run.finished 0"]
+
+
+def test_a_vote_that_says_nothing_leaves_the_lead_to_rank_0(tmp_path: Path) -> None:
+    votes = [tmp_path / f"rank-{rank}" / register.FILE for rank in range(4)]
+    for vote in votes:
+        vote.parent.mkdir()
+    votes[0].symlink_to(tmp_path / "just-taken-away")
+    votes[1].write_text('{"launch": "20261121')
+    votes[2].write_text("[]")
+    assert lead_of(tmp_path).rank == 0
+    votes[3].write_text('{"launch": "20261121-1"}')
+    assert (lead_of(tmp_path).launch, lead_of(tmp_path).rank) == ("20261121-1", 0)
 
 
 def test_a_clock_that_is_set_back_makes_no_rank_a_dead_one(tmp_path: Path) -> None:

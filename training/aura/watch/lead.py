@@ -7,6 +7,7 @@ Standard library only.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,4 +45,8 @@ def lead_in(content: bytes) -> Lead:
 
 def lead_of(run: Path) -> Lead:
     """As the ranks know it that are on this node; it has the lead where `rank` is one of them. Raises OSError."""
-    return max((lead_in(vote.read_bytes()) for vote in run.glob(f"rank-*/{VOTE}")), default=Lead())
+    found = Lead()
+    for vote in run.glob(f"rank-*/{VOTE}"):
+        with suppress(FileNotFoundError):  # who launches anew has just taken it away
+            found = max(found, lead_in(vote.read_bytes()))
+    return found
