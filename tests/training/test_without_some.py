@@ -22,6 +22,7 @@ from aura.corpus.corpus import Corpus
 from aura.errors import DataError
 from aura.run import attempt, trainer
 from aura.run.runlog import LOG
+from aura.watch.lead import lead_of
 from services import wait_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import TINY, Fault, Trainer, at_step, infinite_gradient, send_self
@@ -169,10 +170,12 @@ def test_the_first_rank_goes_for_good_and_comes_back(running: Launch) -> None:
     running.nodes[0].off()
     for rank in (1, 2):
         running.nodes[rank].trains_without([0])
+    assert [lead_of(running.folder / f"node{number}/run").rank for number in range(3)] == [0, 1, 1]
     assert "Training goes on without rank 0 (127.0.1.0)." in running.nodes[1].text
     assert "Of these two ranks, rank 1 goes on alone" in running.nodes[1].text
     running.on(0)
     running.all_train()
+    assert [lead_of(running.folder / f"node{number}/run").rank for number in range(3)] == [0, 0, 0]
     assert "rank 0 is back, and training goes on with it" in running.nodes[1].text
     first, second = (running.folder / f"node{number}/run" for number in range(2))
     for run in (first, second):
