@@ -8,6 +8,8 @@ from typing import Any
 from ansible.plugins.loader import filter_loader
 
 Seen = dict[str, Any]
+SERVICE = "/etc/systemd/system/aura-shared-directory.service"  # of who mounts it
+SCRIPT = "aura-script.service"
 
 
 def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
@@ -16,6 +18,12 @@ def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
         said += server(settings, node)
     if settings["client_enabled"]:
         said += [*source(settings), *place(settings, node), *numbers(settings, nodes)]
+    is_off = not (settings["server_enabled"] or settings["client_enabled"])
+    if is_off and node["files"][SERVICE]["kind"] != "absent" and node["units"][SCRIPT]["active"]:
+        said.append(
+            "somebody's script runs there, which may write into the shared directory that is to go. End it first: "
+            "ansible-playbook playbooks/stop.yml"
+        )
     return said
 
 

@@ -112,6 +112,7 @@ def test_a_shared_directory_that_cannot_be_is_refused_before_the_first_packet(di
 # --- what is taken back ----------------------------------------------------------------------------
 
 EXPORTS, LOOKS_AFTER = "/etc/exports.d/aura.exports", "/etc/systemd/system/aura-shared-directory.service"
+OWN_EXPORTS = "/etc/exports"
 SERVED = {EXPORTS: "# Written by Ansible\n/srv/aura 192.168.50.21(rw)\n"}
 MOUNTED = {LOOKS_AFTER: "ExecStart=/usr/local/lib/aura/shared-directory /srv/old-files 192.168.50.20 2049\n"}
 
@@ -122,10 +123,13 @@ def taken_back(texts: dict[str, str], etab: str = "", masked: bool = False) -> l
     kept = [EXPORTS, LOOKS_AFTER, known["__nfs_credentials"]]
     seen: dict[str, Any] = {
         "files": {path: {**ABSENT, "kind": "file"} if path in texts else ABSENT for path in kept},
-        "texts": {**dict.fromkeys(kept, ""), **texts, "/var/lib/nfs/etab": etab},
+        "texts": {**dict.fromkeys([*kept, OWN_EXPORTS], ""), **texts, "/var/lib/nfs/etab": etab},
         "units": {name: MASKED if masked else UNIT for name in known["__nfs_old_versions"]},
     }
-    known |= {"__nfs_seen": seen, "__nfs_others": FILTERS.nfs_others(etab, seen["texts"][EXPORTS])}
+    known |= {
+        "__nfs_seen": seen,
+        "__nfs_others": FILTERS.nfs_others(etab, *(seen["texts"][path] for path in (OWN_EXPORTS, EXPORTS))),
+    }
     done = []
     for task in loaded("roles/nfs/tasks/remove.yml"):
         # In place of a loop its first one.
@@ -150,6 +154,9 @@ def test_what_was_shared_is_not_any_more() -> None:
     assert taken_back(SERVED, ONE + TWO, masked=True) == [free, stopped]
     assert taken_back(SERVED, ONE + TWO) == [stopped], "somebody has them in use again"
     assert taken_back(SERVED, f"{ONE}/home\t*(ro)\n") == ["started nfs-server.service"]
+    # A server that is down at the moment
+    assert taken_back(SERVED | {OWN_EXPORTS: "# mine\n/home *(ro)\n"}) == ["started nfs-server.service"]
+    assert taken_back(SERVED | {OWN_EXPORTS: "# /home *(ro)\n"}) == [stopped]
     # Where it was mounted, not where it would be now; for SMB nothing was masked.
     assert taken_back(MOUNTED, masked=True) == [free, r"srv-old\x2dfiles.mount"]
     assert taken_back(MOUNTED | {"/etc/aura-shared-directory.credentials": ""}, masked=True) == [
@@ -207,7 +214,16 @@ def test_all_that_is_wrong_is_said() -> None:
     node = {"mounts": {"/srv/aura": {**FREE, "empty": False}}, "files": {}}
     said = problems("nfs", node, **{**CLIENT, "source": "nowhere"})
     assert "neither NFS" in said and "would be hidden" in said
-    assert problems("nfs", {}, source="nowhere", clients=[]) == "", "a node that shares nothing"
+
+
+def test_it_does_not_go_under_a_script_that_runs() -> None:
+    off = {"source": "nowhere", "clients": []}
+    files = {LOOKS_AFTER: {**ABSENT, "kind": "file"}}
+    running, ended = ({"aura-script.service": {**UNIT, "active": active}} for active in (True, False))
+    assert "script runs there" in problems("nfs", {"files": files, "units": running}, **off)
+    assert problems("nfs", {"files": files, "units": ended}, **off) == ""
+    nothing = {"files": {LOOKS_AFTER: ABSENT}, "units": running}
+    assert problems("nfs", nothing, **off) == "", "a node that shares nothing"
 
 
 def test_names_follow_from_what_is_mounted() -> None:

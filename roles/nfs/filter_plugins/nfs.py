@@ -28,10 +28,11 @@ def nfs_exported_otherwise(seen: Seen, directory: str, clients: Sequence[str], o
     return ""
 
 
-def nfs_others(etab: str, ours: str) -> list[str]:
-    """The directories that are exported, but for those that our own file (its text) names."""
+def nfs_others(etab: str, exports: str, ours: str) -> list[str]:
+    """The directories that are exported, or would be by /etc/exports, but for those that our own file names."""
     own = re.findall(r"(?m)^(/\S+)", ours)
-    return [directory for directory in re.findall(r"(?m)^(/[^\t]*)\t", etab) if directory not in own]
+    found = [*re.findall(r"(?m)^(/[^\t]*)\t", etab), *re.findall(r"(?m)^\s*\"?(/[^\s\"]+)", exports)]
+    return [directory for directory in found if directory not in own]
 
 
 def nfs_mounted(seen: Seen, directory: str, source: str, unit: str) -> bool:
