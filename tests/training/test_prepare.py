@@ -12,7 +12,9 @@ from aura.commands.prepare import main
 from aura.corpus import corpus as corpora
 from aura.corpus import running_text
 from aura.corpus.corpus import Corpus, verify
-from aura.corpus.prepare import prepare
+from aura.corpus.prepare import build, prepare
+from aura.corpus.sources import LocalFiles
+from aura.corpus.work import Settings
 from aura.errors import ConfigError, DataError
 from conftest import flip_a_bit
 from tokenizers import Tokenizer
@@ -169,6 +171,30 @@ def test_refused_input(text: Path, tmp_path: Path) -> None:
     assert "no .txt, .jsonl or .parquet file" in refused([tmp_path / "folder"], tmp_path)
     assert "--vocab-size 256" in refused([text], tmp_path, 256)
     assert "--vocab-size 65537" in refused([text], tmp_path, 65537)
+
+
+def test_a_link_to_an_empty_directory_leads_there(text: Path, corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "c").symlink_to(tmp_path / "there")
+    assert prepare([text], tmp_path / "c", 300, 0.1).fingerprint == corpus.fingerprint
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "c", tmp_path / "there"]
+    assert verify(tmp_path / "there").fingerprint == corpus.fingerprint
+
+
+def test_what_no_rename_can_replace_is_refused_at_once(
+    text: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place where something is mounted, and the directory of who types."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    gone = tmp_path / "t.txt"
+    for output in (small_disk, Path()):
+        gone.write_bytes(text.read_bytes())
+        source = LocalFiles([gone])
+        gone.unlink()  # nobody reads it
+        with pytest.raises(ConfigError, match="choose a directory in it, such as"):
+            build(source, output, Settings(300))
+        assert not any(output.iterdir())
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(text: Path, small_disk: Path) -> None:

@@ -28,6 +28,7 @@ from aura.corpus.sources import LocalFiles, Source
 from aura.corpus.tokenizer import Prepared
 from aura.corpus.work import Settings, Work
 from aura.errors import DataError
+from aura.storage.address import appears_at_once
 from aura.texts import console
 
 # What `source` in meta.json has beside the request: two corpora of the same text may differ in it, as one that was made
@@ -68,6 +69,8 @@ def build(
     workers, interrupted or not. It appears in `output` all at once. `request`: where it was read before. Raises
     DataError, ConfigError.
     """
+    if not (output / corpora.META).is_file():
+        appears_at_once(output)  # before the text is read
     request = request or read_request(source, settings, listener)
     loaded, values = request.tokenizer, request.values
     if output.exists() and (existing := _existing(output, request)):

@@ -30,6 +30,7 @@ import numpy as np
 from aura.corpus.encode import Ids
 from aura.durable import flush
 from aura.errors import ConfigError, DataError
+from aura.storage.address import appears_at_once
 from aura.texts.console import text
 
 SHARD_TOKENS = 100_000_000  # a file of token ids is closed when it reaches this length
@@ -110,8 +111,8 @@ class Workplace:
     """The directory <output>.partial; made by `workplace`."""
 
     def __init__(self, output: Path) -> None:
-        self.output = output.absolute()
-        self.path = self.output.with_name(f"{output.name}.partial")
+        self.output = output.resolve()
+        self.path = self.output.with_name(f"{self.output.name}.partial")
         self.corpus = self.path / "corpus"
         self.journal = self.path / "journal.json"
 
@@ -179,9 +180,9 @@ def _parts_with_newer_commits(begun: dict[str, Any], request: dict[str, Any]) ->
 def workplace(output: Path, warn: Callable[[str], None]) -> Iterator[Workplace]:
     """Whatever goes wrong inside, what is left behind is either nothing or a beginning that can be continued.
 
-    Whoever interrupts hears from `warn` which of them. Raises DataError.
+    Whoever interrupts hears from `warn` which of them. Raises DataError, ConfigError.
     """
-    place = Workplace(output)
+    place = Workplace(appears_at_once(output))
     try:
         with _locked(place, warn):
             yield place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,14 @@ class Address:
 def place(word: str) -> Path | Address:
     """What a person has named: a path of this machine, or an address. Raises ConfigError."""
     return _address(word) if SCHEME.match(word) else Path(word)
+
+
+def appears_at_once(path: Path) -> Path:
+    """Where a directory is going to get its name by one rename: absolute, without links. Raises ConfigError."""
+    path = path.resolve()
+    if os.path.ismount(path) or path == Path.cwd():
+        raise ConfigError("output_stays_there", path=path)
+    return path
 
 
 def _address(word: str) -> Address:
