@@ -13,6 +13,7 @@ from aura.corpus import corpus as corpora
 from aura.corpus import running_text
 from aura.corpus.corpus import Corpus, verify
 from aura.corpus.prepare import build, prepare
+from aura.corpus.shards import workplace
 from aura.corpus.sources import LocalFiles
 from aura.corpus.work import Settings
 from aura.errors import ConfigError, DataError
@@ -179,6 +180,32 @@ def test_a_link_to_an_empty_directory_leads_there(text: Path, corpus: Corpus, tm
     assert prepare([text], tmp_path / "c", 300, 0.1).fingerprint == corpus.fingerprint
     assert sorted(tmp_path.iterdir()) == [tmp_path / "c", tmp_path / "there"]
     assert verify(tmp_path / "there").fingerprint == corpus.fingerprint
+
+
+def test_the_directory_of_another_is_not_touched(text: Path, tmp_path: Path) -> None:
+    """That happens to have the name in which the work is done; also what is put in there meanwhile."""
+    letter = tmp_path / "c.partial/corpus/letter"
+    letter.parent.mkdir(parents=True)
+    letter.write_text("mine")
+    with pytest.raises(
+        ConfigError, match=r"c\.partial, in which the work would be done, holds something else"
+    ):
+        prepare([text], tmp_path / "c", 300)
+    (tmp_path / "f.partial").write_text("mine")
+    with pytest.raises(DataError, match=r"f\.partial: File exists\. Nothing was left"):
+        prepare([text], tmp_path / "f", 300)
+    letter.rename(tmp_path / "letter")
+    letter.parent.rmdir()
+    prepare([text], tmp_path / "c", 300)  # empty, it may be anybody's
+    letter.parent.mkdir(parents=True)
+    (tmp_path / "letter").rename(letter)
+    prepare([text], tmp_path / "c", 300)
+    assert letter.read_text() == "mine"
+    with workplace(tmp_path / "d", print) as place:
+        (place.path / "letter").write_text("mine")
+        place.start_again()
+        place.finish()
+    assert [path.name for path in place.path.iterdir()] == ["letter"]
 
 
 def test_what_no_rename_can_replace_is_refused_at_once(

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from aura.corpus import corpus as corpora
-from aura.corpus import shards, tokenizer
+from aura.corpus import tokenizer
 from aura.corpus.listener import NOBODY, Listener
 from aura.corpus.shards import Workplace, workplace
 from aura.corpus.sources import LocalFiles, Source
 from aura.corpus.tokenizer import Prepared
 from aura.corpus.work import Settings, Work
+from aura.durable import replace_text
 from aura.errors import DataError
 from aura.storage.address import appears_at_once
 from aura.texts import console
@@ -96,7 +97,7 @@ def build(
                 raise DataError("too_little_text_for", name=source.name, tokens=settings.max_tokens)
         meta = work.meta()
         meta["fingerprint"] = corpora.fingerprint_of(meta)
-        shards.write(place.corpus / corpora.META, json.dumps(meta, indent=1))
+        replace_text(place.corpus / corpora.META, json.dumps(meta, indent=1), flushed=True)
         place.finish()
     return corpora.read_corpus(output)
 

@@ -20,7 +20,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -28,7 +28,7 @@ from typing import IO, Any
 import numpy as np
 
 from aura.corpus.encode import Ids
-from aura.durable import flush
+from aura.durable import flush, replace_text
 from aura.errors import ConfigError, DataError
 from aura.storage.address import appears_at_once
 from aura.texts.console import text
@@ -115,6 +115,7 @@ class Workplace:
         self.path = self.output.with_name(f"{self.output.name}.partial")
         self.corpus = self.path / "corpus"
         self.journal = self.path / "journal.json"
+        self.lock = self.path / "lock"
 
     def read_journal(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """What was done before for the same request; None at the beginning. Raises ConfigError."""
@@ -138,29 +139,39 @@ class Workplace:
 
     def write_journal(self, journal: dict[str, Any]) -> None:
         """Raises OSError."""
-        new = self.journal.with_suffix(".new")
-        write(new, json.dumps(journal))
-        new.rename(self.journal)
         flush(self.corpus)
-        flush(self.path)
+        replace_text(self.journal, json.dumps(journal), flushed=True)
 
     def finish(self) -> None:
         """The corpus appears in `output`, all at once."""
         flush(self.corpus)
         self.corpus.rename(self.output)
         flush(self.output.parent)
-        shutil.rmtree(self.path)
+        self._remove()
 
     def remove_leftovers(self) -> None:
         """Of a preparation that was killed after `output` had appeared."""
-        if self.path.is_dir() and not self.corpus.exists():
-            shutil.rmtree(self.path)
+        if self.lock.is_file() and not self.corpus.exists():
+            self._remove()
+
+    def check_ours(self) -> None:
+        """Raises ConfigError where somebody else has a directory of this name."""
+        if self.path.is_dir() and any(self.path.iterdir()) and not self.lock.is_file():
+            raise ConfigError("partial_of_another", path=self.path)
+
+    def _remove(self) -> None:
+        """What is ours, and last what says so."""
+        shutil.rmtree(self.corpus, ignore_errors=True)
+        with suppress(OSError):  # a disk that fails, or somebody else has put something there
+            for file in (*self.path.glob(f"{self.journal.name}*"), self.lock):
+                file.unlink(missing_ok=True)
+            self.path.rmdir()
 
     def leave(self) -> str:
         """After a failure: keep what can be continued, else nothing. Returns the sentence about it."""
         if self.journal.is_file():
             return text("left_to_go_on", path=self.path)
-        shutil.rmtree(self.path, ignore_errors=True)
+        self._remove()
         return text("nothing_left", path=self.output.parent)
 
 
@@ -197,8 +208,9 @@ def workplace(output: Path, warn: Callable[[str], None]) -> Iterator[Workplace]:
 
 @contextmanager
 def _locked(place: Workplace, warn: Callable[[str], None]) -> Iterator[None]:
+    place.check_ours()
     place.path.mkdir(parents=True, exist_ok=True)
-    with (place.path / "lock").open("w") as lock:
+    with place.lock.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -223,12 +235,6 @@ def _locked(place: Workplace, warn: Callable[[str], None]) -> Iterator[None]:
 
 def _exit_in_order(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)  # through the lines above
-
-
-def write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        flush_to_disk(file)
 
 
 def flush_to_disk(file: IO[Any]) -> None:

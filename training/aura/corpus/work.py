@@ -22,6 +22,7 @@ from aura.corpus.running_text import DOCUMENT_CHARS
 from aura.corpus.shards import SPLITS, ShardWriter, Workplace
 from aura.corpus.sources import Problems, Source
 from aura.corpus.tokenizer import SMALLEST_VOCABULARY, Prepared
+from aura.durable import replace_text
 from aura.errors import ConfigError, DataError
 from aura.texts import console
 
@@ -86,7 +87,7 @@ class Work:
 
     def begin(self, loaded: Prepared | None) -> None:
         self.tokenizer = loaded or self._train_tokenizer()
-        shards.write(self.place.corpus / corpora.TOKENIZER, self.tokenizer.json)
+        replace_text(self.place.corpus / corpora.TOKENIZER, self.tokenizer.json, flushed=True)
         self.counts = np.zeros(self.tokenizer.vocab_size, np.int64)  # of the training tokens
         self._open_shards({})
 
