@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 import zstandard
 from aura.commands import prepare
-from aura.corpus import running_text, sources
+from aura.corpus import files, running_text, sources
 from aura.corpus.sources import HubDataset, LocalFiles, Problems, Source
 from aura.errors import ConfigError, DataError
 from pyarrow import parquet
@@ -69,6 +69,30 @@ def test_json_lines_compressed_and_cut_short(
     assert done == file.stat().st_size  # progress is measured in what lies on the disk
     if suffix:
         file.write_bytes(data[: len(data) // 2])
+        with pytest.raises(DataError, match=rf"a\.jsonl{suffix} cannot be read to its end"):
+            read(LocalFiles([file]))
+
+
+@pytest.mark.parametrize(("suffix", "pack"), PACKERS[1:], ids=["gz", "bz2", "xz", "zst"])
+@pytest.mark.parametrize("chunk", [5, 1 << 20])
+def test_a_compressed_file_of_several_streams_is_read_whole_or_not_at_all(
+    suffix: str,
+    pack: Callable[[bytes], bytes],
+    chunk: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As pbzip2 and pixz make them, and `cat a.xz b.xz`; the .xz with the zeros that its format allows."""
+    monkeypatch.setattr(files, "CHUNK", chunk)
+    file = tmp_path / f"a.jsonl{suffix}"
+    first, second = (pack(json_lines(part).encode()) for part in (TEXTS[:20], TEXTS[20:]))
+    zeros = bytes(8) if suffix == ".xz" else b""
+    file.write_bytes(first + zeros + second + zeros)
+    assert read(LocalFiles([file]))[0] == TEXTS
+    damaged = bytearray(second)
+    damaged[:6] = b"broken"
+    for rest in (second[:-9], second[:3], damaged):
+        file.write_bytes(first + rest)
         with pytest.raises(DataError, match=rf"a\.jsonl{suffix} cannot be read to its end"):
             read(LocalFiles([file]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import glob
 import gzip
 import hashlib
@@ -103,19 +102,45 @@ class CountedFile(io.FileIO):
         return count
 
 
+class XzFile(io.RawIOBase):
+    """All streams of an .xz, with zeros between and behind them; lzma.open ends without a word at the first that is
+    damaged. Raises EOFError, LZMAError."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.decoder = file, lzma.LZMADecompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            data = b""
+            if self.decoder.eof:
+                data = self.decoder.unused_data.lstrip(b"\0")
+                while not data:
+                    if not (more := self.file.read(CHUNK)):
+                        return 0
+                    data = more.lstrip(b"\0")
+                self.decoder = lzma.LZMADecompressor()
+            elif self.decoder.needs_input and not (data := self.file.read(CHUNK)):
+                raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+            if piece := self.decoder.decompress(data, len(buffer)):
+                buffer[: len(piece)] = piece
+                return len(piece)
+
+
 def open_file(path: Path, advance: Advance) -> IO[bytes]:
     """The content, decompressed."""
     file, packed = io.BufferedReader(CountedFile(path, advance), CHUNK), path.suffix.lower()
     if packed == ".gz":
         return cast(IO[bytes], gzip.open(file))
-    if packed == ".bz2":
-        return cast(IO[bytes], bz2.open(file))
     if packed == ".xz":
-        return cast(IO[bytes], lzma.open(file))
-    if packed == ".zst":
-        import pyarrow  # unlike the package zstandard, it notices that the end is missing
+        return io.BufferedReader(XzFile(file), CHUNK)
+    if codec := {".bz2": "bz2", ".zst": "zstd"}.get(packed):
+        import pyarrow  # unlike bz2.open and the package zstandard, it notices that the end is missing
 
-        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file), "zstd"), CHUNK)
+        source = pyarrow.PythonFile(file, mode="r")
+        return io.BufferedReader(pyarrow.CompressedInputStream(source, codec), CHUNK)
     return file
 
 
