@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,8 @@ import zstandard
 from aura.commands import prepare
 from aura.corpus import files, running_text, sources
 from aura.corpus.sources import HubDataset, LocalFiles, Problems, Source
-from aura.errors import ConfigError, DataError
+from aura.errors import EXIT_DATA, ConfigError, DataError
+from conftest import BOUND
 from pyarrow import parquet
 
 TEXTS = [f"documento {i}: el ñandú\ncorre por el campo" for i in range(40)]
@@ -118,6 +120,41 @@ def test_directories_patterns_and_other_files(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=sentence):
             LocalFiles([tmp_path / name])
+
+
+def test_links_are_followed_once_and_what_is_not_read_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "in").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "in/a.jsonl").write_text(json_lines(TEXTS[:2]))
+    (tmp_path / "elsewhere/b.jsonl").write_text(json_lines(TEXTS[2:4]))
+    for name, target in (("link", "../elsewhere"), ("self", "."), ("none.txt", "none"), ("round", "round")):
+        (tmp_path / "in" / name).symlink_to(target)
+    (tmp_path / "elsewhere/back").symlink_to("../in")
+    assert read(LocalFiles([tmp_path / "in"], say=said.append))[0] == TEXTS[:4]
+    assert "2 other files" in said.pop() and not said
+    before = HubDataset(str(tmp_path / "in"), None, "train", "text").identity(nothing)
+    (tmp_path / "elsewhere/b.jsonl").write_text(json_lines(TEXTS[2:5]))
+    assert HubDataset(str(tmp_path / "in"), None, "train", "text").identity(nothing) != before
+
+
+def test_a_directory_that_may_not_be_read_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "in/secret").mkdir(parents=True)
+    (tmp_path / "in/a.txt").write_text("uno")
+    (tmp_path / "in/secret").chmod(0)
+    words = [
+        "prepare",
+        "--input",
+        str(tmp_path / "in"),
+        "--output",
+        str(tmp_path / "c"),
+        "--vocab-size",
+        "300",
+    ]
+    command = [*BOUND, sys.executable, "-m", "aura", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == f"{tmp_path}/in/secret cannot be read to its end: Permission denied.\n"
+    assert done.returncode == EXIT_DATA
 
 
 def test_capital_letters_in_names_change_nothing(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NoReturn, cast
 
 from aura.corpus.running_text import CHUNK, COMPRESSED_BY
 from aura.errors import DataError
@@ -37,10 +38,11 @@ def find_files(inputs: list[Path], say: Callable[[str], None]) -> list[Path]:
                 raise DataError("is_an_archive", path=path)
             files.append(path)
         elif path.is_dir():
-            files += _of_known_kinds(sorted(path.rglob("*")), path, say)
+            files += _of_known_kinds(files_below(path), path, say)
         elif glob.has_magic(str(path)):
             names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # absolute, too
-            files += _of_known_kinds([Path(name) for name in names], path, say)
+            found = [name for name in map(Path, names) if not name.is_dir()]
+            files += _of_known_kinds(found, path, say)
         else:
             raise DataError("does_not_exist", path=path)
     files = list(dict.fromkeys(files))
@@ -52,14 +54,33 @@ def find_files(inputs: list[Path], say: Callable[[str], None]) -> list[Path]:
     return files
 
 
+def files_below(directory: Path) -> list[Path]:
+    """All but directories, by path; links to directories are followed, and no directory is read twice. Raises
+    DataError where one cannot be read."""
+
+    def unreadable(error: OSError) -> NoReturn:
+        raise DataError("not_read_to_its_end", path=error.filename, error=error.strerror)
+
+    found: list[Path] = []
+    seen: set[str] = set()
+    for here, directories, names in os.walk(directory, onerror=unreadable, followlinks=True):
+        if (real := os.path.realpath(here)) in seen:
+            directories.clear()
+            continue
+        seen.add(real)
+        directories.sort()
+        found += [Path(here, name) for name in names]
+    return sorted(found)
+
+
 def _of_known_kinds(found: list[Path], where: Path, say: Callable[[str], None]) -> list[Path]:
-    files = [path for path in found if path.is_file()]
-    if not files and not where.is_dir():
+    """A link that leads nowhere is one of the others."""
+    if not found and not where.is_dir():
         raise DataError("pattern_matches_nothing", pattern=where)
-    known = [file for file in files if kind_of(file)]
+    known = [file for file in found if kind_of(file) and file.is_file()]
     if not known:
         raise DataError("no_text_files", path=where)
-    if others := [file for file in files if not kind_of(file)]:
+    if others := sorted(set(found) - set(known)):
         say(console.text("files_not_read", count=len(others), where=where, one=others[0]))
     return known
 

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from aura.corpus.catalogue import DATASETS, DIALOGUES, LICENCES, check_licence, page_of
-from aura.corpus.files import JSON_LINES, Advance, digest_of, find_files, kind_of, open_file, reading
+from aura.corpus.files import (
+    JSON_LINES,
+    Advance,
+    digest_of,
+    files_below,
+    find_files,
+    kind_of,
+    open_file,
+    reading,
+)
 from aura.corpus.listener import NOBODY
 from aura.corpus.running_text import CHUNK, no_text, read_documents
 from aura.errors import ConfigError, DataError
@@ -267,7 +276,7 @@ class HubDataset:
     def identity(self, advance: Advance) -> dict[str, Any]:
         choice = {"config": self.config, "split": self.split, "column": self.column}
         if self.directory:
-            files = sorted(file for file in self.directory.rglob("*") if file.is_file())
+            files = [file for file in files_below(self.directory) if file.is_file()]
             return {"sha256": digest_of(files, advance), **choice}
         with self._one_sentence():
             from huggingface_hub import HfApi
