@@ -299,6 +299,43 @@ def test_the_output_may_not_lie_in_the_input(text: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "more", "covers"),
+    [
+        ("**/*.json*", [], True),
+        ("**", [], True),
+        ("c*/t*.json", [], True),
+        ("*.partial/j*", [], True),
+        ("*.json", ["--clean"], True),
+        ("*.json", [], False),
+        ("*/*.jsonl", [], False),
+        ("**/*.txt", [], False),
+    ],
+)
+def test_a_pattern_may_not_cover_the_output(
+    pattern: str, more: list[str], covers: bool, text: Path, tmp_path: Path
+) -> None:
+    """Else what is begun cannot be gone on with, and is never up to date."""
+    (tmp_path / "deep").mkdir()
+    for name in ("a.json", "deep/b.jsonl", "deep/c.txt"):
+        (tmp_path / name).write_text(json.dumps({"text": "uno"}) + "\n" + json.dumps({"text": "dos"}))
+    words = [
+        "--input",
+        str(tmp_path / pattern),
+        "--output",
+        str(tmp_path / "c"),
+        "--vocab-size",
+        "300",
+        *more,
+    ]
+    if covers:
+        with pytest.raises(ConfigError, match="lies in the input"):
+            main(words)
+        return
+    words[-2:] = ["--vocab-size", "300", "--documents-per-line", "--validation-fraction", "0.5"]
+    assert [main(words), main(words)] == [0, 0]
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--input", "x", "--dataset-name", "c4", "--vocab-size", "300"], "either --input PATH"),

@@ -13,7 +13,10 @@ from aura.commands.cleaning import unwanted
 from aura.corpus import remote
 from aura.corpus.catalogue import DATASETS
 from aura.corpus.cleaned import Cleaned
+from aura.corpus.corpus import TOKENIZER
+from aura.corpus.files import covers
 from aura.corpus.mixture import Mixture, Part
+from aura.corpus.shards import Workplace
 from aura.corpus.sources import HubDataset, LocalFiles, Source
 from aura.errors import ConfigError
 from aura.storage.address import Address
@@ -99,8 +102,13 @@ def _cleaned(arguments: Namespace, files: LocalFiles, languages: list[str]) -> C
     output = _directory(arguments)
     workers = arguments.workers or len(os.sched_getaffinity(0))
     cleaner = partial(unwanted.found_by_datatrove, workers=workers, languages=languages)
-    record = output.with_name(f"{output.name}.removed.json")
-    return Cleaned(files, record, cleaner, unwanted.settings(languages), say)
+    return Cleaned(files, _record(output), cleaner, unwanted.settings(languages), say)
+
+
+def _record(output: Path) -> Path:
+    """Beside the corpus: what --clean has left out."""
+    output = output.resolve()
+    return output.with_name(f"{output.name}.removed.json")
 
 
 def _directory(arguments: Namespace) -> Path:
@@ -116,7 +124,14 @@ def _dataset(arguments: Namespace, name: str, config: str | None, revision: str 
 
 
 def _check_apart(arguments: Namespace, path: Path) -> None:
-    """What is written into a directory that is read would be read."""
+    """What is written into a directory that is read would be read; so would what a pattern covers."""
     output = _directory(arguments)
-    if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
+    place = Workplace(output)
+    made = [place.journal, *(folder / TOKENIZER for folder in (place.corpus, place.output))]
+    made += [_record(output)] if arguments.clean else []
+    if path.is_dir():
+        covered = place.output.is_relative_to(path.resolve())
+    else:
+        covered = not path.exists() and any(covers(path, file) for file in made)
+    if covered:
         raise ConfigError("output_in_input", output=output, path=path)

@@ -11,6 +11,8 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
@@ -71,6 +73,23 @@ def files_below(directory: Path) -> list[Path]:
         directories.sort()
         found += [Path(here, name) for name in names]
     return sorted(found)
+
+
+def covers(pattern: Path, file: Path) -> bool:
+    """Would `find_files` find such a file behind this pattern?"""
+    parts = pattern.absolute().parts
+    fixed = list(takewhile(lambda part: not glob.has_magic(part), parts))
+    return _matches((*Path(*fixed).resolve().parts, *parts[len(fixed) :]), file.resolve().parts)
+
+
+def _matches(pattern: tuple[str, ...], parts: tuple[str, ...]) -> bool:
+    if not pattern or not parts:
+        return not parts and set(pattern) <= {"**"}
+    (wanted, *_), (part, *_) = pattern, parts
+    seen = wanted.startswith(".") or not part.startswith(".")
+    if wanted == "**":
+        return _matches(pattern[1:], parts) or (seen and _matches(pattern, parts[1:]))
+    return seen and fnmatchcase(part, wanted) and _matches(pattern[1:], parts[1:])
 
 
 def _of_known_kinds(found: list[Path], where: Path, say: Callable[[str], None]) -> list[Path]:
