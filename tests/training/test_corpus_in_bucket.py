@@ -274,7 +274,9 @@ def test_what_is_wrong_is_said_before_the_work_begins(
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
-def test_a_corpus_of_ones_own_directory(bucket: Storage, corpus: Corpus, aura: Aura, tmp_path: Path) -> None:
+def test_a_corpus_of_ones_own_directory(
+    bucket: Storage, corpus: Corpus, aura: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     upload(bucket, corpus)
     bucket.fail("validation", 500)
     words = ("fetch", WHERE, "--output", str(tmp_path / "corpora/es"))
@@ -288,6 +290,20 @@ def test_a_corpus_of_ones_own_directory(bucket: Storage, corpus: Corpus, aura: A
     code, said = aura(*words)
     assert (code, said) == (EXIT_OK, f"{tmp_path}/corpora/es is up to date.\n{corpus.fingerprint}\n")
     assert len(bucket.of("GET")) == 1
+
+    # What is damaged is fetched again, and nothing else; also where its length is right.
+    flip_a_bit(tmp_path / "corpora/es/train-00000.bin")
+    (tmp_path / "corpora/es/validation-00000.bin").unlink()
+    bucket.mend()
+    code, said = aura(*words)
+    assert (code, "is up to date" in said) == (EXIT_OK, False)
+    fetched = [path.rpartition("/")[2] for path in bucket.of("GET")]
+    assert sorted(fetched) == [META, META, "train-00000.bin", "validation-00000.bin"]
+    assert files_of(tmp_path / "corpora/es") == files_of(corpus.path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert aura(*words)[0] == EXIT_OK
+    flip_a_bit(tmp_path / "corpora/es/train-00000.bin")
+    assert aura(*words)[0] == EXIT_TEMPORARY
 
 
 def test_the_key_of_a_service_is_read_from_its_file(

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from aura.commands.bars import Bars, say
-from aura.corpus.corpus import META
 from aura.corpus.remote import fetch_to
 from aura.errors import ConfigError, Parser
 from aura.storage.address import Address, place
-from aura.texts.console import text
 
 
 def main(argv: list[str]) -> int:
@@ -17,7 +15,8 @@ def main(argv: list[str]) -> int:
         prog="aura fetch",
         description="Fetch a corpus that `aura prepare --output s3://…` has made into a directory: whole, with every "
         "checksum right, or not at all. After an interruption the same command goes on; a corpus that is there already "
-        "is left alone. (aura train --corpus s3://… does this by itself, into the cache.)",
+        "is left alone, and what is damaged of it fetched again. (aura train --corpus s3://… does this by itself, into "
+        "the cache.)",
     )
     parser.add_argument("address", type=place, metavar="S3://…", help="where the corpus is")
     parser.add_argument(
@@ -26,10 +25,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if not isinstance(arguments.address, Address):
         raise ConfigError("no_s3_address", word=arguments.address)
-    existed = (arguments.output / META).exists()
     with Bars() as bars:
         corpus = fetch_to(arguments.address, arguments.output, bars)
-    if existed:
-        say(text("up_to_date", path=arguments.output))
     say(corpus.fingerprint)
     return 0

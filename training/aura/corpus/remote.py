@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from aura.corpus.corpus import (
     parse_meta,
     read_corpus,
     sha256_of,
+    verify,
 )
 from aura.corpus.listener import Listener
 from aura.durable import flush
 from aura.errors import DataError
 from aura.storage import cache
-from aura.storage.address import Address
+from aura.storage.address import Address, appears_at_once
 from aura.storage.bucket import Bucket, Unreachable
 from aura.texts.console import text
 
@@ -82,25 +84,28 @@ def fetch(address: Address, listener: Listener) -> Path:
 
 
 def fetch_to(address: Address, directory: Path, listener: Listener) -> Corpus:
-    """Into this directory; the same corpus that is there already is left alone, also where nobody answers. Raises
-    DataError, Refused, Unreachable."""
+    """Into this directory; the same corpus that is there already is left alone, also where nobody answers. What of it
+    is damaged is fetched again: every checksum is compared. Raises ConfigError, DataError, Refused, Unreachable."""
     try:
         bucket = Bucket(address)
         meta = _must_be_there(bucket, address)
     except Unreachable as error:
-        if not _is_whole(directory):
+        if not _is_whole(directory, verify):
             raise
         listener.say(text("corpus_of_before", error=error, path=directory))
-        return read_corpus(directory)
-    with cache.alone_in(directory.absolute().parent, listener.say):
-        if (directory / META).is_file():
-            corpus = read_corpus(directory)
-            if corpus.fingerprint != meta["fingerprint"]:
-                raise DataError("output_is_other_corpus", path=directory, fingerprint=corpus.fingerprint[:12])
-            return corpus
-        if directory.exists() and any(directory.iterdir()):
-            raise DataError("output_is_no_corpus", path=directory)
-        _fetch(bucket, address, meta, directory, listener)
+    else:
+        directory = directory.resolve()
+        with cache.alone_in(directory.parent, listener.say):
+            if (directory / META).is_file():
+                there = parse_meta((directory / META).read_bytes(), directory / META)["fingerprint"]
+                if there != meta["fingerprint"]:
+                    raise DataError("output_is_other_corpus", path=directory, fingerprint=there[:12])
+            elif directory.exists() and any(directory.iterdir()):
+                raise DataError("output_is_no_corpus", path=directory)
+            if not _is_whole(directory, verify):
+                _fetch(bucket, address, meta, appears_at_once(directory), listener)
+                return read_corpus(directory)
+    listener.say(text("up_to_date", path=directory))
     return read_corpus(directory)
 
 
@@ -118,6 +123,7 @@ def _fetch(
     cache.check_room(partial, sum(sizes[name] for name in missing), address)
     bar = listener.start(text("fetching"), sum(sizes[name] for name in missing))
     for name in missing:
+        (partial / name).unlink(missing_ok=True)  # a run that reads it keeps what it has
         bucket.download(address / name, partial / name, bar)
         if not _is_right(partial / name, wanted[name]):
             (partial / name).unlink()
@@ -181,9 +187,9 @@ def _newest(home: Path) -> Path | None:
     return max(whole, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _is_whole(directory: Path) -> bool:
+def _is_whole(directory: Path, examine: Callable[[Path], Corpus] = read_corpus) -> bool:
     try:
-        read_corpus(directory)
+        examine(directory)
     except DataError:
         return False
     return True
