@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 from aura import config
 from aura.commands import cli
-from aura.errors import ConfigError
+from aura.errors import EXIT_USAGE, ConfigError
 from aura.optim.schedule import warmup_steps
 from aura.run import attempt
+from conftest import BOUND
 
 TRAINING = Path(config.__file__).parents[1]
 
@@ -149,6 +151,57 @@ def test_the_commands_that_ansible_calls_import_nothing_heavy() -> None:
     )
     assert loaded.returncode == 0, loaded.stderr
     assert not {"torch", "numpy", "rich", "tokenizers"} & set(loaded.stdout.split())
+
+
+LONG = "x" * 300  # no file system has such a name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["prepare", "--input", LONG, "--output", "c"],
+        ["prepare", "--input", "t.txt", "--output", LONG],
+        ["prepare", "--input", "t.txt", "--tokenizer", LONG, "--output", "c"],
+        ["prepare", "--dataset", f"{LONG}=1.0", "--output", "c"],
+        ["train", "--preset", "gpt2-nano", "--corpus", LONG],
+        ["plan", "--preset", "gpt2-nano", "--corpus", LONG],
+        ["fingerprint", LONG],
+        ["compare", LONG, LONG],
+        ["tune", LONG, "--data", "t.txt"],
+        *[[command, LONG] for command in ("evaluate", "chat", "serve")],
+        ["sample", "--run-dir", LONG, "--prompt", "Hola"],
+        ["export", "--run-dir", LONG, "--output", "x"],
+        ["copy-runs", "--runs", LONG, "--target", "x"],
+    ],
+    ids=lambda words: " ".join(words[:2]).replace(LONG, "LONG"),
+)
+def test_a_name_that_the_system_refuses_is_one_sentence(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.txt").write_text("uno dos tres")
+    assert cli.main(words) == EXIT_USAGE
+    said = capsys.readouterr().err
+    assert "File name too long" in said and said.count("\n") == 1, said
+
+
+def test_what_one_may_not_read_is_one_sentence_and_a_disk_that_fails_another_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir(mode=0)
+    command = [*BOUND, sys.executable, "-m", "aura", "fingerprint", str(tmp_path / "mine/c")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_USAGE
+    assert done.stderr.startswith(f"{tmp_path}/mine/c/meta.json: Permission denied. ")
+
+    def failing(argv: list[str]) -> None:
+        raise OSError(errno.EIO, "Input/output error", *argv)
+
+    monkeypatch.setattr(cli, "version", failing)
+    assert cli.main(["version", "/mnt/c"]) == 1
+    assert "/mnt/c: Input/output error. See to the disk" in capsys.readouterr().err
+    with pytest.raises(OSError, match="Input/output"):
+        cli.main(["version"])  # of no file: somebody has to find where
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -57,6 +58,11 @@ OF_PREPARE = (  # which the guides give to the trainer
     *("--dataset-name", "--dataset-max-tokens", "--tokenizer-name-or-path", "--tokenizer"),
     *("--validation-split", "--validation-fraction"),
 )
+# Nothing but another name, or other permissions, helps.
+OF_A_NAME = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+)
 CHECKPOINT = re.compile(r"(checkpoint|interrupt)-step-\d+")
 
 
@@ -77,11 +83,24 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL if command in ANSWERS else signal.SIG_IGN)
     try:
         return int(_function_of(command)(words[1:]) or 0)
-    except AuraError as error:
-        print(error, file=sys.stderr, flush=True)
-        return error.exit_code
+    except (AuraError, OSError) as error:
+        refusal = _refusal(error)
+        print(refusal, file=sys.stderr, flush=True)
+        return refusal.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def _refusal(error: AuraError | OSError) -> AuraError:
+    """Of a file that the system does not give, too. Raises the error where no file is named: that is not a person's."""
+    if isinstance(error, AuraError):
+        return error
+    if not error.filename:
+        raise error
+    where = {"path": error.filename, "reason": error.strerror}
+    return (
+        ConfigError("file_refused", **where) if error.errno in OF_A_NAME else AuraError("file_fails", **where)
+    )
 
 
 def _function_of(command: str) -> Callable[[list[str]], int | None]:
@@ -126,12 +145,12 @@ def train(argv: list[str]) -> int:
             from aura.commands.notify import beside
 
             beside(arguments.webhook_config, run_dir)
-    except AuraError as error:
+    except (AuraError, OSError) as error:
         if os.environ.get("WORLD_SIZE", "1") == "1":
             raise
         from aura.run.attempt import refuse
 
-        return refuse(error, run_dir, arguments.join_timeout)
+        return refuse(_refusal(error), run_dir, arguments.join_timeout)
 
     # torch reads it when it is imported: memory in parts that grow has fewer gaps that fit nothing.
     if "PYTORCH_ALLOC_CONF" not in os.environ:
