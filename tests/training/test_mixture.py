@@ -134,6 +134,36 @@ def test_interrupted_anywhere_and_with_more_workers_it_ends_with_the_same_bytes(
     assert content(tmp_path / "c") == content(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("small_steps")
+def test_what_is_left_out_is_the_same_after_an_interruption_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind the last journal, after which the batches of a part may never be read again."""
+    for name, longest, every in (("largo", 60, 3), ("corto", 20, 2)):
+        rows = write_part(tmp_path / f"{name}.jsonl", name, 400, longest, every).read_text().splitlines()
+        broken = [f"{row}\nbroken" if number % every == 0 else row for number, row in enumerate(rows)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(broken))
+    named = {name: tmp_path / f"{name}.jsonl" for name in ("largo", "corto")}
+    settings = Settings(300, 0.1, max_errors=1000, max_tokens=9900)  # that are reached so
+    write_journal, journals = Workplace.write_journal, 0
+
+    def count(place: Workplace, content: dict[str, Any]) -> None:
+        nonlocal journals
+        write_journal(place, content)
+        journals += 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workplace, "write_journal", count)
+        whole = build(mixture(named, 0.6, 0.4), tmp_path / "whole", settings)
+    assert journals > 3
+    for journal in range(1, journals + 1):
+        output = tmp_path / str(journal)
+        with stopped_at(journal, monkeypatch):
+            build(mixture(named, 0.6, 0.4), output, settings)
+        assert build(mixture(named, 0.6, 0.4), output, settings).skipped == whole.skipped
+        assert content(output) == content(tmp_path / "whole")
+
+
 def test_a_killed_mixture_goes_on(parts: dict[str, Path], tmp_path: Path) -> None:
     script, output = tmp_path / "prepare.py", tmp_path / "c"
     script.write_text(PREPARE)

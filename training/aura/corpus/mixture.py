@@ -88,7 +88,7 @@ class Mixture:
                 streams[batch.part].receive(batch, encoded)
                 mixed = _mix(streams, most)
                 self.position = [stream.state() for stream in streams]
-                skipped = _sum([stream.left_out() for stream in streams])
+                skipped = _sum([stream.left_out for stream in streams])
                 if mixed:
                     yield Batch([], self.position, skipped), _joined(mixed)
                 if _is_full(streams, most) or _furthest_behind(streams).is_used_up():
@@ -140,11 +140,13 @@ class _Stream:
         self.skipped: dict[str, int] = before.get("skipped", dict.fromkeys(self.problems.counts, 0))
         self.tokens: int = before.get("tokens", 0)
         self.documents: int = before.get("documents", 0)
+        # Up to the last document that was given, and in its batch, which need not be read again before the end.
+        self.left_out: dict[str, int] = before.get("left_out", self.skipped)
         # What was counted behind this position is met, and counted, again.
         self.problems = replace(self.problems, counts=dict(self.skipped))
 
     def state(self) -> dict[str, Any]:
-        names = ("position", "given", "skipped", "tokens", "documents")
+        names = ("position", "given", "skipped", "left_out", "tokens", "documents")
         return {name: getattr(self, name) for name in names}
 
     def receive(self, batch: Batch, encoded: Encoded) -> None:
@@ -155,7 +157,7 @@ class _Stream:
         batch, encoded, ends = self.waiting[0]
         number = self.given
         begin = ends[number - 1] if number else 0
-        self.given += 1
+        self.given, self.left_out = self.given + 1, batch.skipped
         self.documents += 1
         self.tokens += ends[number] - begin
         self._leave_finished_batches()
@@ -167,10 +169,6 @@ class _Stream:
             self.given -= len(ends)
             self.position, self.skipped = batch.position, batch.skipped
             self.ahead -= 1
-
-    def left_out(self) -> dict[str, int]:
-        """Up to the last document that was given, and in its batch."""
-        return self.waiting[0][0].skipped if self.given and self.waiting else self.skipped
 
     def is_used_up(self) -> bool:
         return self.exhausted and not self.ahead
