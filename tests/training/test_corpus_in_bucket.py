@@ -291,6 +291,14 @@ def test_a_corpus_of_ones_own_directory(
     assert (code, said) == (EXIT_OK, f"{tmp_path}/corpora/es is up to date.\n{corpus.fingerprint}\n")
     assert len(bucket.of("GET")) == 1
 
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    code, said = aura("fetch", WHERE, "--output", ".")
+    assert (code, said.count("\n")) == (EXIT_USAGE, 1) and "the directory in which you are" in said
+    monkeypatch.chdir(tmp_path / "corpora/es")
+    assert aura("fetch", WHERE, "--output", ".")[0] == EXIT_OK  # it is there
+    monkeypatch.chdir(tmp_path)
+
     # What is damaged is fetched again, and nothing else; also where its length is right.
     flip_a_bit(tmp_path / "corpora/es/train-00000.bin")
     (tmp_path / "corpora/es/validation-00000.bin").unlink()

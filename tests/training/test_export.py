@@ -184,6 +184,11 @@ def test_nothing_foreign_is_replaced_and_nothing_half_is_left(
         export.export(config, model.state_dict(), tokenizer, output)
     assert [path.name for path in output.iterdir()] == ["thesis.txt"]
 
+    monkeypatch.chdir(output)
+    with pytest.raises(ConfigError, match="the directory in which you are"):
+        export.export(config, model.state_dict(), tokenizer, Path())
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]
+
     output = tmp_path / "other"
     export.export(config, model.state_dict(), tokenizer, output)
     before = {path.name: path.read_bytes() for path in output.iterdir()}

@@ -291,6 +291,16 @@ def test_one_document_at_least_is_for_validation(tmp_path: Path) -> None:
     assert documents == {"train": 2, "validation": 1}
 
 
+def test_the_output_is_not_the_directory_of_who_types(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for more in ([], ["--clean"]):
+        with pytest.raises(ConfigError, match="the directory in which you are"):
+            main(["--input", str(text), "--output", ".", "--vocab-size", "300", *more])
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_output_may_not_lie_in_the_input(text: Path) -> None:
     for flag in ("--input", "--dataset-name"):
         words = [flag, str(text.parent), "--output", str(text.parent / "c"), "--vocab-size", "300"]

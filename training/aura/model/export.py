@@ -40,6 +40,7 @@ from aura.families.known import FAMILIES
 from aura.model import gguf_file
 from aura.model.family import NETWORKS, model_of
 from aura.model.language_model import LanguageModel
+from aura.storage.address import appears_at_once
 
 MODEL, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
 FILES = {MODEL, CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS}
@@ -62,6 +63,7 @@ def export(
     It appears all at once. An earlier export in `output` is replaced; anything else there is left alone: ConfigError.
     Raises DataError when it cannot be written, or when the tokenizer has more tokens than the model has rows.
     """
+    output = appears_at_once(output)
     if output.exists() and not (
         output.is_dir() and {path.name for path in output.iterdir()} <= FILES | GGUF_FILES
     ):
