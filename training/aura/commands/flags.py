@@ -52,7 +52,7 @@ def check_port(flag: str, port: int) -> None:
 def add_dataset(parser: argparse._ActionsContainer) -> None:
     """What more there is to say of a dataset than its name."""
     parser.add_argument("--dataset-config", metavar="NAME", help="configuration, for example 20231101.es")
-    parser.add_argument("--dataset-split", default="train", metavar="NAME", help="split (train)")
+    parser.add_argument("--dataset-split", metavar="NAME", help="split (train)")
     parser.add_argument("--dataset-revision", metavar="COMMIT", help="commit (what is newest now)")
     parser.add_argument(
         "--accept-licence",

@@ -23,12 +23,14 @@ from aura.storage.address import Address
 
 # A judgement: nobody has measured these for Spanish. Up to 65,536, a token id takes two bytes.
 ONE_LANGUAGE, MORE_LANGUAGES = 32_768, 49_152
+OF_DATASETS = ("dataset_config", "dataset_split", "dataset_revision", "accept_licence")
 WEIGHTS_MAY_LACK = 0.0101  # three times 0.33 is a whole, too
 
 
 def source_of(arguments: Namespace) -> Source:
     """Raises ConfigError, DataError."""
     if arguments.input:
+        _refuse_flags(arguments, "flag_of_datasets", *OF_DATASETS)
         languages = _languages(arguments)
         files = _files(arguments, arguments.input)
         return _cleaned(arguments, files, languages) if arguments.clean else files
@@ -36,15 +38,21 @@ def source_of(arguments: Namespace) -> Source:
         raise ConfigError("clean_is_for_files")
     if not is_mixture(arguments.dataset):
         (name,) = arguments.dataset
+        _refuse_flags(arguments, "flag_of_files", "documents_per_line")
         return _dataset(arguments, name, arguments.dataset_config, arguments.dataset_revision)
-    for flag in ("dataset_config", "dataset_revision"):
-        if getattr(arguments, flag):
-            raise ConfigError("flag_of_one_dataset", flag=f"--{flag.replace('_', '-')}")
+    _refuse_flags(arguments, "flag_of_one_dataset", "dataset_config", "dataset_revision")
     named = [_weighed(word) for word in arguments.dataset]
     total = math.fsum(weight for _, weight in named)
     if abs(total - 1) > WEIGHTS_MAY_LACK:
         raise ConfigError("weights_make_no_whole", total=total)
     return Mixture([_part(arguments, name, weight / total) for name, weight in named])
+
+
+def _refuse_flags(arguments: Namespace, key: str, *names: str) -> None:
+    """Raises ConfigError where one of them is given."""
+    for name in names:
+        if getattr(arguments, name):
+            raise ConfigError(key, flag=f"--{name.replace('_', '-')}")
 
 
 def is_mixture(names: list[str]) -> bool:

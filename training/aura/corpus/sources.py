@@ -248,16 +248,18 @@ class HubDataset:
         self,
         name: str,
         config: str | None,
-        split: str,
+        split: str | None,
         column: str,
         revision: str | None = None,
         accepted: Collection[str] = (),
     ) -> None:
         """`accepted`: licences that do not allow every use, and that the person has read. Raises ConfigError."""
         known = DATASETS.get(name) or DIALOGUES.get(name)
+        if known is None and Path(name).is_file():
+            raise ConfigError("dataset_is_a_file", path=name)
         self.path, self.config = (known.path, config or known.config) if known else (name, config)
-        self.split, self.column = split, column
-        self.name = f"{self.path}{f' ({self.config})' if self.config else ''}, split {split}"
+        self.split, self.column = split or "train", column
+        self.name = f"{self.path}{f' ({self.config})' if self.config else ''}, split {self.split}"
         self.size: int | None = None
         self.revision, self.accepted = revision, accepted
         self.directory = Path(self.path) if Path(self.path).is_dir() else None
