@@ -283,6 +283,33 @@ def test_a_preparation_is_shown_in_spanish(
     assert not english_in(said), said
 
 
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+@pytest.mark.parametrize("number", [0, -1], ids=["finished", "open"])
+def test_a_shard_that_lacks_something_is_known_before_the_work(
+    damage: str, number: int, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stopped_at(5, monkeypatch):
+        build(LocalFiles([lines]), tmp_path / "c", SETTINGS)
+    place = Workplace(tmp_path / "c")
+    shard = sorted(place.corpus.glob("train-*"))[number]
+    shard.write_bytes(shard.read_bytes()[:-2])
+    if damage == "gone":
+        shard.unlink()
+    before = place.journal.read_text()
+    with pytest.raises(
+        DataError, match=rf"{shard.name} is shorter than its journal says: remove .*c\.partial\."
+    ):
+        build(LocalFiles([lines]), tmp_path / "c", SETTINGS)
+    assert place.journal.read_text() == before
+
+
+def test_too_few_tokens_are_named_as_the_cause(lines: Path, tmp_path: Path) -> None:
+    """Not the text, of which there is enough."""
+    with pytest.raises(DataError, match=r"--dataset-max-tokens 5 ends .* before there are two"):
+        build(LocalFiles([lines]), tmp_path / "c", Settings(300, 0.1, max_tokens=5, max_errors=2))
+
+
 def test_one_document_at_least_is_for_validation(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("uno dos tres\ncuatro cinco\nseis siete ocho\n")

@@ -47,18 +47,25 @@ class ShardWriter:
         self.directory, self.name, self.width = directory, name, width
         self.entries: list[dict[str, Any]] = state["entries"]
         self.documents: int = state["documents"]
+        for entry in self.entries:
+            self._check(directory / entry["name"], entry["bytes"])
         self._open(state["tokens"])
 
     def _open(self, tokens: int = 0) -> None:
         self.path = self.directory / f"{self.name}-{len(self.entries):05d}.bin"
+        if tokens:
+            self._check(self.path, tokens * self.width)
         self.file = self.path.open("r+b" if tokens else "wb")
         self.digest, self.tokens = hashlib.sha256(), tokens
         if tokens:
             self.file.truncate(tokens * self.width)
             while chunk := self.file.read(1 << 20):
                 self.digest.update(chunk)
-            if self.file.tell() != tokens * self.width:
-                raise DataError("shorter_than_journal", path=self.path, directory=self.path.parents[1])
+
+    def _check(self, path: Path, size: int) -> None:
+        """Raises DataError."""
+        if not path.is_file() or path.stat().st_size < size:
+            raise DataError("shorter_than_journal", path=path, directory=self.directory.parent)
 
     def state(self) -> dict[str, Any]:
         return {"entries": self.entries, "documents": self.documents, "tokens": self.tokens}

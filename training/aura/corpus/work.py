@@ -189,6 +189,8 @@ class Work:
         if not any(self._documents().values()):
             raise DataError("no_text", name=self.source.name)
         if self.smallest == self.largest:
+            if limit and self.tokens() >= limit:
+                raise DataError("too_little_text_for", name=self.source.name, tokens=limit)
             raise DataError("too_little_text", name=self.source.name, characters=DOCUMENT_CHARS)
 
     def _write(self, part: Encoded, most: int | None) -> bool:
