@@ -176,6 +176,8 @@ def test_validation_has_dialogues_of_its_own(base: Path, tmp_path: Path) -> None
         ({"messages": ["hola"]}, "no object with role and content"),
         ({"prompt": "hola", "completion": "\ud800"}, "half of a surrogate pair"),
         ({"prompt": "hola", "completion": " \n"}, "the assistant says nothing"),
+        ({"instruction": None, "input": "x", "output": "y"}, "a message of user has no text"),
+        ({"instruction": "x", "input": ["y"], "output": "z"}, "a message of user has no text"),
     ],
 )
 def test_what_is_no_dialogue_is_refused_with_its_line(record: Any, sentence: str, tmp_path: Path) -> None:
@@ -202,6 +204,8 @@ def test_a_list_and_other_forms_are_read(tmp_path: Path) -> None:
     assert [each["role"] for each in read[1]] == ["system", "user", "assistant"]
     unanswered = [*read[1], {"role": "user", "content": "and?"}]
     assert dialogues.messages_of({"messages": unanswered}) == read[1]
+    (tmp_path / "all.json").write_text(json.dumps(forms), encoding="utf-8-sig")
+    assert list(dialogues.read([tmp_path / "all.json"], IGNORING)) == read
     (tmp_path / "latin.jsonl").write_text('{"prompt": "niño", "completion": "sí"}\n', encoding="latin-1")
     with pytest.raises(AuraError, match="it is not UTF-8; if it is Latin-1, `iconv -f latin1"):
         list(dialogues.read([tmp_path / "latin.jsonl"], IGNORING))

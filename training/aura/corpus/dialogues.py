@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -77,7 +78,8 @@ def _records(path: Path, advance: Advance) -> Iterator[tuple[int, Any]]:
     number = 1
     try:
         with reading(path), open_file(path, advance) as stream:
-            if stream.peek(64).lstrip()[:1] == b"[":  # type: ignore[attr-defined]
+            begin = stream.peek(64).removeprefix(BOM_UTF8)  # type: ignore[attr-defined]
+            if begin.lstrip()[:1] == b"[":
                 yield from enumerate(json.load(stream), 1)
                 return
             for number, line in enumerate(stream, 1):
@@ -108,11 +110,11 @@ def messages_of(record: Any) -> Dialogue:
     return messages[: answers[-1] + 1]
 
 
-def _pair(record: dict[str, Any]) -> Dialogue | None:
+def _pair(record: dict[str, Any]) -> list[dict[str, Any]] | None:
     for asked, more, answered in PAIRS:
         if asked in record and answered in record:
-            added = record.get(more) or ""
-            question = f"{record[asked]}\n\n{added}" if added else record[asked]
+            said = [record[asked], *filter(None, [record.get(more)])]
+            question = "\n\n".join(said) if all(isinstance(each, str) for each in said) else None
             return [{"role": "user", "content": question}, {"role": "assistant", "content": record[answered]}]
     return None
 
