@@ -104,6 +104,12 @@ def test_it_is_looked_at_once_and_anew_where_text_or_settings_differ(
         path.unlink()
     build(cleaned(file, output, cleaner, limit=2), output, SETTINGS)
     assert cleaner.calls == 2
+    for damage in ("{", "[]"):
+        (tmp_path / "c.removed.json").write_text(damage)
+        for path in output.iterdir():
+            path.unlink()
+        build(cleaned(file, output, cleaner), output, SETTINGS)
+    assert cleaner.calls == 4
 
 
 def test_interrupted_it_ends_with_the_same_bytes(

@@ -108,6 +108,10 @@ def test_damage_is_found(text: Path, tmp_path: Path) -> None:
     (tmp_path / "c" / "meta.json").write_text(json.dumps({**meta, "vocab_size": 299}))
     with pytest.raises(DataError, match="own fingerprint"):
         corpora.read_corpus(tmp_path / "c")
+    for content, sentence in (("[]", "has format None"), ("{", "is damaged"), ("\udcff", "is damaged")):
+        (tmp_path / "c" / "meta.json").write_text(content, errors="surrogateescape")
+        with pytest.raises(DataError, match=rf"meta\.json {sentence}"):
+            corpora.read_corpus(tmp_path / "c")
     with pytest.raises(DataError, match="no corpus in"):
         corpora.read_corpus(tmp_path)
 

@@ -304,6 +304,18 @@ def test_a_shard_that_lacks_something_is_known_before_the_work(
     assert place.journal.read_text() == before
 
 
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("content", ["", "[]", "{}"])
+def test_a_damaged_journal_is_one_sentence(
+    content: str, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stopped_at(1, monkeypatch):
+        build(LocalFiles([lines]), tmp_path / "c", SETTINGS)
+    Workplace(tmp_path / "c").journal.write_text(content)
+    with pytest.raises(DataError, match=r"journal\.json is damaged, .*: remove .*c\.partial\."):
+        build(LocalFiles([lines]), tmp_path / "c", SETTINGS)
+
+
 def test_too_few_tokens_are_named_as_the_cause(lines: Path, tmp_path: Path) -> None:
     """Not the text, of which there is enough."""
     with pytest.raises(DataError, match=r"--dataset-max-tokens 5 ends .* before there are two"):

@@ -210,6 +210,14 @@ def test_a_large_vocabulary_takes_32_bits(
     assert " ".join(read) in " ".join(text.read_text(encoding="utf-8").split())
 
 
+@pytest.mark.parametrize("content", ["[]", '{"eos_token": ["a"]}', '{"pad_token": {"content": 3}}'])
+def test_tokens_that_are_no_texts_are_one_sentence(content: str, trained: Prepared, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(trained.json)
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json is damaged: it has to be a JSON object"):
+        tokenizer.load(str(tmp_path), refuse)
+
+
 def test_tokenizers_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "bad.json").write_text("{}")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,9 @@ class Cleaned:
     def _removed(self, problems: Problems) -> set[int]:
         record: dict[str, Any] = {}
         if self.record.is_file():
-            record = json.loads(self.record.read_text(encoding="utf-8"))
-        if record.get("of") != self._identity:
+            with suppress(ValueError):  # damaged
+                record = json.loads(self.record.read_text(encoding="utf-8"))
+        if not isinstance(record, dict) or record.get("of") != self._identity:
             self.say(console.text("cleaning", name=self.name))
             # Counted and said when they are read for the corpus.
             silent = replace(problems, say=NOBODY.say, counts=dict.fromkeys(problems.counts, 0))

@@ -76,11 +76,12 @@ def fingerprint_of(meta: dict[str, Any]) -> str:
 def parse_meta(content: str | bytes, file: object) -> dict[str, Any]:
     """What meta.json says, checked against itself; `file` is what a sentence calls it. Raises DataError."""
     try:
-        meta: dict[str, Any] = json.loads(content)
+        meta = json.loads(content)
     except ValueError as error:
         raise DataError("corpus_meta_damaged", file=file, error=error) from None
-    if meta.get("format") != FORMAT:
-        raise DataError("corpus_format", path=file, format=meta.get("format"), wanted=FORMAT)
+    made = meta.get("format") if isinstance(meta, dict) else None
+    if made != FORMAT:
+        raise DataError("corpus_format", path=file, format=made, wanted=FORMAT)
     if fingerprint_of(meta) != meta.get("fingerprint"):
         raise DataError("corpus_fingerprint_wrong", file=file)
     return meta

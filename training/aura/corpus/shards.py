@@ -125,12 +125,15 @@ class Workplace:
         self.lock = self.path / "lock"
 
     def read_journal(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """What was done before for the same request; None at the beginning. Raises ConfigError."""
+        """What was done before for the same request; None at the beginning. Raises ConfigError, DataError."""
         if not (self.journal.is_file() and self.corpus.is_dir()):
             self.start_again()
             return None
-        journal: dict[str, Any] = json.loads(self.journal.read_text(encoding="utf-8"))
-        begun = journal["request"]
+        try:
+            journal: dict[str, Any] = json.loads(self.journal.read_text(encoding="utf-8"))
+            begun = journal["request"]
+        except (ValueError, TypeError, KeyError):
+            raise DataError("journal_damaged", file=self.journal, directory=self.path) from None
         if begun == request:
             return journal
         if "revision" in begun and request | {"revision": begun["revision"]} == begun:

@@ -31,15 +31,26 @@ def settings_of(directory: Path) -> dict[str, Any]:
             except ValueError as error:
                 raise ConfigError("no_json", file=file, error=error) from None
             if name != META:
-                settings |= said
-            elif "end_of_text" in said:  # of a corpus, and not of something else by that name
+                settings |= _checked(said, file)
+            elif (
+                isinstance(said, dict) and "end_of_text" in said
+            ):  # of a corpus, and not of something else by that name
                 settings |= special_of(said)
     if (directory / TEMPLATE_FILE).is_file():  # where today's transformers writes it
         settings["chat_template"] = (directory / TEMPLATE_FILE).read_text(encoding="utf-8")
-    for name in TOKENS:
-        if isinstance(token := settings.get(name), dict):
-            settings[name] = token.get("content")
     return settings
+
+
+def _checked(said: Any, file: Path) -> dict[str, Any]:
+    """A token always as its text. Raises ConfigError."""
+    if not isinstance(said, dict):
+        raise ConfigError("tokens_are_no_texts", file=file)
+    for name in TOKENS:
+        if isinstance(token := said.get(name), dict):
+            said[name] = token.get("content")
+        if not isinstance(said.get(name), str | None):
+            raise ConfigError("tokens_are_no_texts", file=file)
+    return said
 
 
 def special_tokens(directory: Path, tokenizer: Tokenizer) -> dict[str, str]:
