@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aura.commands.launch_local import free_port
-from aura.corpus.prepare import prepare
+from aura.corpus.prepare import build
+from aura.corpus.sources import LocalFiles
+from aura.corpus.work import Settings
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -59,7 +61,8 @@ class NullCard:
         (self.folder / "libnvidia-ml.so.1").symlink_to(library.name)
         text = self.folder / "text.txt"
         text.write_text("\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")) * 6)
-        prepare([text], self.folder / "corpus", vocab_size=300, validation_fraction=0.1)
+        settings = Settings(vocab_size=300, validation_fraction=0.1)
+        build(LocalFiles([text]), self.folder / "corpus", settings)
 
     def step(
         self, preset: str, gib: float, *flags: str, last: int = STEPS, of_rank: dict[str, str] | None = None

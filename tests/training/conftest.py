@@ -14,7 +14,9 @@ import pytest
 import torch
 from aura import products
 from aura.corpus.corpus import Corpus
-from aura.corpus.prepare import prepare
+from aura.corpus.prepare import build
+from aura.corpus.sources import LocalFiles
+from aura.corpus.work import Settings
 from aura.model import loss
 from dialogue_files import BASE
 from object_storage import Storage, storage
@@ -37,6 +39,11 @@ for _name in (
 
 # Whom permissions bind, also where the tests run as root; in front of a command.
 BOUND = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+
+
+def prepare(inputs: list[Path], output: Path, vocab_size: int, validation_fraction: float = 0.01) -> Corpus:
+    """Of local files, with a tokenizer that is trained on them, in this process."""
+    return build(LocalFiles(inputs), output, Settings(vocab_size, validation_fraction))
 
 
 def flip_a_bit(path: Path) -> None:

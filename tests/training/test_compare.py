@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from aura.commands import cli, compare
 from aura.corpus.corpus import Corpus
-from aura.corpus.prepare import prepare
 from aura.run.runlog import COLUMNS
+from conftest import prepare
 from trainers import complete, start, stop_at
 
 

@@ -8,10 +8,10 @@ import pytest
 from aura.config import resolve
 from aura.corpus import shards
 from aura.corpus.corpus import Corpus, verify
-from aura.corpus.prepare import prepare
 from aura.corpus.windows import Order, Windows, check_corpus, even_share, permutation, share_of
 from aura.errors import DataError
 from aura.plan.shapes import with_vocabulary
+from conftest import prepare
 
 
 def test_windows_are_the_text_in_order_and_share_one_token(corpus: Corpus) -> None:

@@ -12,12 +12,12 @@ from aura.commands.prepare import main
 from aura.corpus import corpus as corpora
 from aura.corpus import running_text
 from aura.corpus.corpus import Corpus, verify
-from aura.corpus.prepare import build, prepare
+from aura.corpus.prepare import build
 from aura.corpus.shards import workplace
 from aura.corpus.sources import LocalFiles
 from aura.corpus.work import Settings
 from aura.errors import ConfigError, DataError
-from conftest import flip_a_bit
+from conftest import flip_a_bit, prepare
 from tokenizers import Tokenizer
 
 

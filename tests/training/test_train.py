@@ -17,12 +17,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from aura.corpus.corpus import Corpus, sha256_of
-from aura.corpus.prepare import prepare
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from aura.run import attempt
 from aura.strategy.sharded import Sharded
-from conftest import flip_a_bit
+from conftest import flip_a_bit, prepare
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import (
     Fault,

@@ -24,7 +24,7 @@ from aura.corpus import corpus as corpora
 from aura.corpus import tokenizer
 from aura.corpus.listener import NOBODY, Listener
 from aura.corpus.shards import Workplace, workplace
-from aura.corpus.sources import LocalFiles, Source
+from aura.corpus.sources import Source
 from aura.corpus.tokenizer import Prepared
 from aura.corpus.work import Settings, Work
 from aura.durable import replace_text
@@ -35,13 +35,6 @@ from aura.texts import console
 # What `source` in meta.json has beside the request: two corpora of the same text may differ in it, as one that was made
 # before licences were written down.
 FOR_PEOPLE = ("documents", "licence", "url", "parts", "removed")
-
-
-def prepare(
-    inputs: list[Path], output: Path, vocab_size: int, validation_fraction: float = 0.01
-) -> corpora.Corpus:
-    """`build` for local files and a tokenizer that is trained on them, in this process."""
-    return build(LocalFiles(inputs), output, Settings(vocab_size, validation_fraction))
 
 
 @dataclass(frozen=True)
