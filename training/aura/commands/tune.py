@@ -32,7 +32,7 @@ from aura.corpus.shards import workplace
 from aura.corpus.sources import SHOWN, HubDataset
 from aura.corpus.special_tokens import is_tuned, special_tokens
 from aura.corpus.work import unigram_entropy
-from aura.durable import flush, replace_text
+from aura.durable import replace_text
 from aura.errors import ConfigError, DataError, Parser
 from aura.model import export, tuning
 from aura.texts.console import put, text
@@ -171,8 +171,6 @@ def prepare(run_dir: Path, said: Files | Named, output: Path, layout: Layout) ->
             made = _encode(base, place.corpus, layout, said.read(bars))
             about = {"source": source | {"model_sha256": base.identity}, "provenance": said.provenance()}
             _write_rest(base, made, place.corpus, about)
-            for file in place.corpus.iterdir():
-                flush(file)
             place.finish()
     put(_summary(made, output))
 

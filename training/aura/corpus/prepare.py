@@ -27,7 +27,6 @@ from aura.corpus.shards import Workplace, workplace
 from aura.corpus.sources import Source
 from aura.corpus.tokenizer import Prepared
 from aura.corpus.work import Settings, Work
-from aura.durable import replace_text
 from aura.errors import DataError
 from aura.storage.address import appears_at_once
 from aura.texts import console
@@ -90,7 +89,7 @@ def build(
                 raise DataError("too_little_text_for", name=source.name, tokens=settings.max_tokens)
         meta = work.meta()
         meta["fingerprint"] = corpora.fingerprint_of(meta)
-        replace_text(place.corpus / corpora.META, json.dumps(meta, indent=1), flushed=True)
+        (place.corpus / corpora.META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
         place.finish()
     return corpora.read_corpus(output)
 

@@ -154,6 +154,8 @@ class Workplace:
 
     def finish(self) -> None:
         """The corpus appears in `output`, all at once."""
+        for file in self.corpus.iterdir():
+            flush(file)
         flush(self.corpus)
         self.corpus.rename(self.output)
         flush(self.output.parent)

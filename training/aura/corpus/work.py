@@ -22,7 +22,7 @@ from aura.corpus.running_text import DOCUMENT_CHARS
 from aura.corpus.shards import SPLITS, ShardWriter, Workplace
 from aura.corpus.sources import Problems, Source
 from aura.corpus.tokenizer import SMALLEST_VOCABULARY, Prepared
-from aura.durable import replace_text
+from aura.durable import flush
 from aura.errors import ConfigError, DataError
 from aura.texts import console
 
@@ -87,7 +87,9 @@ class Work:
 
     def begin(self, loaded: Prepared | None) -> None:
         self.tokenizer = loaded or self._train_tokenizer()
-        replace_text(self.place.corpus / corpora.TOKENIZER, self.tokenizer.json, flushed=True)
+        file = self.place.corpus / corpora.TOKENIZER
+        file.write_text(self.tokenizer.json, encoding="utf-8")
+        flush(file)
         self.counts = np.zeros(self.tokenizer.vocab_size, np.int64)  # of the training tokens
         self._open_shards({})
 
