@@ -217,7 +217,7 @@ def test_all_that_is_wrong_is_said() -> None:
 
 
 def test_it_does_not_go_under_a_script_that_runs() -> None:
-    off = {"source": "nowhere", "clients": []}
+    off: dict[str, Any] = {"source": "nowhere", "clients": []}
     files = {LOOKS_AFTER: {**ABSENT, "kind": "file"}}
     running, ended = ({"aura-script.service": {**UNIT, "active": active}} for active in (True, False))
     assert "script runs there" in problems("nfs", {"files": files, "units": running}, **off)
