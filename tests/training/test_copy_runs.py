@@ -387,6 +387,17 @@ def test_a_run_that_cannot_be_read_holds_up_no_other_one(run: Path, target: Targ
     assert tree(target.checkpoints) == tree(run / "checkpoints")
 
 
+@on_a_disk
+def test_what_is_a_disks_own_and_a_run_with_the_name_of_a_rank(run: Path, target: Target, copy: Copy) -> None:
+    unreadable = run.parent / "lost+found/rank-0/vote.json"
+    unreadable.parent.mkdir(parents=True)
+    unreadable.symlink_to(unreadable)
+    run.rename(run.with_name("rank-study"))
+    code, said = copy()
+    assert (code, "lost+found" in said) == (EXIT_OK, False), said
+    assert (target.share.with_name("rank-study") / "final/config.json").is_file()
+
+
 @in_a_bucket
 def test_a_server_that_fails_for_a_while_is_one_sentence_and_then_it_goes_on(
     run: Path, target: Target, copy: Copy, bucket: Storage

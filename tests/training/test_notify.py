@@ -141,6 +141,21 @@ def test_a_message_that_a_service_refuses_holds_up_no_other_one(tmp_path: Path) 
     assert "node.lost: node3 no longer answers." in given_up and SECRET not in given_up
 
 
+def test_a_line_that_comes_and_goes_loses_no_message(tmp_path: Path) -> None:
+    said: list[str] = []
+    with web_server() as web:
+        web.answer, web.refuses = 500, '"run": "r0"'
+        post = sender(tmp_path, read_services(config(tmp_path, own(web.port))), said, first_wait=0.05)
+        for number in range(3):
+            post.queue.add(replace(EVENT, run=f"r{number}"))
+        wait_until(lambda: (post.round() or web.asked) >= 5, 30, lambda: str(said))
+        web.answer = 200
+        wait_until(lambda: post.round() or web.bodies, 30, lambda: str(said))
+        web.refuses = ""  # before the next visit
+        wait_until(lambda: post.round() or post.is_idle(), 30, lambda: str(said))
+    assert sorted(body["run"] for body in web.bodies) == ["r0", "r1", "r2"]
+
+
 def test_the_same_is_said_once_and_then_counted(tmp_path: Path) -> None:
     said: list[str] = []
     with web_server() as web:
@@ -402,6 +417,20 @@ def test_what_has_become_of_a_run(story: str) -> None:
     assert [event.kind for event in told] == [f"run.{kind}" for kind in expected]
     if "interrupted" in expected and BROKE in statuses:
         assert "rank 2 on node2 has not answered" in told[2].message
+
+
+def test_what_an_earlier_release_has_seen_of_a_run_counts(tmp_path: Path) -> None:
+    """It followed rank 0 alone, by the run's name."""
+    rank, state = tmp_path / "runs/r/rank-0", tmp_path / "state"
+    rank.mkdir(parents=True)
+    (rank / "status.json").write_text(json.dumps(says("done", 1, rank=0, updated=1.0, validation_loss=2.2)))
+    state.mkdir()
+    memory = Memory(state)
+    memory.seen["runs"] = {"r": vars(Seen("running", "training", 1, True))}
+    memory.save()
+    words = ["--webhook-config", str(config(tmp_path, own(1))), "--once", "--node", "node0"]
+    assert notify.main([*words, "--runs", str(rank.parents[1]), "--state", str(state)]) == 0
+    assert [entry.event.kind for entry in Queue(state).entries()] == ["run.finished"]
 
 
 def test_of_a_run_tells_who_leads_it_and_who_takes_the_lead_goes_on(tmp_path: Path) -> None:

@@ -84,11 +84,11 @@ def test_a_compressed_file_of_several_streams_is_read_whole_or_not_at_all(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As pbzip2 and pixz make them, and `cat a.xz b.xz`; the .xz with the zeros that its format allows."""
+    """As pbzip2 and pixz make them, and `cat a.xz b.xz`; zeros between them, as the format .xz allows."""
     monkeypatch.setattr(files, "CHUNK", chunk)
     file = tmp_path / f"a.jsonl{suffix}"
     first, second = (pack(json_lines(part).encode()) for part in (TEXTS[:20], TEXTS[20:]))
-    zeros = bytes(8) if suffix == ".xz" else b""
+    zeros = b"" if suffix == ".zst" else bytes(8)
     file.write_bytes(first + zeros + second + zeros)
     assert read(LocalFiles([file]))[0] == TEXTS
     damaged = bytearray(second)
@@ -97,6 +97,14 @@ def test_a_compressed_file_of_several_streams_is_read_whole_or_not_at_all(
         file.write_bytes(first + rest)
         with pytest.raises(DataError, match=rf"a\.jsonl{suffix} cannot be read to its end"):
             read(LocalFiles([file]))
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".xz"])
+def test_of_several_files_one_without_a_byte_is_no_compressed_one(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / f"a.txt{suffix}").touch()
+    (tmp_path / "b.txt").write_text("more")
+    with pytest.raises(DataError, match=rf"a\.txt{suffix} cannot be read to its end"):
+        read(LocalFiles([tmp_path]))
 
 
 def test_directories_patterns_and_other_files(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+LOST = "lost+found"  # where ext4 puts what it finds, at the top of a disk: root's alone, and nobody's data
+
 
 def flush(path: Path) -> None:
     """Wait until a file, or the names in a directory, are on the disk. Raises OSError."""

@@ -67,7 +67,7 @@ def check_choice(arguments: Namespace) -> None:
     for name in ("tokens", "temperature", "top_k"):
         if getattr(arguments, name) < 0:
             raise ConfigError("at_least_0", name=name.replace("_", "-"))
-    # Beyond these softmax has infinities, or nothing but zeros.
+    # Far beyond these a division by it overflows; long before, it is the likeliest token or any.
     if arguments.temperature and not 1e-3 <= arguments.temperature <= 1e3:
         raise ConfigError("temperature_beyond", value=arguments.temperature)
     if not -(2**63) <= arguments.seed < 2**63:

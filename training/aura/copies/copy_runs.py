@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from aura.checkpoint import manifest
 from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG
+from aura.durable import LOST
 from aura.errors import ConfigError
 from aura.storage.address import Address
 from aura.storage.bucket import Refused, Unreachable
@@ -112,13 +113,12 @@ class Copier:
         them holds up no other one. Raises Later, and ConfigError where `runs` is something else."""
         if not runs.is_dir():
             raise ConfigError("runs_not_there", path=runs)
-        if any(runs.glob("rank-*")):
+        if any(runs.glob("rank-*/status.json")):
             raise ConfigError("runs_is_a_run", path=runs, parent=runs.absolute().parent)
-        if any(runs.iterdir()) and not any(runs.glob("*/rank-*")):
+        there = [path for path in sorted(runs.iterdir()) if path.name != LOST and not path.is_symlink()]
+        if there and not any(any(path.glob("rank-*")) for path in there):
             raise Later(console.text("no_run_has_begun", path=runs))
-        for run in sorted(runs.iterdir()):
-            if run.is_symlink():
-                continue
+        for run in there:
             try:
                 lead = lead_of(run)
                 if (run / f"rank-{lead.rank}/status.json").is_file():

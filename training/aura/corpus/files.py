@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import glob
 import gzip
 import hashlib
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
 from aura.corpus.running_text import CHUNK, COMPRESSED_BY
+from aura.durable import LOST
 from aura.errors import DataError
 from aura.texts import console
 
@@ -70,7 +72,7 @@ def files_below(directory: Path) -> list[Path]:
             directories.clear()
             continue
         seen.add(real)
-        directories.sort()
+        directories[:] = sorted(set(directories) - {LOST})
         found += [Path(here, name) for name in names]
     return sorted(found)
 
@@ -142,12 +144,14 @@ class CountedFile(io.FileIO):
         return count
 
 
-class XzFile(io.RawIOBase):
-    """All streams of an .xz, with zeros between and behind them; lzma.open ends without a word at the first that is
-    damaged. Raises EOFError, LZMAError."""
+class Streams(io.RawIOBase):
+    """All streams of an .xz or a .bz2, with zeros between and behind them; lzma.open and bz2.open end without a word at
+    the first that is damaged. Raises EOFError, LZMAError, OSError."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.decoder = file, lzma.LZMADecompressor()
+    def __init__(
+        self, file: IO[bytes], kind: type[bz2.BZ2Decompressor] | type[lzma.LZMADecompressor]
+    ) -> None:
+        self.file, self.kind, self.decoder = file, kind, kind()
 
     def readable(self) -> bool:
         return True
@@ -161,7 +165,7 @@ class XzFile(io.RawIOBase):
                     if not (more := self.file.read(CHUNK)):
                         return 0
                     data = more.lstrip(b"\0")
-                self.decoder = lzma.LZMADecompressor()
+                self.decoder = self.kind()
             elif self.decoder.needs_input and not (data := self.file.read(CHUNK)):
                 raise EOFError("Compressed file ended before the end-of-stream marker was reached")
             if piece := self.decoder.decompress(data, len(buffer)):
@@ -174,13 +178,14 @@ def open_file(path: Path, advance: Advance) -> IO[bytes]:
     file, packed = io.BufferedReader(CountedFile(path, advance), CHUNK), path.suffix.lower()
     if packed == ".gz":
         return cast(IO[bytes], gzip.open(file))
-    if packed == ".xz":
-        return io.BufferedReader(XzFile(file), CHUNK)
-    if codec := {".bz2": "bz2", ".zst": "zstd"}.get(packed):
-        import pyarrow  # unlike bz2.open and the package zstandard, it notices that the end is missing
+    if packed in (".xz", ".bz2"):
+        kind = lzma.LZMADecompressor if packed == ".xz" else bz2.BZ2Decompressor
+        return io.BufferedReader(Streams(file, kind), CHUNK)
+    if packed == ".zst":
+        import pyarrow  # unlike the package zstandard, it notices that the end is missing
 
         source = pyarrow.PythonFile(file, mode="r")
-        return io.BufferedReader(pyarrow.CompressedInputStream(source, codec), CHUNK)
+        return io.BufferedReader(pyarrow.CompressedInputStream(source, "zstd"), CHUNK)
     return file
 
 

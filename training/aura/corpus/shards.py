@@ -175,7 +175,7 @@ class Workplace:
         """What is ours, and last what says so."""
         shutil.rmtree(self.corpus, ignore_errors=True)
         with suppress(OSError):  # a disk that fails, or somebody else has put something there
-            for file in (*self.path.glob(f"{self.journal.name}*"), self.lock):
+            for file in (*self.path.glob("journal.*"), self.lock):
                 file.unlink(missing_ok=True)
             self.path.rmdir()
 

@@ -62,6 +62,7 @@ class Sender:
         self.quiet, self.first_wait = quiet, first_wait
         self.wait: dict[str, float] = {}  # by a service's key: how long it is left alone
         self.not_before: dict[str, float] = {}  # and until when, on the monotonic clock
+        self.refused: dict[str, Path] = {}  # and the message that it alone may have refused
         self.heart_at = 0.0
         self.heart_trouble = ""
 
@@ -118,16 +119,20 @@ class Sender:
 
     def _deliver_to(self, service: Service, entries: list[Entry]) -> None:
         """In order; a service that does not take one is left alone for a while, then for longer. One that it does not
-        take, though it takes the newest, is given up: all behind it would wait for ever."""
+        take, though it takes the newest, twice with such a while between, is given up: all behind it would wait for
+        ever."""
         waiting = [number for number, entry in enumerate(entries) if service.key in (entry.pending or [])]
         while waiting:
             trouble = self._send(service, entries, waiting[0])
             often = self.wait.get(service.key, 0.0) >= OFTEN * self.first_wait
             if trouble and often and len(waiting) > 1 and not self._send(service, entries, waiting[-1]):
                 waiting.pop()
-                if trouble := self._send(service, entries, waiting[0]):  # the service may be back just now
+                # A line that comes and goes does the same, once.
+                path = entries[waiting[0]].path
+                if self.refused.get(service.key) == path:
                     self._give_up(service, entries, waiting[0], trouble)
                     trouble = ""
+                self.refused[service.key] = path
             if trouble:
                 wait = self.wait[service.key] = min(
                     2 * self.wait.get(service.key, self.first_wait / 2), LONGEST_WAIT
