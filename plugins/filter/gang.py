@@ -205,12 +205,23 @@ def active_problem(units: str, node: str, ranks: Sequence[Mapping[str, Any]], ru
     )
 
 
-def join_problem(nodes: Sequence[Mapping[str, Any]], run: str) -> str:
-    """Ranks of the run that is under way whose nodes are none of these: they would train on apart from the others."""
+def join_problem(nodes: Sequence[Mapping[str, Any]], run: str, left_out: Sequence[str]) -> str:
+    """Ranks of the run that is under way whose nodes are none of these: they would train on apart from the others.
+
+    left_out: the nodes of the inventory that are not in this launch.
+    """
     active = [
         rank for node in nodes for rank in _ranks_before(node) if rank["unit"]["ActiveState"] not in ENDED
     ]
-    named = {rank["rank"] for rank in active}
+    if left_out and not active:
+        return (
+            f"None of these nodes trains {run}. It may be under way on {', '.join(left_out)}: left out here (--limit), "
+            "or without an answer to this machine. Nothing was started.\nTake all nodes in; without -e join=true, "
+            f"{run} begins on these by itself."
+        )
+    launches = {rank["launch"] for rank in active}
+    # Those that have ended on these nodes start again with the others; what an older launch left there says nothing.
+    named = {rank["rank"] for node in nodes for rank in node["trainer_status"] if rank["launch"] in launches}
     for rank in active:
         if rank["state"] in ("training", "saving"):
             named |= set(rank["status"].get("away", []))
@@ -236,8 +247,18 @@ def as_before(nodes: Sequence[Mapping[str, Any]]) -> str:
     """What became of the ranks that trained before a launch that has failed, once they were started again."""
     before = {node["inventory_hostname"]: _ranks_before(node) for node in nodes}
     names = ", ".join(name for name, ranks in before.items() if ranks)
-    troubles = [
-        f"{name}: {rank['trouble']}" for name, ranks in before.items() for rank in ranks if rank["trouble"]
+    # Who was lost before the ranks were started again has not even been asked.
+    silent = [
+        node["inventory_hostname"]
+        for node in nodes
+        if not (node["trainer_answers"] and "__trainer_again" in node)
+    ]
+    troubles = [f"{name}: it does not answer." for name in before if before[name] and name in silent]
+    troubles += [
+        f"{name}: {rank['trouble']}"
+        for name, ranks in before.items()
+        for rank in ranks
+        if rank["trouble"] and name not in silent
     ]
     if not names:
         return ""

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tree
@@ -27,12 +28,20 @@ enable)
     [ $WORLD_SIZE -lt 3 ] || {{ rm active; said='{{"message": "rank 2 has no memory."}}'; }}
     echo "$said" >runs/mine/rank-$RANK/status.json ;;
 esac
+[ -e active ] || [ "$(cat goes 2>/dev/null)" != $1 ] || mv goes gone
+[ $1 != disable ] || [ ! -e stuck ]
 """
-OURS = {"/etc/aura": "etc", "/var/lib/aura/runs": "runs"}
+OURS = {
+    "/etc/aura": "etc", "/var/lib/aura/runs": "runs", "/dev/shm/aura-train": "memory",
+    "/etc/systemd/system/aura-train@.service.d": "etc",
+}  # fmt: skip
 ALL = ("node0", "node1", "node2")
 SKIPPED = ("See what is there", "The cards that train are known")
-# It belongs to root, as do the units.
-WRITTEN = "Every rank has its variables, and its unit starts a container only where it shall"
+# What write_files writes belongs to root: here the same, by who runs the tests.
+WRITE = (
+    "cd {place}/{{{{ inventory_hostname }}}}/etc && {{{{ 'rm -f' if item.absent | default(false) else "
+    "'printf %s ' ~ (item.content | default(item.copy)) | quote ~ ' >' }}}} {{{{ item.path | basename }}}}"
+)
 
 
 @pytest.fixture
@@ -55,20 +64,30 @@ def place(tmp_path: Path) -> Path:
         (tmp_path / "roles/trainer" / folder).mkdir(parents=True)
         for path in (tree.ROOT / "roles/trainer" / folder).glob("*.yml"):
             text = path.read_text().replace("/opt/aura/rank-status", f"{tmp_path}/rank-status")
-            text = text.replace("'/var/lib/aura/runs/'", f"'{tmp_path}/' ~ inventory_hostname ~ '/runs/'")
             for theirs, ours in OURS.items():
+                text = text.replace(f"'{theirs}/'", f"'{tmp_path}/' ~ inventory_hostname ~ '/{ours}/'")
                 text = text.replace(theirs, f"{tmp_path}/{{{{ inventory_hostname }}}}/{ours}")
             (tmp_path / "roles/trainer" / folder / path.name).write_text(text)
     tasks = tmp_path / "roles/trainer/tasks/launch.yml"
     kept = [task for task in yaml.safe_load(tasks.read_text()) if task["name"] not in SKIPPED]
-    (written,) = (task for task in kept if task["name"] == WRITTEN)
-    files = written.pop("write_files")["files"].replace(" + [__trainer_unit_of]", "")
-    there = f"{tmp_path}/{{{{ inventory_hostname }}}}/etc/{{{{ item.path | basename }}}}"
-    written |= {"loop": files, "ansible.builtin.copy": {"dest": there, "content": "{{ item.content }}"}}
     tasks.write_text(yaml.safe_dump(kept))
+    for path in (tasks, tasks.with_name("as_before.yml")):
+        path.write_text(
+            yaml.safe_dump([written(task, tmp_path) for task in yaml.safe_load(path.read_text())])
+        )
     for name in ALL:
         (tmp_path / name / "etc").mkdir(parents=True)
     return tmp_path
+
+
+def written(task: dict[str, Any], place: Path) -> dict[str, Any]:
+    blocks = {"block", "rescue"} & set(task)
+    if blocks:
+        return task | {key: [written(one, place) for one in task[key]] for key in blocks}
+    if "write_files" not in task:
+        return task
+    files = task.pop("write_files")["files"]
+    return task | {"loop": files, "ansible.builtin.shell": WRITE.format(place=place)}
 
 
 def launched(place: Path, *nodes: str, expect: int = 0) -> str:
@@ -76,12 +95,14 @@ def launched(place: Path, *nodes: str, expect: int = 0) -> str:
     told = {
         "trainer_nodes": list(nodes), "trainer_run": "mine", "trainer_corpus": "es", "trainer_preset": "gpt2-nano",
         "trainer_address": ADDRESS, "trainer_first_step_timeout": 20, "trainer_join": True, "ansible_become": False,
-        "ansible_connection": "local", "ansible_pipelining": True,
+        "ansible_pipelining": True, "ansible_host": "127.0.0.1", "ansible_port": 1,
+        # A node whose cable is out is one whose address nobody listens at.
+        "ansible_connection": f"{{{{ 'ssh' if ('{place}/' ~ inventory_hostname ~ '/gone') is file else 'local' }}}}",
     }  # fmt: skip
-    hosts = {name: {"__trainer_member": node(name, "cpu")} for name in nodes}
+    hosts = {name: {"__trainer_member": node(name, "cpu")} for name in ALL}
     (place / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts, "vars": told}}))
     role = {"ansible.builtin.import_role": {"name": "trainer", "tasks_from": "launch"}}
-    play = {"hosts": "cluster", "gather_facts": False, "any_errors_fatal": True, "tasks": [role]}
+    play = {"hosts": ",".join(nodes), "gather_facts": False, "any_errors_fatal": True, "tasks": [role]}
     play["environment"] = {"NODE": "{{ inventory_hostname }}", "PATH": f"{place}:{os.environ['PATH']}"}
     (place / "play.yml").write_text(yaml.safe_dump([play]))
     done = subprocess.run(
@@ -117,21 +138,33 @@ def running(place: Path) -> Path:
     return place
 
 
+def told(place: Path) -> list[str]:
+    return [(place / name / "etc/rank-0.env").read_text() for name in ALL[:2]]
+
+
+def trains(place: Path) -> list[bool]:
+    return [(place / name / "active").exists() for name in ALL]
+
+
+def stopped(place: Path) -> bool:
+    return any("disable" in (place / name / "log").read_text() for name in ALL[:2])
+
+
 def test_all_start_with_the_step_of_before_and_if_that_fails_the_others_go_on_as_they_were(
     running: Path,
 ) -> None:
-    before = {name: (running / name / "etc/rank-0.env").read_text() for name in ALL[:2]}
+    before = told(running)
     said = " ".join(launched(running, *ALL, expect=2).split())
-    told, votes = zip(*(started(running, name, 3) for name in ALL), strict=True)
-    assert [one["RANK"] for one in told] == ["0", "1", "2"]
-    assert {one["AURA_STEP_TOKENS"] for one in told} == {"4096"}
-    (launch,) = {one["AURA_LAUNCH"] for one in told}
+    rank_told, votes = zip(*(started(running, name, 3) for name in ALL), strict=True)
+    assert [one["RANK"] for one in rank_told] == ["0", "1", "2"]
+    assert {one["AURA_STEP_TOKENS"] for one in rank_told} == {"4096"}
+    (launch,) = {one["AURA_LAUNCH"] for one in rank_told}
     assert launch != RUN["launch"] and {*votes} == {f'{{"launch": "{launch}"}}\n'}
     assert "node2: rank 2 has no memory." in said
     assert "node0, node1 train on as before, without the others." in said
-    assert {name: (running / name / "etc/rank-0.env").read_text() for name in ALL[:2]} == before
+    assert told(running) == before
     assert [started(running, name, 2)[1] for name in ALL[:2]] == ["what rank 0 said", "what rank 1 said"]
-    assert [(running / name / "active").exists() for name in ALL] == [True, True, False]
+    assert trains(running) == [True, True, False]
 
 
 def test_who_also_trains_on_a_node_that_is_left_out_keeps_it_from_being_stopped(running: Path) -> None:
@@ -139,3 +172,68 @@ def test_who_also_trains_on_a_node_that_is_left_out_keeps_it_from_being_stopped(
     assert "mine may train with rank 1 too" in said
     asked = {line.split()[0] for line in (running / "node0/log").read_text().splitlines()}
     assert asked == {"list-units", "show"}
+
+
+def test_a_run_that_none_of_these_nodes_trains_is_not_begun_a_second_time(running: Path) -> None:
+    said = " ".join(launched(running, "node2", expect=2).split())
+    assert "None of these nodes trains mine. It may be under way on node0, node1" in said
+    assert trains(running) == [True, True, False]
+
+
+def test_a_rank_that_has_ended_on_a_node_of_the_launch_is_none_that_is_left_out(running: Path) -> None:
+    """The other one waits for it, and cannot say who is away."""
+    (running / "node1/active").unlink()
+    (running / "node0/runs/mine/rank-0/status.json").write_text('{"state": "joining"}')
+    launched(running, *ALL, expect=2)
+    assert [started(running, name, 3)[0]["RANK"] for name in ALL] == ["0", "1", "2"]
+
+
+def test_what_cannot_be_done_before_the_others_are_stopped_stops_nobody(running: Path) -> None:
+    (running / "node2/runs").touch()
+    launched(running, *ALL, expect=2)
+    assert trains(running) == [True, True, False] and not stopped(running)
+
+
+def test_what_breaks_after_the_others_were_stopped_has_them_go_on_as_they_were(running: Path) -> None:
+    (running / "node2/runs/mine").mkdir(parents=True)
+    (running / "node2/runs/mine/rank-2").touch()
+    (running / "node0/etc/container.conf").write_text("as it was before containers\n")
+    with (running / "node1/etc/rank-0.env").open("a") as file:
+        file.write("AURA_IMAGE=sha256:abc\n")
+    before = told(running)
+    said = " ".join(launched(running, *ALL, expect=2).split())
+    assert 'node2: "What earlier launches said is out of the way' in said and '" failed: mkdir:' in said
+    assert "node0, node1 train on as before, without the others." in said
+    assert stopped(running) and trains(running) == [True, True, False] and told(running) == before
+    assert [started(running, name, 2)[1] for name in ALL[:2]] == ["what rank 0 said", "what rank 1 said"]
+    # Each unit starts a container where its rank was in one, and nowhere else.
+    assert [(running / name / "etc/container.conf").exists() for name in ALL[:2]] == [False, True]
+
+
+def test_a_unit_that_does_not_stop_has_the_others_go_on_as_they_were(running: Path) -> None:
+    (running / "node1/stuck").touch()
+    before = told(running)
+    said = " ".join(launched(running, *ALL, expect=2).split())
+    assert "node0, node1 train on as before, without the others." in said
+    assert trains(running) == [True, True, False] and told(running) == before
+    assert [started(running, name, 2)[1] for name in ALL[:2]] == ["what rank 0 said", "what rank 1 said"]
+
+
+@pytest.mark.parametrize(("with_it", "ends"), [("disable", 2), ("show", 4)])
+def test_who_is_lost_after_the_others_were_stopped_is_said_and_they_go_on(
+    running: Path, with_it: str, ends: int
+) -> None:
+    """Between tasks that ignore it, and before one that does not."""
+    (running / "node1/goes").write_text(with_it)
+    said = " ".join(launched(running, *ALL, expect=ends).split())
+    assert (
+        "node0, node1 were started again as before, and do not train yet: node1: it does not answer." in said
+    )
+    assert trains(running) == [True, False, False]
+
+
+def test_the_step_is_kept_too_where_only_a_copy_in_memory_has_been_written(running: Path) -> None:
+    (running / "node0/runs/mine/checkpoints/checkpoint-step-5").rmdir()
+    (running / "node0/memory/mine/checkpoint-step-5").mkdir(parents=True)
+    launched(running, *ALL, expect=2)
+    assert started(running, "node0", 3)[0]["AURA_STEP_TOKENS"] == "4096"
