@@ -52,7 +52,8 @@ def launched(place: Path, **variables: Any) -> tuple[str, list[str]]:
             text = text.replace("/var/lib/aura/", f"{place}/")
             (place / "roles/trainer" / name / path.name).write_text(text)
     tasks = place / "roles/trainer/tasks/launch.yml"
-    kept = [task for task in yaml.safe_load(tasks.read_text()) if task["name"] in KEPT]
+    single = (task for one in yaml.safe_load(tasks.read_text()) for task in one.get("block", [one]))
+    kept = [task for task in single if task["name"] in KEPT]
     assert len(kept) == len(KEPT)
     kept[-1]["ansible.builtin.debug"] = {"msg": kept[-1].pop("write_files")["files"]}
     tasks.write_text(yaml.safe_dump(kept))

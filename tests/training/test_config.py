@@ -74,7 +74,6 @@ MUON_NEEDS = "optimizer=muon needs parameter_format=fp32 and moment_format"
         ("gpt2", {"steps": 5, "epochs": 2}, [f"epochs and steps {TWICE}"]),
         ("gpt2", {"global_batch_tokens": 2048, "gradient-accumulation-steps": 2},
          [ "global_batch_tokens and gradient_accumulation_steps both say how much one optimizer step takes" ]),
-        ("gpt2", {"warmup_steps": 5, "warmup_ratio": 0.1}, ["warmup_steps and warmup_ratio both say how many steps"]),
         ("gpt2", {"seed": 2**64}, ["seed=18446744073709551616 must be at most 18446744073709551615"]),
         ("gpt2", {"d_model": 99999999996}, ["d_model=99999999996 must be at most 1000000"]),
         ("gpt2", {"balance": "speed"}, ["balance=speed divides a step of fixed size", "=0"]),

@@ -231,9 +231,8 @@ DDP = "ddp"  # a strategy that there was: every rank computed all updates. `shar
 SAY_THE_SAME = {
     "length_said_twice": ("tokens", "epochs", "steps"),
     "step_said_twice": ("global_batch_tokens", "gradient_accumulation_steps"),
-    "warmup_said_twice": ("warmup_steps", "warmup_ratio"),
 }
-# Of two ways to say the same, a person's own is the one that is meant.
+# Of two ways to say the same, a person's own is the one that is meant. (Of both, warmup_steps where it is not 0.)
 IN_PLACE_OF = {
     "gradient_accumulation_steps": "global_batch_tokens",
     "warmup_ratio": "warmup_steps",
