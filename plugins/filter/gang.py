@@ -245,27 +245,22 @@ def _ranks_before(node: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 def as_before(nodes: Sequence[Mapping[str, Any]]) -> str:
     """What became of the ranks that trained before a launch that has failed, once they were started again."""
-    before = {node["inventory_hostname"]: _ranks_before(node) for node in nodes}
-    names = ", ".join(name for name, ranks in before.items() if ranks)
-    # Who was lost before the ranks were started again has not even been asked.
-    silent = [
-        node["inventory_hostname"]
-        for node in nodes
-        if not (node["trainer_answers"] and "__trainer_again" in node)
-    ]
-    troubles = [f"{name}: it does not answer." for name in before if before[name] and name in silent]
-    troubles += [
-        f"{name}: {rank['trouble']}"
-        for name, ranks in before.items()
-        for rank in ranks
-        if rank["trouble"] and name not in silent
-    ]
+    names, troubles = [], []
+    for node in nodes:
+        if not (ranks := _ranks_before(node)):
+            continue
+        names.append(name := node["inventory_hostname"])
+        # Who was lost before the ranks were started again has not even been asked.
+        if node["trainer_answers"] and "__trainer_again" in node:
+            troubles += [f"{name}: {rank['trouble']}" for rank in ranks if rank["trouble"]]
+        else:
+            troubles.append(f"{name}: it does not answer.")
     if not names:
         return ""
     if not troubles:
-        return f"{names} train on as before, without the others."
+        return f"{', '.join(names)} train on as before, without the others."
     return (
-        f"{names} were started again as before, and do not train yet: {' '.join(troubles)}\n"
+        f"{', '.join(names)} were started again as before, and do not train yet: {' '.join(troubles)}\n"
         "Launch again without the node that is to blame: --limit 'cluster:!NODE'"
     )
 

@@ -106,14 +106,17 @@ def test_a_link_to_another_disk_is_not_replaced_by_an_empty_directory(files: Any
     assert (tmp_path / "link").is_symlink()
 
 
+def with_an_original(path: Path, content: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How a file is asked for, and how it is taken away again."""
+    asked = {"path": str(path), "original": True}
+    return {**asked, "content": content}, {**asked, "absent": True}
+
+
 def test_what_lay_there_before_comes_back(files: Any, tmp_path: Path) -> None:
     path = tmp_path / "chrony.conf"
     path.write_text("theirs\n")
     path.chmod(0o600)
-    mine, gone = (
-        {"path": str(path), "original": True, "content": "ours\n"},
-        {"path": str(path), "original": True, "absent": True},
-    )
+    mine, gone = with_an_original(path, "ours\n")
     assert made(files, mine)
     assert made(files, {**mine, "content": "ours, newer\n"})
     assert made(files, gone)
@@ -136,10 +139,7 @@ def test_a_file_that_we_have_never_written_stays(files: Any, tmp_path: Path) -> 
     path = tmp_path / "hostname"
     path.write_text("node0\n")
     path.chmod(0o644)
-    mine, gone = (
-        {"path": str(path), "original": True, "content": "node0\n"},
-        {"path": str(path), "original": True, "absent": True},
-    )
+    mine, gone = with_an_original(path, "node0\n")
     assert not made(files, mine)
     assert not made(files, gone)
     assert path.read_text() == "node0\n"

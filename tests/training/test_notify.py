@@ -124,8 +124,10 @@ def test_what_is_refused_is_tried_again_and_holds_nobody_up(tmp_path: Path, trou
     assert len(waits) == 3 and SECRET not in "".join(said), said
 
 
-def test_a_message_that_a_service_refuses_holds_up_no_other_one(tmp_path: Path) -> None:
-    """Once it has been tried often enough, and not while the service takes none."""
+@pytest.mark.parametrize("comes_and_goes", [False, True])
+def test_a_message_that_a_service_refuses_holds_up_no_other_one(tmp_path: Path, comes_and_goes: bool) -> None:
+    """It is given up once it has been tried often enough, and not while the service takes none, nor over a line that
+    comes and goes."""
     said: list[str] = []
     with web_server() as web:
         web.answer, web.refuses = 500, '"run": "r0"'
@@ -135,25 +137,14 @@ def test_a_message_that_a_service_refuses_holds_up_no_other_one(tmp_path: Path) 
         wait_until(lambda: (post.round() or web.asked) >= 5, 30, lambda: str(said))
         assert not web.bodies and "given up" not in "".join(said)
         web.answer = 200
-        wait_until(lambda: post.round() or post.is_idle(), 30, lambda: str(said))
-    assert sorted(body["run"] for body in web.bodies) == ["r1", "r2", "r3"]
-    (given_up,) = [line for line in said if "given up" in line]
-    assert "node.lost: node3 no longer answers." in given_up and SECRET not in given_up
-
-
-def test_a_line_that_comes_and_goes_loses_no_message(tmp_path: Path) -> None:
-    said: list[str] = []
-    with web_server() as web:
-        web.answer, web.refuses = 500, '"run": "r0"'
-        post = sender(tmp_path, read_services(config(tmp_path, own(web.port))), said, first_wait=0.05)
-        for number in range(3):
-            post.queue.add(replace(EVENT, run=f"r{number}"))
-        wait_until(lambda: (post.round() or web.asked) >= 5, 30, lambda: str(said))
-        web.answer = 200
         wait_until(lambda: post.round() or web.bodies, 30, lambda: str(said))
-        web.refuses = ""  # before the next visit
+        if comes_and_goes:
+            web.refuses = ""  # before the next visit
         wait_until(lambda: post.round() or post.is_idle(), 30, lambda: str(said))
-    assert sorted(body["run"] for body in web.bodies) == ["r0", "r1", "r2"]
+    given_up = [line for line in said if "given up" in line]
+    assert sorted(body["run"] for body in web.bodies) == ["r0", "r1", "r2", "r3"][not comes_and_goes :]
+    assert len(given_up) == (not comes_and_goes) and SECRET not in "".join(said)
+    assert all("node.lost: node3 no longer answers." in line for line in given_up)
 
 
 def test_the_same_is_said_once_and_then_counted(tmp_path: Path) -> None:

@@ -102,9 +102,8 @@ class Disk:
         descriptor = os.open(target, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             with path.open("rb") as source:
-                times = os.fstat(
-                    source.fileno()
-                )  # of what is read: its name may be another file's by the end
+                # Of what is read: its name may be another file's by the end.
+                times = os.fstat(source.fileno())
                 while chunk := source.read(CHUNK):
                     digest.update(chunk)
                     if os.pread(descriptor, len(chunk), offset) != chunk:
@@ -128,13 +127,10 @@ class Disk:
 
     def rotate(self, name: str, keep: int, local: set[str], newest: manifest.Writer) -> None:
         """The newest by their arrival: after a run has gone back to an older step, later steps are older."""
-        there = sorted(
-            manifest.checkpoints(self.where / name), key=lambda path: path.stat().st_mtime, reverse=True
-        )
-        for path in there[keep:]:
-            if path.name not in local and may_go(
-                self.read(f"{name}/{path.name}/{manifest.MANIFEST}"), newest
-            ):
+        there = manifest.checkpoints(self.where / name)
+        for path in sorted(there, key=lambda path: path.stat().st_mtime, reverse=True)[keep:]:
+            said = f"{name}/{path.name}/{manifest.MANIFEST}"
+            if path.name not in local and may_go(self.read(said), newest):
                 path.rename(self._temporary(path, "old-"))
         self.tidy(name, local)
 

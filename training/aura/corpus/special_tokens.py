@@ -32,9 +32,8 @@ def settings_of(directory: Path) -> dict[str, Any]:
                 raise ConfigError("no_json", file=file, error=error) from None
             if name != META:
                 settings |= _checked(said, file)
-            elif (
-                isinstance(said, dict) and "end_of_text" in said
-            ):  # of a corpus, and not of something else by that name
+            # Of a corpus, and not of something else by that name
+            elif isinstance(said, dict) and "end_of_text" in said:
                 settings |= special_of(said)
     if (directory / TEMPLATE_FILE).is_file():  # where today's transformers writes it
         settings["chat_template"] = (directory / TEMPLATE_FILE).read_text(encoding="utf-8")
