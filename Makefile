@@ -200,29 +200,19 @@ docs: $(DEV) ## write again what is made from the roles: the tables in their REA
 	@python tests/check/role_tables.py --write
 	@python tests/check/sentences.py --write
 
-EVALUATE_LOCK := training/aura/commands/evaluation/requirements.txt
-SERVE_LOCK := training/aura/commands/serving/requirements.txt
-CLEAN_LOCK := training/aura/commands/cleaning/requirements.txt
 LOCK_TORCH = roles/python_env/files/lock-torch $(1) requirements/torch-$(1).txt $(UV) requirements/node.txt requirements/torch.in
 
 .PHONY: lock
 lock: $(UV) ## compile requirements/*.in again (newest versions: make lock UPGRADE=1)
-	@for name in controller node dev; do
-	    $(STEP) "Compiling requirements/$$name.txt" \
-	        $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
-	        $(if $(UPGRADE),--upgrade) requirements/$$name.in --output-file requirements/$$name.txt
-	done
+	@compile() { # NAME LOCK [OPTION...]
+	    $(STEP) "Compiling $$2" $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	        $(if $(UPGRADE),--upgrade) "$${@:3}" "requirements/$$1.in" --output-file "$$2"
+	}
+	for name in controller node dev; do compile "$$name" "requirements/$$name.txt"; done
 	# torch and what it brings: the trainer's.
-	$(STEP) "Compiling $(EVALUATE_LOCK)" \
-	    $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
-	    $(if $(UPGRADE),--upgrade) --override <(echo "torch; sys_platform == 'never'") \
-	    requirements/evaluate.in --output-file $(EVALUATE_LOCK)
-	$(STEP) "Compiling $(SERVE_LOCK)" \
-	    $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
-	    $(if $(UPGRADE),--upgrade) requirements/serve.in --output-file $(SERVE_LOCK)
-	$(STEP) "Compiling $(CLEAN_LOCK)" \
-	    $(UV) pip compile --python-version 3.11 --generate-hashes --no-annotate --no-header \
-	    $(if $(UPGRADE),--upgrade) requirements/clean.in --output-file $(CLEAN_LOCK)
+	compile evaluate training/aura/commands/evaluation/requirements.txt --override <(echo "torch; sys_platform == 'never'")
+	compile serve training/aura/commands/serving/requirements.txt
+	compile clean training/aura/commands/cleaning/requirements.txt
 	# The build of torch that PyPI has.
 	$(call LOCK_TORCH,cu130)
 
