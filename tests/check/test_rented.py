@@ -59,24 +59,3 @@ def test_it_is_looked_for_where_it_is_reached_and_nowhere_else(inventory: Path) 
     ]  # fmt: skip
     find = (tree.ROOT / "playbooks/tasks/find_nodes.yml").read_text()
     assert "query('ssh_answer', *cluster_places.addresses, ports=cluster_places.ports," in find
-
-
-@pytest.mark.parametrize(
-    ("node", "sentence"),
-    [
-        (
-            {"public_address": "root@203.0.113.7"},
-            "public_address of gpu0 is 'root@203.0.113.7', which is neither",
-        ),
-        ({"public_address": "https://gpu.example.org"}, "which is neither an address nor a machine's name"),
-        ({"public_ssh_port": 20456}, "gpu0 has a public_ssh_port, but no public_address: name both."),
-        (
-            {"public_address": "203.0.113.7", "public_ssh_port": 0},
-            "public_ssh_port of gpu0 is 0, which is no port",
-        ),
-    ],
-)
-def test_what_cannot_be_right_is_refused(node: dict[str, object], sentence: str, inventory: Path) -> None:
-    done = checked(machine(inventory, lan_address="10.0.0.5", **node))
-    assert done.returncode != 0
-    assert sentence in " ".join(done.stdout.split())
