@@ -297,8 +297,9 @@ def problems(**changes: Any) -> list[str]:
     seen = {
         "distribution": "Debian", "distribution_major_version": "12", "machine": "x86_64",
         "missing": ["chrony", "systemd-resolved"], "files": {"/opt/aura/wheelhouse.complete": {"kind": "absent"}},
+        "mounts": {"/opt": {"free": 8 << 30}},
     }  # fmt: skip
-    given = {"wheelhouse": "wheelhouse-abc", "build": "cpu", "room": 8 << 30, "driver": []}
+    given = {"wheelhouse": "wheelhouse-abc", "build": "cpu", "driver": []}
     made |= {key: value for key, value in changes.items() if key in made}
     seen |= {key: value for key, value in changes.items() if key in seen}
     given |= {key: value for key, value in changes.items() if key in given}
@@ -320,7 +321,7 @@ def test_a_node_that_it_fits_has_no_problem() -> None:
         ({"machine": "aarch64"}, "node3 runs Debian 12 (aarch64)"),
         ({"missing": ["chrony", "nfs-common"]}, "needs the packages nfs-common"),
         ({"wheelhouse": "wheelhouse-def", "build": "cpu"}, "needs the wheels for torch's build cpu"),
-        ({"room": 5 << 30}, "has 5.0 GiB left below /opt, and needs 7.0 GiB"),
+        ({"mounts": {"/opt": {"free": 5 << 30}}}, "has 5.0 GiB left below /opt, and needs 7.0 GiB"),
     ],
 )
 def test_what_does_not_fit_is_said(change: dict[str, Any], sentence: str) -> None:

@@ -32,14 +32,12 @@ def bundle_problems(
     seen: dict[str, Any],
     wheelhouse: str,
     build: str,
-    room: int,
     driver: list[str],
 ) -> list[str]:
     """Sentences about why this node cannot be set up from this bundle; none when it can.
 
     bundle: what files/bundle says of it. seen: the answer of node_state. wheelhouse: the name of the one that
-    the node needs, with this `build` of torch. room: bytes that are free below /opt. driver: the packages that the role
-    nvidia_driver will install there.
+    the node needs, with this `build` of torch. driver: the packages that the role nvidia_driver will install there.
     """
     file, system = bundle["file"], bundle["system"]
     has = f"{seen['distribution']} {seen['distribution_major_version']} ({seen['machine']})"
@@ -68,6 +66,7 @@ def bundle_problems(
     needed = 3 * bundle["packages_bytes"] if seen["missing"] or driver else 0
     if seen["files"].get("/opt/aura/wheelhouse.complete", {}).get("kind", "absent") == "absent":
         needed += there["bytes"] + there["installed"]
+    room = seen["mounts"]["/opt"]["free"]
     if room < needed:
         problems.append(
             f"{node} has {room / GIB:.1f} GiB left below /opt, and needs {needed / GIB:.1f} GiB: make room there."
