@@ -18,11 +18,6 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=tree.ROOT, capture_output=True, text=True, check=False)
 
 
-def checked(inventory: Path) -> subprocess.CompletedProcess[str]:
-    options = json.dumps({"inventory_check_bootstrapped": False})
-    return run("ansible-playbook", "-i", inventory, "playbooks/inventory_check.yml", "-e", options)
-
-
 def told(inventory: Path, *names: str) -> list[Any]:
     message = f"msg='{{{{ [{', '.join(names)}] | to_json }}}}'"
     said = run("ansible", "-i", inventory, "gpu0", "-m", "ansible.builtin.debug", "-a", message).stdout
@@ -41,7 +36,8 @@ def machine(inventory: Path, **node: object) -> Path:
 
 
 def test_the_example_is_accepted_and_touches_no_address(inventory: Path) -> None:
-    done = checked(inventory)
+    options = json.dumps({"inventory_check_bootstrapped": False})
+    done = run("ansible-playbook", "-i", inventory, "playbooks/inventory_check.yml", "-e", options)
     assert done.returncode == 0, done.stdout
     switches = ("static_network_enabled", "nfs_server_enabled", "nfs_client_enabled", "run_copies_enabled")
     assert told(inventory, *switches) == [False] * 4
