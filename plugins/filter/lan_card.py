@@ -9,10 +9,6 @@ Card = dict[str, Any]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 KINDS = {"ethernet": "wired", "wifi": "Wi-Fi", "virtual": "virtual"}
-NO_CARD: Card = {
-    "name": "", "mac": "", "permanent_mac": "", "up": False, "carrier": False,
-    "kind": "", "addresses": [], "dynamic": [], "gateway": "", "manager": "none",
-}  # fmt: skip
 TELL = "Say which one it is: lan_interface (its name or MAC address) for this node in hosts.yml."
 STAY = "Where it has Wi-Fi only, and the address that it shall have: static_network_enabled: false there."
 
@@ -97,7 +93,7 @@ def lan_card(cards: list[Card], address: str, prefix: int, wanted: str = "") -> 
             f"the LAN's network card would be {card['name']}, which is {KINDS.get(card['kind'], card['kind'])}; "
             f"only an ordinary wired card can be. {STAY} {listed(cards)}"
         )
-    return {**NO_CARD, **(card if card and not problem else {}), "problem": problem}
+    return {**(card if card and not problem else {"name": ""}), "problem": problem}
 
 
 def gateway_problem(cards: list[Card], card: Card, gateway: str, address: str, prefix: int) -> str:

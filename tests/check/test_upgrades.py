@@ -314,7 +314,9 @@ def test_a_node_reboots_for_what_has_moved(
     left: list[dict[str, object]], required: bool, check: bool, reboots: bool
 ) -> None:
     tasks = yaml.safe_load((tree.ROOT / "playbooks/tasks/upgrade.yml").read_text())
-    expression = next(task for task in tasks if task["name"] == "It reboots")["vars"]["upgrade_reboots"]
+    expression = next(task for task in tasks if "upgrade_reboots" in task.get("vars", {}))["vars"][
+        "upgrade_reboots"
+    ]
     known = {
         "turn_seen": {"upgrades": [*KERNEL, upgrade("nvidia-utils-580-server", "1", held=True)]},
         "upgrade_seen": {"upgrades": left, "reboot_required": required},
