@@ -29,11 +29,9 @@ NODE ?=
 PACKAGES ?=
 # make roles ROLE=firewall tests one role only.
 ROLE ?=
-# make bench-learning LONG=1: all arms, five seeds, and each at more than one learning rate.
-LONG ?=
 # make bench-learning SEEDS=5, make bench-modern SEEDS=3
 SEEDS ?=
-# make bench-wire ARMS='formats links' and make bench-learning ARMS='main causes' measure these groups of arms (all of
+# make bench-wire ARMS='formats links' and make bench-learning ARMS='main delays' measure these groups of arms (all of
 # them: ARMS=all).
 ARMS ?=
 # make bench-faults MINUTES=10 SEED=2: so long, other faults are drawn.
@@ -170,8 +168,8 @@ bench-gpu: $(DEV) $(TRAINER) ## measure speed and memory of the presets on one G
 	@$(if $(CORPUS),PYTHONPATH=$(CURDIR)/training python benchmarks/to_loss.py --corpus $(CORPUS))
 
 .PHONY: bench-learning
-bench-learning: $(DEV) $(TRAINER) ## measure what few bits and a delay cost in loss, on the CPU (10 minutes; others: ARMS=, SEEDS=, LONG=1)
-	@PYTHONPATH=$(CURDIR)/training python benchmarks/learning.py $(if $(LONG),--long) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(ARMS),--arms $(ARMS))
+bench-learning: $(DEV) $(TRAINER) ## measure what few bits and a delay cost in loss, on the CPU (10 minutes; others: ARMS=, SEEDS=)
+	@PYTHONPATH=$(CURDIR)/training python benchmarks/learning.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(ARMS),--arms $(ARMS))
 
 .PHONY: bench-modern
 bench-modern: $(DEV) $(TRAINER) ## measure what today's recipe and each of its ingredients are worth, on the CPU (40 minutes; goes on where it stopped; SEEDS=)

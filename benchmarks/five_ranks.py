@@ -1,7 +1,7 @@
-"""One process plays the five ranks of the engine that is planned: what is learnt, without the time.
+"""One process plays the five ranks of the engine: what is learnt, without the time.
 
 Replicas are bit-equal (every rank adds the same bytes), so one model computes for all of them, and one more holds the
-owners' masters. A step, as the engine will do it:
+owners' masters. A step, as the engine does it:
 
 - every rank computes the same number of micro-batches, the first ceil(late · number) of them on the weights before
   the update that is still on its way, or on a prediction of it: as if it were equal to the update before it;
@@ -61,19 +61,11 @@ class FiveRanks:
         self.optimizer = optimizer_of(self.masters, config)
         # What replicas hold after the last update, the one before and the one before that
         self.versions = [self.master.clone() for _ in range(3)]
-        # Micro-batches that do not know the last update, and those of them that do not even know that of the others
-        self.late = math.ceil(setting.late * setting.micro_batches)
-        self.late_others = math.ceil(min(setting.late, setting.others_late) * setting.micro_batches)
+        self.late = math.ceil(
+            setting.late * setting.micro_batches
+        )  # micro-batches: they miss the last update
         self.first_late = round(setting.after * config.steps)  # step
         self.steps = 0
-        self.update: Tensor | None = None  # the optimizer's last one, without correction
-        is_matrix = [
-            torch.full((p.numel(),), name.startswith("h.") and p.dim() == 2)
-            for name, p in self.model.named_parameters()
-        ]
-        self.is_matrix = torch.cat(is_matrix)
-        losing = setting.ranks if setting.error_feedback else 0
-        self.lost = [torch.zeros_like(self.master) for _ in range(losing)]
 
     def step(self, batch: Tensor, lr: float) -> None:
         """batch: whole windows (ranks, micro-batches, seq_len + 1)."""
@@ -83,15 +75,13 @@ class FiveRanks:
             self._compute(batch)
             self.total += self.gradient
         else:
-            for rank, windows in enumerate(batch):
+            for windows in batch:
                 self._compute(windows[None])
-                self._send_gradient(rank)
+                self.total += over_the_wire(self.gradient, self.setting.gradients)
         tokens = self.setting.windows * self.config.seq_len
         norm = torch.linalg.vector_norm(self.total).item() / tokens
         self.total *= clip_factor(norm, self.config.clip, tokens)
-        before = self.master.clone()
         self.optimizer.step(lr)
-        self._correct(self.master - before)
         self._send_difference()
         self.steps += 1
 
@@ -99,34 +89,14 @@ class FiveRanks:
         """self.gradient: of the summed loss of the windows (ranks, micro-batches, seq_len + 1)."""
         self.gradient.zero_()
         now, before, long_before = self.versions
-        predicted = before + self.setting.predicted * (before - long_before)
-        known = (predicted, torch.where(self.is_matrix, predicted, now), now)
-        late, others = (self.late, self.late_others) if self.steps >= self.first_late else (0, 0)
-        counts = [others, late - others, self.setting.micro_batches - late]
-        for weights, part in zip(known, torch.split(windows, counts, dim=1), strict=True):
+        known = before + (before - long_before) if self.setting.predicted else before
+        late = self.late if self.steps >= self.first_late else 0
+        counts = [late, self.setting.micro_batches - late]
+        for weights, part in zip((known, now), torch.split(windows, counts, dim=1), strict=True):
             if part.numel():
-                self._backward(weights, part)
-
-    def _backward(self, weights: Tensor, windows: Tensor) -> None:
-        self.weights.copy_(weights)
-        inputs, targets = inputs_and_targets(windows.flatten(0, 1))
-        self.model.loss_sum(inputs, targets).backward()  # type: ignore[no-untyped-call]
-
-    def _send_gradient(self, rank: int) -> None:
-        if self.lost:
-            self.gradient += self.lost[rank]
-        received = over_the_wire(self.gradient, self.setting.gradients)
-        if self.lost:
-            torch.sub(self.gradient, received, out=self.lost[rank])
-        self.total += received
-
-    def _correct(self, update: Tensor) -> None:
-        """The correction of arXiv 2606.30634, from the first update on that has one before it: what the last one would
-        have been had it come in time is the one of now, so the difference is added. The optimizer's own update is what
-        is kept."""
-        if self.setting.corrected and self.update is not None:
-            self.master += self.setting.corrected * (update - self.update)
-        self.update = update
+                self.weights.copy_(weights)
+                inputs, targets = inputs_and_targets(part.flatten(0, 1))
+                self.model.loss_sum(inputs, targets).backward()  # type: ignore[no-untyped-call]
 
     def _send_difference(self) -> None:
         now = self.versions[0]

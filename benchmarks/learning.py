@@ -4,13 +4,10 @@ One process plays five ranks (five_ranks.py) on one pass over the lab's Spanish 
 synchronous fp32 arm of the same optimizer and the same seed (initial weights and order of the text): the table gives
 the mean of the differences and its 95 % interval (Student's t over the paired seeds).
 
-Short form, about ten minutes on two cores: two seeds of the arms that are asked about most, at the learning rates that
-the long form has chosen. `SEEDS=5` for more seeds; `ARMS=causes` for what a delay's cost is made of, `ARMS=alone` for
-when one PC, at another batch, comes to the loss of five, `ARMS=rounds` for rounds of local steps, `ARMS=ladder` for
-how the costs change with size and length (hours), `ARMS="formats delays"` for the finer
-points, `ARMS=all`.
-Long form (`LONG=1`): everything, five seeds; the synchronous arm of each optimizer takes the best of its learning rates
-(by the first two seeds); every arm that loses to it is tried at half that rate too, and judged by the better one.
+About ten minutes on two cores: two seeds of the arms that are asked about most, at the learning rates that were best
+for the synchronous ones. `SEEDS=5` for more seeds; `ARMS=delays` for the finer points, `ARMS=alone` for when one PC, at
+another batch, comes to the loss of five, `ARMS=rounds` for rounds of local steps, `ARMS=ladder` for how the costs
+change with size and length (hours), `ARMS=all`.
 
 The effects of interest at 350M parameters are some thousandths of a nat: here the arms are ranked, no more. Every run
 is a line in bench-results/learning.jsonl, and what is there already is not computed again. The last line is JSON.
@@ -36,14 +33,14 @@ from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from five_ranks import train
 from ladder import Rung, show_ladder
-from learning_arms import ALONE, ARMS, CHOSEN, FIVE, GROUPS, LADDER, SYNCHRONOUS
+from learning_arms import ALONE, ARMS, FIVE, GROUPS, LADDER, RATES, SYNCHRONOUS
 from measuring import Kept, corpus_of, interval, options_of_jobs, part_until, show
 from measuring import Row as Line
 from playing import Setting
 
 Losses = Callable[
     ..., list[float]
-]  # of an optimizer, an arm, a learning rate, so many seeds, a part of the tokens
+]  # of an optimizer, an arm, a learning rate and a part of the tokens, by seed
 
 
 @dataclass(frozen=True)
@@ -75,34 +72,23 @@ def compute(job: Job, corpus: Path) -> Line:
 
 @dataclass(frozen=True)
 class Row:
-    """An arm at the learning rate it is judged by; losses of every seed."""
+    """An arm; losses of every seed."""
 
     optimizer: str
     arm: str
-    lr: float
     losses: Sequence[float]
     differences: Sequence[float]  # to the synchronous arm, seed by seed
-    tried: dict[float, float]  # learning rate: mean loss over the first seeds
 
     def summary(self) -> Line:
         low, high = interval(self.differences)
         means = {"loss": statistics.mean(self.losses), "difference": statistics.mean(self.differences)}
-        about = {"optimizer": self.optimizer, "arm": self.arm, "lr": self.lr}
-        return {**about, **means, "lower_95": low, "upper_95": high}
+        return {"optimizer": self.optimizer, "arm": self.arm, **means, "lower_95": low, "upper_95": high}
 
     def cells(self) -> list[str]:
         low, high = interval(self.differences)
         difference, limits = f"{statistics.mean(self.differences):+.4f}", f"{low:+.4f} to {high:+.4f}"
         compared = ["–", "–"] if self.arm == SYNCHRONOUS else [difference, limits]
-        tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in self.tried.items())
-        return [
-            self.optimizer,
-            self.arm,
-            f"{self.lr:g}",
-            f"{statistics.mean(self.losses):.4f}",
-            *compared,
-            tried,
-        ]
+        return [self.optimizer, self.arm, f"{statistics.mean(self.losses):.4f}", *compared]
 
 
 def arms_of(optimizer: str, groups: Sequence[str]) -> list[str]:
@@ -111,36 +97,15 @@ def arms_of(optimizer: str, groups: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([SYNCHRONOUS, *asked])) if asked else []
 
 
-def means(
-    losses: Losses, optimizer: str, arm: str, rates: Sequence[float], seeds: int, part: float
-) -> dict[float, float]:
-    """By learning rate."""
-    return {lr: statistics.mean(losses(optimizer, arm, lr, seeds, part)) for lr in rates}
-
-
-def measure(
-    kept: Kept, losses: Losses, groups: Sequence[str], seeds: int, part: float, long: bool
-) -> list[Row]:
-    tuned: dict[str, dict[float, float]] = {optimizer: {} for optimizer in CHOSEN}
-    best = dict(CHOSEN)
-    if long:
-        for optimizer, rates in of.RATES.items():
-            tuned[optimizer] = means(losses, optimizer, SYNCHRONOUS, rates, of.TUNING_SEEDS, 1.0)
-            best[optimizer] = min(tuned[optimizer], key=tuned[optimizer].__getitem__)
-    pairs = [(optimizer, arm) for optimizer in best for arm in arms_of(optimizer, groups)]
+def measure(kept: Kept, losses: Losses, groups: Sequence[str], seeds: int, part: float) -> list[Row]:
+    pairs = [(optimizer, arm) for optimizer in RATES for arm in arms_of(optimizer, groups)]
     # Seed by seed: who stops it has whole pairs.
-    kept.results([Job(opt, arm, best[opt], seed, part) for seed in range(seeds) for opt, arm in pairs])
+    kept.results([Job(opt, arm, RATES[opt], seed, part) for seed in range(seeds) for opt, arm in pairs])
     rows = []
     for optimizer, arm in pairs:
-        lr, tried = best[optimizer], tuned[optimizer] if arm == SYNCHRONOUS else {}
-        synchronous = losses(optimizer, SYNCHRONOUS, lr, seeds, part)
-        found = losses(optimizer, arm, lr, seeds, part)
-        if long and statistics.mean(found) > statistics.mean(synchronous):
-            tried = means(losses, optimizer, arm, (lr, lr / 2), of.TUNING_SEEDS, part)
-            lr = min(tried, key=tried.__getitem__)
-            found = losses(optimizer, arm, lr, seeds, part)
+        synchronous, found = (losses(optimizer, one, RATES[optimizer], part) for one in (SYNCHRONOUS, arm))
         differences = [loss - other for loss, other in zip(found, synchronous, strict=True)]
-        rows.append(Row(optimizer, arm, lr, found, differences, tried))
+        rows.append(Row(optimizer, arm, found, differences))
     return rows
 
 
@@ -151,7 +116,6 @@ class Alone:
     windows: int  # per step
     lr: float
     losses: dict[float, float]  # by the part of the tokens, each at the end of a run of its own
-    tried: dict[float, float]  # learning rate: mean loss after all tokens
 
     def cells(self, five: float) -> list[str]:
         part = part_until(five, self.losses)
@@ -159,14 +123,16 @@ class Alone:
         return [str(self.windows), f"{self.lr:g}", f"{self.losses[1.0]:.4f}", f"{part:.2f}", *times]
 
 
-def alone(losses: Losses, seeds: int) -> list[Alone]:
-    """With Muon."""
+def alone(losses: Losses) -> list[Alone]:
+    """With Muon, each batch at the best of its learning rates."""
+
+    def mean(arm: str, lr: float, part: float) -> float:
+        return statistics.mean(losses("muon", arm, lr, part))
+
     found = []
     for arm, rates in of.RATES_ALONE.items():
-        tried = means(losses, "muon", arm, rates, seeds, 1.0)
-        lr = min(tried, key=tried.__getitem__)
-        parts = {part: statistics.mean(losses("muon", arm, lr, seeds, part)) for part in of.PARTS}
-        found.append(Alone(ARMS[arm].windows, lr, parts, tried))
+        lr = min(rates, key=lambda rate: mean(arm, rate, 1.0))
+        found.append(Alone(ARMS[arm].windows, lr, {part: mean(arm, lr, part) for part in of.PARTS}))
     return found
 
 
@@ -189,8 +155,7 @@ def ladder(kept: Kept, seeds: int) -> list[Rung]:
 def show_all(rows: Sequence[Row], ones: Sequence[Alone], five: float, seeds: int) -> None:
     if rows:
         title = f"Validation loss after one pass, nats per token; differences to the same optimizer, {seeds} seeds"
-        words = ("optimizer", "arm")
-        figures = ("lr", "loss", "difference", "95 % interval", "learning rates tried")
+        words, figures = ("optimizer", "arm"), ("loss", "difference", "95 % interval")
         show(title, (*words, *figures), [row.cells() for row in rows], left=words)
     if ones:
         title = f"One PC until it has the loss of five with {FIVE} ({five:.4f}), {seeds} seeds; Muon"
@@ -201,38 +166,32 @@ def show_all(rows: Sequence[Row], ones: Sequence[Alone], five: float, seeds: int
 
 def main() -> int:
     parser = options_of_jobs(__doc__, "learning", os.cpu_count())
-    add = parser.add_argument
-    add("--long", action="store_true", help="all arms, five seeds, learning rates tuned")
-    groups = [*GROUPS, ALONE, LADDER]
+    add, groups = parser.add_argument, [*GROUPS, ALONE, LADDER]
     add("--arms", nargs="+", choices=[*groups, "all"], default=["main"], help="groups of arms (main)")
-    add("--seeds", type=int, metavar="N", help="paired seeds (2, or 5 with --long)")
+    add("--seeds", type=int, default=2, metavar="N", help="paired seeds (2)")
     add(
         "--part", type=float, default=1.0, metavar="P", help="of the tokens and of the warm-up (1; at most 3)"
     )
     given, started = parser.parse_args(), time.perf_counter()
-    form = "long" if given.long else "short"
-    seeds = given.seeds or of.SEEDS[form]
-    asked = groups if given.long or "all" in given.arms else given.arms
+    seeds, asked = given.seeds, groups if "all" in given.arms else given.arms
     with corpus_of(given.text, of.VOCABULARY) as corpus:
         kept = Kept(given.results, corpus, compute, given.workers)
 
-        def losses(optimizer: str, arm: str, lr: float, seeds: int, part: float = 1.0) -> list[float]:
+        def losses(optimizer: str, arm: str, lr: float, part: float = 1.0) -> list[float]:
             jobs = [Job(optimizer, arm, lr, seed, part) for seed in range(seeds)]
             return [row["loss"] for row in kept.results(jobs)]
 
         rungs = ladder(kept, seeds) if LADDER in asked else []
-        rows = measure(
-            kept, losses, [group for group in asked if group in GROUPS], seeds, given.part, given.long
-        )
-        ones = alone(losses, seeds) if ALONE in asked else []
-        five = statistics.mean(losses("muon", FIVE, CHOSEN["muon"], seeds)) if ones else math.nan
+        rows = measure(kept, losses, [group for group in asked if group in GROUPS], seeds, given.part)
+        ones = alone(losses) if ALONE in asked else []
+        five = statistics.mean(losses("muon", FIVE, RATES["muon"])) if ones else math.nan
     show_all(rows, ones, five, seeds)
     if rungs:
         show_ladder(rungs, seeds)
     seconds = round(time.perf_counter() - started)
     print(f"{seconds} s; every run: {given.results}")
     parameters = GPT(Job("adamw", SYNCHRONOUS, 1.0, 0).config(), "meta").parameter_count()
-    about = {"bench": "learning", "form": form, "seeds": seeds, "evidence": "cpu", "parameters": parameters}
+    about = {"bench": "learning", "seeds": seeds, "evidence": "cpu", "parameters": parameters}
     found = {"arms": [row.summary() for row in rows], "alone": [asdict(one) for one in ones]}
     found["sizes"] = [rung.summary() for rung in rungs]
     print(json.dumps({**about, "part": given.part, "seconds": seconds, **found}))

@@ -19,12 +19,9 @@ class Setting:
 
     gradients: str = "fp32"  # format of leg 1
     differences: str = "fp32"  # format of leg 2
-    error_feedback: bool = False  # a rank adds what leg 1 lost to its next gradient
     late: float = 0.0  # fraction of a step (of a round) that computes before the last update has come
-    predicted: float = 0.0  # c: … on w + c · (w - w before) in place of w
-    others_late: float = 1.0  # at most this fraction, for everything but the matrices of the blocks
+    predicted: bool = False  # … on w + (w - w before) in place of w
     after: float = 0.0  # no micro-batch is late before this part of the run
-    corrected: float = 0.0  # c: the owner applies u + c · (u - u before), u being the optimizer's update
     local_steps: int = 0  # of every round (five_rounds.py); 0: there are none
     outer_lr: float = 1.0
     outer_momentum: float = 0.5

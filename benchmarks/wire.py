@@ -17,8 +17,7 @@ only the wire is real. So does the full size (--scale 1), which else needs more 
 Speed-up: one node without any framework (its waits for the same tokens and a whole update, nothing else) by the mean
 step of all. Tokens per second are those of steps that have ended. A figure of torch's DDP or torchft's DiLoCo (the same
 waits, the same links) is not comparable where the processor is its limit. The last line is JSON, of one setting on both
-cards: int4 with the delay that is best on the RTX 4090; `upper_95` is the learning benchmark's limit for what it costs
-[nats per token], of the arm with at least this delay.
+cards: int4 with the delay that is best on the RTX 4090.
 """
 
 from __future__ import annotations
@@ -38,9 +37,7 @@ from typing import Any
 
 import wire_arms as of
 from aura.plan.rank import GIGABIT
-from learning_arms import ARMS
-from measuring import HERE, interval, options, show, write_results
-from playing import Setting
+from measuring import HERE, options, show, write_results
 from ranks import Place, places, run_ranks
 from wire_arms import CARDS, DILOCO, GROUPS, LOCAL_STEPS, Arm, Lengths, Task, diloco, lengths
 
@@ -193,48 +190,13 @@ def best(rows: Sequence[Row]) -> dict[str, Row]:
     return whole[max(whole, key=lambda key: (key[0], whole[key][CARDS[0]].speedup))]
 
 
-def cost_in_loss(arm: Arm, results: Path) -> tuple[float, int] | None:
-    """The learning benchmark's upper limit (95 %) of what this setting costs with Muon [nats per token], and the number
-    of paired seeds; of the arm with the same formats and at least the same delay."""
-    usual = Setting(arm.wire, arm.wire, predicted=1.0)
-    alike = [one for one in ARMS.values() if one == replace(usual, late=one.late) and one.late >= arm.delay]
-    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-    if not alike or not lines:
-        return None
-    runs = [(run, *json.loads(run["key"])[1:]) for run in map(json.loads, lines)]
-    last_corpus = runs[-1][2]
-    of_setting = [
-        losses_of([
-            run for run, own, corpus in runs
-            if (own, corpus, run["optimizer"]) == (setting.own(), last_corpus, "muon") and run.get("part", 1) == 1
-        ])
-        for setting in (min(alike, key=lambda one: one.late), Setting())
-    ]  # fmt: skip
-    theirs, ours = of_setting
-    seeds = theirs.keys() & ours.keys()
-    return (interval([theirs[seed] - ours[seed] for seed in seeds])[1], len(seeds)) if seeds else None
-
-
-def losses_of(runs: Sequence[dict[str, Any]]) -> dict[int, float]:
-    """By seed, at the learning rate with the most seeds, and of those with the lowest mean."""
-    rates: dict[float, dict[int, float]] = {}
-    for run in runs:
-        rates.setdefault(run["lr"], {})[run["seed"]] = run["loss"]
-    order = sorted(rates.values(), key=lambda losses: (-len(losses), statistics.mean(losses.values())))
-    return order[0] if order else {}
-
-
-def last_line(rows: Sequence[Row], learning: Path) -> dict[str, Any]:
+def last_line(rows: Sequence[Row]) -> dict[str, Any]:
     of_cards = best(rows)
-    arm = of_cards[CARDS[0]].arm if of_cards else None
-    cost = cost_in_loss(arm, learning) if arm else None
     speedups = [round(of_cards[card].speedup, 3) if of_cards else None for card in CARDS]
     return {
         "bench": "wire",
-        "setting": arm and arm.whole_setting,
+        "setting": of_cards[CARDS[0]].arm.whole_setting if of_cards else None,
         **dict(zip(("speedup_4090", "speedup_3060"), speedups, strict=True)),
-        "upper_95": cost and round(cost[0], 4),
-        "seeds": cost and cost[1],
         "evidence": "cpu",
     }
 
@@ -262,7 +224,7 @@ def list_arms(chosen: Sequence[Arm], given: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     made, groups = options(__doc__, text=False), [*GROUPS, "all"]
-    add, learning = made.add_argument, Path("bench-results/learning.jsonl")
+    add = made.add_argument
     named = f"of {', '.join(groups)} (default: {' '.join(of.DEFAULT)})"
     add("--lab", action="store_true", help="over the lab's links (root, make lab-up), not loopback")
     add("--arms", nargs="+", choices=groups, default=list(of.DEFAULT), metavar="GROUP", help=named)
@@ -274,7 +236,6 @@ def parser() -> argparse.ArgumentParser:
     add("--mfu", type=float, help="of both cards, in place of what the plan assumes")
     add("--warm-up", type=int, default=3, metavar="STEPS", help="that are not measured (3)")
     add("--steps", type=int, help=f"that are ({STEPS}, {STEPS_OF_LONG_ONES} of long ones)")
-    add("--learning", type=Path, default=learning, metavar="FILE", help=f"of that benchmark ({learning})")
     return made
 
 
@@ -295,7 +256,7 @@ def main() -> int:
     every = [{**asdict(row), "speedup": row.speedup} for row in rows]
     file = write_results("wire", {"scale": given.scale, "lab": given.lab, "rows": every})
     print(f"{time.perf_counter() - started:.0f} s; every figure: {file}")
-    print(json.dumps(last_line(rows, given.learning)))
+    print(json.dumps(last_line(rows)))
     return 0 if len(rows) == len(chosen) else 1
 
 

@@ -11,12 +11,12 @@ from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
-from aura.optim.muon import Muon, optimizer_of
+from aura.optim.muon import optimizer_of
 from five_ranks import FiveRanks, train
 from five_rounds import FiveRounds
 from ladder import Rung, trend
 from learning import Job
-from learning_arms import ARMS, ARMS_OF_LADDER, CHOSEN, GROUPS, RATES, RATES_ALONE, SIZES, SYNCHRONOUS
+from learning_arms import ARMS, ARMS_OF_LADDER, GROUPS, RATES, RATES_ALONE, SIZES, SYNCHRONOUS
 from playing import Setting
 from torch import Tensor
 
@@ -39,22 +39,15 @@ def plain(config: TrainConfig, setting: Setting) -> Tensor:
     """All weights in the end; in a step the first micro-batches of all ranks do not know the last update."""
     model = GPT(config)
     optimizer = optimizer_of(model, config)
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    of_muon = matrices(config)
+    parameters = list(model.parameters())
     history = [[p.detach().clone() for p in parameters]] * 3
-    last: list[Tensor] | None = None
     for step, batch in enumerate(batches(config)):
         long_before, before, now = history[-3:]
         old = [b + setting.predicted * (b - c) for b, c in zip(before, long_before, strict=True)]
         total = [torch.zeros_like(p) for p in parameters]
         for number in range(MICRO_BATCHES):
             late = step >= setting.after * config.steps and number < setting.late * MICRO_BATCHES
-            others_late = late and number < setting.others_late * MICRO_BATCHES
-            weights = [
-                o if (late if name in of_muon else others_late) else n
-                for name, o, n in zip(names, old, now, strict=True)
-            ]
-            for p, weight in zip(parameters, weights, strict=True):
+            for p, weight in zip(parameters, old if late else now, strict=True):
                 p.data.copy_(weight)
             for window in batch[:, number]:
                 loss = model.loss_sum(window[None, :-1], window[None, 1:])
@@ -65,16 +58,8 @@ def plain(config: TrainConfig, setting: Setting) -> Tensor:
             p.grad = sum_
         torch.nn.utils.clip_grad_norm_(parameters, config.clip)
         optimizer.step(LR)
-        updates = [(p - weight).detach() for p, weight in zip(parameters, now, strict=True)]
-        corrections = [setting.corrected * (u - v) for u, v in zip(updates, last or updates, strict=True)]
-        last = updates
-        history.append([w + u + c for w, u, c in zip(now, updates, corrections, strict=True)])
+        history.append([p.detach().clone() for p in parameters])
     return torch.cat([weight.view(-1) for weight in history[-1]])
-
-
-def matrices(config: TrainConfig) -> set[str]:
-    """Those of Muon."""
-    return set(Muon(GPT(config, "meta"), 0.9, 0.95, 0.0).matrices)
 
 
 def played(config: TrainConfig, setting: Setting) -> FiveRanks:
@@ -91,11 +76,9 @@ def played(config: TrainConfig, setting: Setting) -> FiveRanks:
         Setting(),
         Setting(late=0.25),
         Setting(late=1.0),
-        Setting(late=1.0, predicted=1.0),
-        Setting(late=0.5, predicted=0.5),
-        Setting(late=1.0, predicted=1.0, others_late=0.25),
+        Setting(late=1.0, predicted=True),
+        Setting(late=0.5, predicted=True),
         Setting(late=1.0, after=0.6),
-        Setting(late=1.0, corrected=0.5),
     ],
     ids=lambda setting: str(setting.own()),
 )
@@ -136,22 +119,6 @@ def test_who_is_alone_in_rounds_learns_what_it_does_without(late: float) -> None
     assert not torch.allclose(five.players[0].weights, rounds.players[0].weights, atol=1e-3)
 
 
-def test_with_error_feedback_no_gradient_is_lost() -> None:
-    config = config_of("adamw")
-    setting = Setting(gradients="int4", error_feedback=True)
-    ranks, gradients, received = FiveRanks(config, setting), 0, 0
-    for batch in batches(config):
-        before = torch.stack(ranks.lost)
-        ranks.total.zero_()
-        for rank, windows in enumerate(batch):
-            ranks._compute(windows[None])
-            gradients = gradients + ranks.gradient
-            ranks._send_gradient(rank)
-        received = received + ranks.total
-        assert not torch.equal(before, torch.stack(ranks.lost))
-    assert torch.allclose(received + sum(ranks.lost), gradients, atol=1e-4)
-
-
 def test_one_pass_over_the_text_and_no_more(corpus: Corpus) -> None:
     config = config_of("adamw")
     windows = [
@@ -166,10 +133,9 @@ def test_every_run_has_one_key_and_one_pc_sees_as_many_tokens() -> None:
     asked = [(opt, arm) for group in GROUPS.values() for opt, arms in group.items() for arm in arms]
     asked += [("muon", arm) for arm in ARMS_OF_LADDER]
     assert {arm for _, arm in asked} | RATES_ALONE.keys() == ARMS.keys() and ARMS[SYNCHRONOUS] == Setting()
-    assert all(CHOSEN[optimizer] in rates and len(rates) >= 3 for optimizer, rates in RATES.items())
     jobs = [
-        Job(opt, arm, CHOSEN[opt], seed, part, size)
-        for opt in CHOSEN
+        Job(opt, arm, RATES[opt], seed, part, size)
+        for opt in RATES
         for arm in ARMS
         for seed in range(5)
         for part in (0.5, 1.0)
