@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import action_loader
 from ansible.utils.display import Display
 
 # Prints "NAME (PROCESS)" of who has the lock of this file.
@@ -12,9 +13,10 @@ HOLDER = """for process in $(awk -v i=":$(stat -c %i {path})$" '$2 == "POSIX" &&
     echo "$(cat /proc/$process/comm) ($process)"; break
 done"""
 LOCK = "/var/lib/dpkg/lock-frontend"
+NodeState = action_loader.get("node_state", class_only=True)
 
 
-class ActionModule(ActionBase):
+class ActionModule(NodeState):
     """`names: [PACKAGE, …]` are installed. Nobody is asked where node_state has just seen that they are there.
 
     Without what they recommend; while somebody else holds apt's lock (the first upgrade of a PC that was installed from
@@ -25,17 +27,12 @@ class ActionModule(ActionBase):
     _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        super().run(tmp, task_vars)
+        ActionBase.run(self, tmp, task_vars)
         variables = task_vars or {}
-        names = self._task.args["names"]
-        kept = variables.get("ansible_facts", {}).get("node_looks")
-        if kept and set(names) <= set(kept["look"].get("packages", [])):
-            seen = kept["seen"]
-        else:
-            seen = self._execute_module("node_state", {"packages": names}, task_vars=variables)
-            if seen.get("failed") or seen.get("unreachable"):
-                return seen
-        missing = [name for name in seen["missing"] if name in names]
+        seen = self.seen({"packages": self._task.args["names"]}, variables)
+        if seen.get("failed") or seen.get("unreachable"):
+            return seen
+        missing = seen["missing"]
         said = {"diff": {"prepared": f"to be installed: {' '.join(missing)}\n"}} if missing else {}
         if not missing or self._task.check_mode:
             return {"changed": bool(missing), **said}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from ansible import constants
 from ansible.errors import AnsibleActionFail, AnsibleUndefinedVariable
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import become_loader
 
-# What a look may name: lists and switches.
-LISTS = tuple("packages files texts units users groups uids mounts addresses name_servers modules".split())
-SWITCHES = ("network", "firewall", "sshd", "gpu", "upgrades", "clock")
-Look = dict[str, Any]
+Look = dict[str, Any]  # lists and switches
 
 
 class ActionModule(ActionBase):
@@ -31,41 +29,53 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         if self._task.args.get("forget"):
             return {"changed": False, "ansible_facts": {"node_looks": {}}}
-        several = self._task.args.get("roles", [])
-        roles = several or ([self._task.args["role"]] if "role" in self._task.args else [])
-        look = merged([*map(self._look, roles), self._task.args.get("look", {})])
-        kept = variables.get("ansible_facts", {}).get("node_looks")
-        if not several and kept and within(look, kept["look"]):
-            return {**answer_for(look, kept["seen"]), "changed": False}
-        self._become_root(variables)
-        seen = self._execute_module(module_name="node_state", module_args=look, task_vars=variables)
-        if several and not seen.get("failed"):
-            answer = {
-                key: value
-                for key, value in seen.items()
-                if not key.startswith(("_", "ansible_facts", "invocation"))
-            }
-            facts = {**seen.get("ansible_facts", {}), "node_looks": {"look": look, "seen": answer}}
-            return {"changed": False, "ansible_facts": facts}
-        return seen
+        more = self._task.args.get("look", {})
+        if "roles" not in self._task.args:
+            look = self.look_of(self._task.args["role"]) if "role" in self._task.args else {}
+            return self.seen(merged([look, more]), variables)
+        looks = []
+        for role in self._task.args["roles"]:
+            # Where only the role itself knows its variables, it will ask by itself.
+            with suppress(AnsibleUndefinedVariable):
+                looks.append(self.look_of(role))
+        look = merged([*looks, more])
+        seen = self._ask(look, variables)
+        if seen.get("failed"):
+            return seen
+        answer = {
+            key: value
+            for key, value in seen.items()
+            if not key.startswith(("_", "ansible_facts", "invocation"))
+        }
+        facts = {**seen.get("ansible_facts", {}), "node_looks": {"look": look, "seen": answer}}
+        return {"changed": False, "ansible_facts": facts}
 
-    def _look(self, role: str) -> Look:
-        for place in constants.config.get_config_value("DEFAULT_ROLES_PATH"):
-            path = Path(place) / role / "meta/look.yml"
-            if path.is_file():
-                text = yaml.safe_load(self._loader.get_text_file_contents(str(path)))
-                break
-        else:
+    def seen(self, look: Look, variables: dict[str, Any]) -> dict[str, Any]:
+        """What the module of the same name answers. (For other actions too.)"""
+        kept = variables.get("ansible_facts", {}).get("node_looks")
+        if kept and within(look, kept["look"]):
+            return {**answer_for(look, kept["seen"]), "changed": False}
+        return self._ask(look, variables)
+
+    def _ask(self, look: Look, variables: dict[str, Any]) -> dict[str, Any]:
+        self._become_root(variables)
+        return self._execute_module(module_name="node_state", module_args=look, task_vars=variables)
+
+    def look_of(self, role: str) -> Look:
+        path = self.folder_of(role) / "meta/look.yml"
+        if not path.is_file():
             raise AnsibleActionFail(
                 f"The role {role} has no meta/look.yml, so it is not known what it wants to see."
             )
-        try:
-            return self._templar.template(trusted(text or {}))
-        except AnsibleUndefinedVariable:
-            # Only the role itself knows its variables: it will ask by itself.
-            if self._task.args.get("roles"):
-                return {}
-            raise
+        return self._templar.template(self._loader.load_from_file(str(path), trusted_as_template=True) or {})
+
+    @staticmethod
+    @cache
+    def folder_of(role: str) -> Path:
+        for place in constants.config.get_config_value("DEFAULT_ROLES_PATH"):
+            if (Path(place) / role).is_dir():
+                return Path(place) / role
+        raise AnsibleActionFail(f"There is no role {role}.")
 
     def _become_root(self, variables: dict[str, Any]) -> None:
         """Much of the answer can be read by root only, whatever the task says."""
@@ -82,17 +92,6 @@ class ActionModule(ActionBase):
         self._connection.set_become_plugin(become)
 
 
-def trusted(value: Any) -> Any:
-    """The role's own file: its templates are to be filled in."""
-    from ansible.template import trust_as_template
-
-    if isinstance(value, str):
-        return trust_as_template(value)
-    if isinstance(value, dict):
-        return {key: trusted(entry) for key, entry in value.items()}
-    return [trusted(entry) for entry in value] if isinstance(value, list) else value
-
-
 def answer_for(look: Look, seen: dict[str, Any]) -> dict[str, Any]:
     """What was seen for several, for one of them: a package that another one lacks is not its own."""
     return {**seen, "missing": [name for name in seen["missing"] if name in look.get("packages", [])]}
@@ -102,7 +101,7 @@ def merged(looks: list[Look]) -> Look:
     together: Look = {}
     for look in looks:
         for key, value in look.items():
-            if key in LISTS:
+            if isinstance(value, list):
                 together[key] = list(dict.fromkeys([*together.get(key, []), *value]))
             else:
                 together[key] = together.get(key, False) or value
@@ -110,5 +109,7 @@ def merged(looks: list[Look]) -> Look:
 
 
 def within(look: Look, wider: Look) -> bool:
-    lists = all(set(look.get(key, [])) <= set(wider.get(key, [])) for key in LISTS)
-    return lists and all(wider.get(key) or not look.get(key) for key in SWITCHES)
+    return all(
+        set(value) <= set(wider.get(key, [])) if isinstance(value, list) else wider.get(key) or not value
+        for key, value in look.items()
+    )

@@ -6,16 +6,16 @@ import importlib.util
 import re
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible import constants
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import action_loader
 
+NodeState = action_loader.get("node_state", class_only=True)
+folder_of = NodeState.folder_of
 Problems = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], list[str]]
 SHALL_BE = {
     "bool": "true or false", "int": "a whole number", "path": "a directory",
@@ -23,7 +23,7 @@ SHALL_BE = {
 }  # fmt: skip
 
 
-class ActionModule(ActionBase):
+class ActionModule(NodeState):
     """`role: NAME` fails with the sentences of this role. `roles: [NAME, …]` only says what all of them find, in
     `problems`: role and sentence; one without problems.py refuses nothing.
 
@@ -37,7 +37,7 @@ class ActionModule(ActionBase):
     _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        super().run(tmp, task_vars)
+        ActionBase.run(self, tmp, task_vars)
         variables = task_vars or {}
         one = self._task.args.get("role", "")
         found = []
@@ -50,7 +50,7 @@ class ActionModule(ActionBase):
             if strange:
                 found += [{"role": role, "sentence": sentence} for sentence in strange]
                 continue
-            node = self._look(role, variables)
+            node = self.seen(self.look_of(role), variables)
             if node.get("failed") or node.get("unreachable"):
                 return node
             for sentence in of_role(role)(settings, node, seen_of_all(variables)):
@@ -83,15 +83,6 @@ class ActionModule(ActionBase):
                 strange += [problem] if problem else []
         return settings, strange
 
-    def _look(self, role: str, variables: dict[str, Any]) -> dict[str, Any]:
-        task = self._task.copy()
-        task.args = {"role": role}
-        node_state = action_loader.get(
-            "node_state", task=task, connection=self._connection, play_context=self._play_context, loader=self._loader,
-            templar=self._templar, shared_loader_obj=self._shared_loader_obj,
-        )  # fmt: skip
-        return node_state.run(task_vars=variables)
-
 
 def converted(name: str, option: dict[str, Any], value: Any, written: Any) -> tuple[Any, str]:
     """A variable's value as its type, and a sentence where it cannot be that ("" otherwise). written: its template."""
@@ -117,14 +108,6 @@ def converted(name: str, option: dict[str, Any], value: Any, written: Any) -> tu
         else repr(value)
     )
     return value, f"{it} is {shown}; it has to be {shall}{each}."
-
-
-@cache
-def folder_of(role: str) -> Path:
-    for place in constants.config.get_config_value("DEFAULT_ROLES_PATH"):
-        if (Path(place) / role).is_dir():
-            return Path(place) / role
-    raise AnsibleActionFail(f"There is no role {role}.")
 
 
 @cache

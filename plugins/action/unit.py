@@ -8,10 +8,11 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import action_loader
 
+NodeState = action_loader.get("node_state", class_only=True)
 STARTS_BY_ITSELF = ("static", "indirect", "generated", "transient")
 
 
-class ActionModule(ActionBase):
+class ActionModule(NodeState):
     """What ansible.builtin.systemd_service does with a handler's restart, but what has to be done follows from what is
     there, not from what changed in this run: a unit that was started before one of its files was written is started
     again, also when the run that wrote it failed before it came to that.
@@ -26,11 +27,11 @@ class ActionModule(ActionBase):
     _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        super().run(tmp, task_vars)
+        ActionBase.run(self, tmp, task_vars)
         variables = task_vars or {}
         name, reads = self._task.args["name"], self._task.args.get("reads", [])
         also = self._task.args.get("also", [])
-        seen = self._look({"units": [name, *also], "files": reads}, variables)
+        seen = self.seen({"units": [name, *also], "files": reads}, variables)
         if seen.get("failed") or seen.get("unreachable"):
             return seen
         read = [seen["files"][path]["mtime"] for path in reads]
@@ -50,15 +51,6 @@ class ActionModule(ActionBase):
             said = done.get("stderr") or done.get("msg", "")
             return {**answer, **done, "failed": True, "msg": f"{command}: {said.strip()}"}
         return {**answer, "ansible_facts": {"node_looks": {}}}
-
-    def _look(self, look: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        task = self._task.copy()
-        task.args = {"look": look}
-        node_state = action_loader.get(
-            "node_state", task=task, connection=self._connection, play_context=self._play_context, loader=self._loader,
-            templar=self._templar, shared_loader_obj=self._shared_loader_obj,
-        )  # fmt: skip
-        return node_state.run(task_vars=variables)
 
 
 def steps(asked: dict[str, Any], unit: dict[str, Any], read: list[float], now: float) -> list[str]:
