@@ -14,10 +14,10 @@ FROM = {"template": "ansible.builtin.template", "copy": "ansible.builtin.file"}
 class ActionModule(ActionBase):
     """`template` and `copy` name a file of the role, in templates/ and files/; the node gets its text.
 
-    Nobody is asked where node_state has just seen that all of them are as they shall be.
+    Nobody is asked where node_state has just seen that all of them are as they shall be. `through`: see the module.
     """
 
-    _VALID_ARGS = frozenset(("files",))
+    _VALID_ARGS = frozenset(("files", "through"))
     _supports_check_mode = True
     _supports_diff = True
 
@@ -28,12 +28,16 @@ class ActionModule(ActionBase):
         kept = variables.get("ansible_facts", {}).get("node_looks")
         seen = kept["seen"]["files"] if kept else {}
         as_it_shall_be = filter_loader.get("as_it_shall_be").j2_function
-        if all(file["path"] in seen and as_it_shall_be(file, seen[file["path"]]) for file in files):
+        through = {"through": self._task.args["through"]} if "through" in self._task.args else {}
+        if not through and all(
+            file["path"] in seen and as_it_shall_be(file, seen[file["path"]]) for file in files
+        ):
             return {"changed": False, "paths": []}
-        return self._execute_module("write_files", {"files": files}, task_vars=variables)
+        return self._execute_module("write_files", {"files": files, **through}, task_vars=variables)
 
     def _filled(self, file: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        filled = {key: value for key, value in file.items() if key not in FROM}
+        text = (*FROM, "content") if file.get("absent") else FROM
+        filled = {key: value for key, value in file.items() if key not in text}
         for key, lookup in FROM.items():
             if key in file and not file.get("absent"):
                 look = lookup_loader.get(lookup, loader=self._loader, templar=self._templar)

@@ -9,24 +9,28 @@ directory (true) and absent (true: it goes, a directory with all that is in it).
 owner and group (root), and original: what lies there before the first change is kept, and comes back with absent;
 where nothing was ever changed, absent leaves it as it is. A file with a secret has a task of its own, with no_log. (The
 action of the same name fills in template and copy.)
+through: the plan of a change that undoes itself unless it is confirmed (role safe_change), beside its files: nothing is
+written here, all is handed to the node's program safe-change. Its `why` says what there is to do beside new files.
 
-The answer: paths, what was made, written or taken away.
+The answer: paths, what was made, written or taken away; with `through` id, for the program's other commands.
 """
 
 from __future__ import annotations
 
 import grp
+import json
 import os
 import pwd
 import shutil
 import stat
 import tempfile
 
+from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_files import name_of
-from ansible.module_utils.quiet_module import Quiet
 
 ORIGINALS = "/var/backups/aura/originals"
 EDITED = "/var/backups/aura/edited"
+SAFE_CHANGE = "/usr/local/lib/aura/safe-change"
 KINDS = ("content", "link", "directory", "absent")
 Entry = dict  # of str
 
@@ -181,14 +185,32 @@ def write(asked: Entry, entry: Entry) -> None:
     make(entry)
 
 
+class Quiet(AnsibleModule):
+    """Says nothing of its arguments in the node's journal: a Wi-Fi's password stands in netplan's files."""
+
+    def _log_invocation(self) -> None:
+        pass
+
+
+def begin(module: Quiet, plan: Entry) -> Entry:
+    code, said, complaint = module.run_command([SAFE_CHANGE, "begin"], data=json.dumps(plan))
+    if code:
+        module.fail_json(msg=complaint.strip() or said.strip())
+    return {"id": json.loads(said)["id"]}
+
+
 def main() -> None:
     module = Quiet(
-        argument_spec={"files": {"type": "list", "elements": "dict", "required": True}},
+        argument_spec={
+            "files": {"type": "list", "elements": "dict", "required": True},
+            "through": {"type": "dict"},
+        },
         supports_check_mode=True,
     )
+    files, plan = module.params["files"], module.params["through"]
     done, diff = [], []
     try:
-        for asked in map(wanted, module.params["files"]):
+        for asked in map(wanted, files):
             entry, path = with_original(asked), asked["path"]
             there = now(path)
             differs = not same(entry, there)
@@ -198,16 +220,21 @@ def main() -> None:
                     "before_header": path, "before": shown(path, there),
                     "after_header": path, "after": shown(path, entry),
                 })  # fmt: skip
-            if module.check_mode:
+            if module.check_mode or plan:
                 continue
             if differs:
                 write(asked, entry)
             forget(asked)
     except (ValueError, OSError, LookupError) as error:
         module.fail_json(msg=f"{error}.", paths=done)
-    # What was seen of the node before does not hold any more (node_state).
-    forgotten = {"ansible_facts": {"node_looks": {}}} if done and not module.check_mode else {}
-    module.exit_json(changed=bool(done), paths=done, diff=diff, **forgotten)
+    answer = {"changed": bool(done or plan), "paths": done, "diff": diff}
+    if plan and (why := plan.pop("why", "")):
+        diff.append({"prepared": why + "\n"})
+    if answer["changed"] and not module.check_mode:
+        # What was seen of the node before does not hold any more (node_state).
+        answer["ansible_facts"] = {"node_looks": {}}
+        answer |= begin(module, {**plan, "files": files}) if plan else {}
+    module.exit_json(**answer)
 
 
 if __name__ == "__main__":

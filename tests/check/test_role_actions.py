@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import subprocess
@@ -286,47 +287,55 @@ def test_what_differs_from_the_rules_that_shall_be_in_force() -> None:
         assert difference({**seen, **changed}, files, "mark").startswith(sentence)
 
 
+def test_what_shall_be_absent_has_no_text() -> None:
+    action = tree.plugin("action/write_files").ActionModule(*[None] * 6)
+    entry = {"path": "/a", "content": "x", "template": "x.j2", "absent": True}
+    assert action._filled(entry, {}) == {"path": "/a", "absent": True}
+
+
 def sum_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("name", "told"), [("write_files", {}), ("safe_change_begin", {"of": "the network's addresses"})]
-)
-def test_the_texts_of_files_are_not_in_the_nodes_journal(
-    name: str, told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A Wi-Fi's password stands in netplan's."""
+def answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **told: Any
+) -> dict[str, Any]:
+    """Of the module write_files; nothing is logged."""
     logged: list[str] = []
     monkeypatch.setattr(AnsibleModule, "log", lambda module, text, **more: logged.append(text))
-    files = [{"path": str(tmp_path / "50-aura.yaml"), "content": "password: hush"}]
-    with patch_module_args({**told, "files": files, "_ansible_check_mode": True}), pytest.raises(SystemExit):
-        tree.plugin(f"modules/{name}").main()
-    assert logged == []
+    with patch_module_args(told), pytest.raises(SystemExit):
+        tree.plugin("modules/write_files").main()
+    assert logged == [], "a Wi-Fi's password stands in netplan's files"
+    said: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return said
 
 
-def test_a_change_of_the_network_shows_what_differs(tmp_path: Path) -> None:
-    """A file with its mode, a link, and what is not there."""
-    same, moved, link, gone = (tmp_path / name for name in ("same", "moved", "link", "gone"))
-    same.write_text("one\n")
-    same.chmod(0o644)
-    moved.write_text("one\n")
-    moved.chmod(0o600)
-    link.symlink_to("moved")
-    gone.write_text("old\n")
-    gone.chmod(0o644)
+def test_what_can_cut_the_connection_is_shown_and_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is written by the module, and in a check nobody is called."""
+    old, new = tmp_path / "old", tmp_path / "50-aura.yaml"
+    old.write_text("old\n")
     files = [
-        {"path": str(same), "content": "one\n"},
-        {"path": str(moved), "content": "one\n"},
-        {"path": str(link), "link": "same"},
-        {"path": str(gone), "absent": True},
-        {"path": str(tmp_path / "new"), "content": "new\n", "mode": "0600"},
+        {"path": str(old), "absent": True},
+        {"path": str(new), "content": "password: hush\n", "mode": "0600"},
     ]
-    found = tree.plugin("modules/safe_change_begin").differences(files)
-    told = [(one["before_header"], one["before"], one["after_header"], one["after"]) for one in found]
-    assert told == [
-        (f"{moved} (0600)", "one\n", f"{moved} (0644)", "one\n"),
-        (f"{link} (link)", "-> moved\n", f"{link} (link)", "-> same\n"),
-        (f"{gone} (0644)", "old\n", f"{gone} (absent)", ""),
-        (f"{tmp_path}/new (absent)", "", f"{tmp_path}/new (0600)", "new\n"),
-    ]
+    plan = {"of": "network", "apply": [["netplan", "apply"]]}
+    called: list[Any] = []
+    monkeypatch.setattr(
+        AnsibleModule,
+        "run_command",
+        lambda module, words, data: (called.append(data), (0, '{"id": "1"}', ""))[1],
+    )
+    told = {"files": files, "through": {**plan, "why": "the card is down"}}
+    check = answer(monkeypatch, capsys, **told, _ansible_check_mode=True)
+    assert (check["changed"], check.get("id"), called) == (True, None, [])
+    assert [one.get("before", "").endswith("old\n") for one in check["diff"]] == [True, False, False]
+    assert [one.get("after", "").endswith("hush\n") for one in check["diff"]] == [False, True, False]
+    assert check["diff"][2] == {"prepared": "the card is down\n"}
+    done = answer(monkeypatch, capsys, **told)
+    assert (done["id"], done["ansible_facts"]) == ("1", {"node_looks": {}})
+    assert json.loads(called[0]) == {**plan, "files": files}
+    assert old.exists() and not new.exists()
+    monkeypatch.setattr(AnsibleModule, "run_command", lambda *words, data: (1, "", "it is no good\n"))
+    assert answer(monkeypatch, capsys, **told)["msg"] == "it is no good"
