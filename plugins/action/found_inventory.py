@@ -30,10 +30,6 @@ SILENT = {
 TWIN = "the same host key as {}: one PC with two addresses (cable and Wi-Fi, say), or a copied disk"
 
 
-class Refused(Exception):
-    """The sentence for the person who asked."""
-
-
 # ── what a person sees ───────────────────────────────────────────────────────────────────────────
 
 
@@ -95,7 +91,7 @@ def chosen(machines: list[Machine], answer: str) -> list[Machine]:
         words = [word for word in re.split(r"[,\s]+", answer) if word]
     unknown = [word for word in words if word not in by_word]
     if unknown or not words:
-        raise Refused(
+        raise AnsibleActionFail(
             f"{', '.join(unknown) or 'Nothing'} is not in the table: `all`, or some of 1 to {len(machines)}, or "
             "addresses."
         )
@@ -110,7 +106,7 @@ def chosen(machines: list[Machine], answer: str) -> list[Machine]:
         if one["twin"] and keys.count(one["key"]) > 1
     ]
     if sentences:
-        raise Refused("\n".join(sentences))
+        raise AnsibleActionFail("\n".join(sentences))
     return nodes
 
 
@@ -124,12 +120,14 @@ def addresses(found: Found, nodes: list[Machine], start: str) -> list[str]:
     try:
         first = ipaddress.IPv4Address(start)
     except ValueError:
-        raise Refused(
+        raise AnsibleActionFail(
             f"{start!r} is no IPv4 address: the first of those that the nodes shall have."
         ) from None
     wanted = [first + number for number in range(len(nodes))]
     if any(one not in network or one in (network[0], network[-1]) for one in wanted):
-        raise Refused(f"{first} to {wanted[-1]} are not addresses in {network}: choose a lower first one.")
+        raise AnsibleActionFail(
+            f"{first} to {wanted[-1]} are not addresses in {network}: choose a lower first one."
+        )
     others = {
         here["gateway"],
         here["address"],
@@ -138,7 +136,7 @@ def addresses(found: Found, nodes: list[Machine], start: str) -> list[str]:
     }
     for node, address in zip(nodes, map(str, wanted), strict=True):
         if address in others - {node["address"]}:
-            raise Refused(
+            raise AnsibleActionFail(
                 f"{address} is somebody else's today, and {node['address']} cannot have it: choose another first one."
             )
     return list(map(str, wanted))
@@ -193,11 +191,11 @@ def users(nodes: list[Machine], answer: str) -> list[str]:
     """The first user of each node: one name for all, or one for each."""
     names = [word for word in re.split(r"[,\s]+", answer) if word]
     if wrong := [name for name in names if not USER.fullmatch(name)]:
-        raise Refused(
+        raise AnsibleActionFail(
             f"{', '.join(wrong)} is no user's name in Linux: the one that you made when you installed the PCs."
         )
     if len(names) not in (1, len(nodes)):
-        raise Refused(
+        raise AnsibleActionFail(
             f"{len(names)} users for {len(nodes)} nodes: say one for all of them, or one for each, in their order."
         )
     return names * len(nodes) if len(names) == 1 else names
@@ -206,8 +204,7 @@ def users(nodes: list[Machine], answer: str) -> list[str]:
 def texts(
     found: Found, answer: str, user: str, start: str, folder: Path, person: str = ""
 ) -> dict[Path, str]:
-    """The two files, as they shall be. `person`: from where somebody has come to this machine over SSH. Raises
-    Refused."""
+    """The two files, as they shall be. `person`: from where somebody has come to this machine over SSH."""
     nodes = chosen(found["machines"], answer)
     names = users(nodes, user)
     finals = addresses(found, nodes, start)
@@ -327,7 +324,7 @@ class ActionModule(ActionBase):
             person = next(iter(os.environ.get("SSH_CONNECTION", "").split()), "")
             new = texts(found, told["nodes"], told["first_user"], told["addresses_from"], folder, person)
             written, kept = write(folder, new, self._task.check_mode)
-        except Refused as refused:
+        except AnsibleActionFail as refused:
             raise AnsibleActionFail(f"{refused}\nNothing was written.") from None
         except OSError as problem:
             raise AnsibleActionFail(f"{problem.filename} cannot be written: {problem.strerror}") from None

@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
@@ -29,10 +30,6 @@ ssh_fingerprint, ssh_greeting, ssh_host_key = (
 Machine = dict[str, Any]
 
 
-class Refused(Exception):
-    """The sentence for the person who asked."""
-
-
 # ── where this machine is ────────────────────────────────────────────────────────────────────────
 
 
@@ -51,16 +48,16 @@ def ipv4(text: str) -> ipaddress.IPv4Address:
     try:
         return ipaddress.IPv4Address(text)
     except ValueError:
-        raise Refused(f"{text!r} is no IPv4 address (192.168.50.21, say).") from None
+        raise AnsibleActionFail(f"{text!r} is no IPv4 address (192.168.50.21, say).") from None
 
 
 def wanted_network(text: str) -> ipaddress.IPv4Network:
     try:
         network = ipaddress.IPv4Network(text, strict=False)
     except ValueError:
-        raise Refused(f"network={text} is no IPv4 network (192.168.50.0/24, say).") from None
+        raise AnsibleActionFail(f"network={text} is no IPv4 network (192.168.50.0/24, say).") from None
     if network.num_addresses > MOST:
-        raise Refused(
+        raise AnsibleActionFail(
             f"{network} has {network.num_addresses:,} addresses, too many to ask: name a part of it."
         )
     return network
@@ -72,7 +69,9 @@ def place(
     """The card and address by which this machine is in the nodes' network. routes: `ip -json -4 route`."""
     here = places(cards)
     if not here:
-        raise Refused("This machine is in no network: plug in its cable, or join its Wi-Fi, and try again.")
+        raise AnsibleActionFail(
+            "This machine is in no network: plug in its cable, or join its Wi-Fi, and try again."
+        )
     names = ", ".join(f"{own.network} ({card})" for card, own in here)
     if addresses or network:
         asked = {ipaddress.IPv4Network(ipv4(address)) for address in addresses} or {wanted_network(network)}
@@ -80,7 +79,7 @@ def place(
             if all(part.subnet_of(own.network) for part in asked):
                 return card, own
         said = ", ".join(addresses) or network
-        raise Refused(
+        raise AnsibleActionFail(
             f"{said} is in no network of this machine, which is in {names}. The nodes have to be in one with it."
         )
     ways = sorted((way for way in routes if way["dst"] == "default"), key=lambda way: way.get("metric", 0))
@@ -91,7 +90,7 @@ def place(
             return out[0]
     if not ways and len(here) == 1:
         return here[0]
-    raise Refused(
+    raise AnsibleActionFail(
         "This machine has no way to the internet that says which network is meant. It is in "
         f"{names}: -e network={here[0][1].network}, say"
     )
@@ -123,7 +122,7 @@ def to_ask(own: ipaddress.IPv4Interface, network: str) -> list[str]:
     asked = wanted_network(network) if network else own.network
     if not network and asked.num_addresses > UNASKED:
         part = ipaddress.IPv4Network(f"{own.ip}/24", strict=False)
-        raise Refused(
+        raise AnsibleActionFail(
             f"This machine's network is {asked}: {asked.num_addresses:,} addresses, too many to ask unasked. Which "
             f"part of it are the PCs in? -e network={part} (this machine's own), or name them: -e nodes=ADDRESS,ADDRESS"
         )
@@ -153,7 +152,7 @@ def host_key(address: str, port: int) -> tuple[str, str]:
     try:
         kind, public = ssh_host_key(address, port, patience=5)
     except FileNotFoundError:
-        raise Refused("This machine has no ssh-keyscan: sudo apt install openssh-client") from None
+        raise AnsibleActionFail("This machine has no ssh-keyscan: sudo apt install openssh-client") from None
     return kind.removeprefix("ssh-"), ssh_fingerprint(public) if public else ""
 
 
@@ -196,15 +195,10 @@ def scan(
     for one in chosen:
         kind, key = keys.get(one, ("", ""))
         answer, server = answers[one]
-        said_of_it = {
-            "address": one,
-            "answer": answer,
-            "server": server,
-            "kind": kind,
-            "key": key,
-            "twin": "",
-        }
-        machines.append(said_of_it | {"name": names[one], "own": one == own, "router": one == router})
+        machines.append({
+            "address": one, "answer": answer, "server": server, "kind": kind, "key": key, "twin": "",
+            "name": names[one], "own": one == own, "router": one == router,
+        })  # fmt: skip
     mark_twins(machines)
     return machines, [
         one for one, (answer, _) in answers.items() if answer == "refused" and one not in chosen
@@ -226,23 +220,13 @@ def look(network: str, addresses: list[str], port: int) -> dict[str, Any]:
     router = gateway(routes, card, own)
     asked = addresses or to_ask(own, network)
     machines, without = scan(asked, port, str(own.ip), router, bool(addresses))
+    resolvers = [path.read_text() for path in map(Path, RESOLVER_FILES) if path.is_file()]
     here = {
         "card": card, "address": str(own.ip), "prefix": own.network.prefixlen, "network": str(own.network),
-        "gateway": router, "nameservers": nameservers(resolver_texts(), router) if router else [], "asked": len(asked),
+        "gateway": router, "nameservers": nameservers(resolvers, router) if router else [], "asked": len(asked),
         "lent": is_lent(cards, own),
     }  # fmt: skip
     return {"here": here, "machines": machines, "without": without}
-
-
-def resolver_texts() -> list[str]:
-    texts = []
-    for path in RESOLVER_FILES:
-        try:
-            with open(path, encoding="utf-8") as file:
-                texts.append(file.read())
-        except OSError:
-            continue
-    return texts
 
 
 class ActionModule(ActionBase):
@@ -264,8 +248,5 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         asked = self._task.args
-        try:
-            found = look(asked.get("network", ""), asked.get("addresses", []), int(asked.get("port", 22)))
-        except Refused as refused:
-            raise AnsibleActionFail(str(refused)) from None
+        found = look(asked.get("network", ""), asked.get("addresses", []), int(asked.get("port", 22)))
         return {"changed": False, **found}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tree
 import yaml
+from ansible.errors import AnsibleActionFail
 
 LAN = tree.plugin("action/lan_ssh")
 FOUND = tree.plugin("action/found_inventory")
@@ -71,14 +72,14 @@ def test_the_network(cards: Cards, routes: Cards, network: str, addresses: list[
     ],
 )  # fmt: skip
 def test_no_network(cards: Cards, routes: Cards, network: str, addresses: list[str], says: str) -> None:
-    with pytest.raises(LAN.Refused) as refused:
+    with pytest.raises(AnsibleActionFail) as refused:
         LAN.place(cards, routes, network, addresses)
     assert says in str(refused.value)
 
 
 def test_a_large_network_is_asked_only_where_somebody_says_so() -> None:
     _, own = LAN.place([card("enp3s0", "10.0.5.7/8")], [], "", [])
-    with pytest.raises(LAN.Refused, match=r"16,777,216 .* -e network=10\.0\.5\.0/24"):
+    with pytest.raises(AnsibleActionFail, match=r"16,777,216 .* -e network=10\.0\.5\.0/24"):
         LAN.to_ask(own, "")
     assert len(LAN.to_ask(own, "10.0.5.0/24")) == 254
     assert len(LAN.to_ask(own, "10.0.0.0/20")) == 4094
@@ -153,7 +154,7 @@ def test_who_is_named_is_in_the_result_whatever_it_answers(loopback: None) -> No
     with listening(SERVERS) as port:
         seen = LAN.look("", ["127.0.0.4", "127.0.0.9"], port)
     assert [one["answer"] for one in seen["machines"]] == ["other", "refused"]
-    with pytest.raises(FOUND.Refused) as refused:
+    with pytest.raises(AnsibleActionFail) as refused:
         FOUND.chosen(seen["machines"], "127.0.0.4,127.0.0.9")
     assert "What answers at 127.0.0.4 is no SSH server" in str(refused.value)
     assert "127.0.0.9 has no SSH server on this port. On that PC: sudo apt install openssh" in str(
@@ -227,7 +228,7 @@ def test_this_machine_stands_for_its_other_address() -> None:
     ],
 )
 def test_who_cannot_be_chosen(answer: str, says: str) -> None:
-    with pytest.raises(FOUND.Refused) as refused:
+    with pytest.raises(AnsibleActionFail) as refused:
         FOUND.chosen(found()["machines"], answer)
     assert says in str(refused.value)
 
@@ -242,7 +243,7 @@ def test_who_cannot_be_chosen(answer: str, says: str) -> None:
 )
 def test_addresses_that_cannot_be(start: str, says: str) -> None:
     seen = found()
-    with pytest.raises(FOUND.Refused) as refused:
+    with pytest.raises(AnsibleActionFail) as refused:
         FOUND.addresses(seen, FOUND.chosen(seen["machines"], "all"), start)
     assert says in str(refused.value)
 
@@ -302,7 +303,7 @@ def test_an_address_that_may_change_locks_nobody_out(tmp_path: Path) -> None:
 
 
 def test_a_user_that_nobody_can_be(tmp_path: Path) -> None:
-    with pytest.raises(FOUND.Refused, match=r"^Ada, Lovelace is no user's name in Linux"):
+    with pytest.raises(AnsibleActionFail, match=r"^Ada, Lovelace is no user's name in Linux"):
         texts(tmp_path, user="Ada Lovelace")
 
 
@@ -313,7 +314,9 @@ def test_pcs_may_have_different_users(tmp_path: Path) -> None:
     assert yaml.safe_load(new[Path("group_vars/all/settings.yml")])["first_user"] == "ada"
     assert "-k and -K ask for one password" in FOUND.next_step(found(), new, tmp_path)
     assert "-k and -K ask for one password" not in FOUND.next_step(found(), texts(tmp_path), tmp_path)
-    with pytest.raises(FOUND.Refused, match="2 users for 3 nodes: say one for all of them, or one for each"):
+    with pytest.raises(
+        AnsibleActionFail, match="2 users for 3 nodes: say one for all of them, or one for each"
+    ):
         texts(tmp_path, user="ada bob")
 
 
