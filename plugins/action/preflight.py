@@ -15,7 +15,6 @@ from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import action_loader
 
 NodeState = action_loader.get("node_state", class_only=True)
-folder_of = NodeState.folder_of
 Problems = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], list[str]]
 SHALL_BE = {
     "bool": "true or false", "int": "a whole number", "path": "a directory",
@@ -24,8 +23,9 @@ SHALL_BE = {
 
 
 class ActionModule(NodeState):
-    """`role: NAME` fails with the sentences of this role. `roles: [NAME, …]` only says what all of them find, in
-    `problems`: role and sentence; one without problems.py refuses nothing.
+    """`role: NAME` fails with the sentences of this role, or answers what node_state has seen for it.
+    `roles: [NAME, …]` only says what all of them find, in `problems`: role and sentence; one without problems.py
+    refuses nothing.
 
     A role's problems.py has `problems(settings, node, nodes) -> [sentence, …]`: settings are the role's variables
     without its name before them, each of the type that meta/argument_specs.yml names, and `check` (whether this is a
@@ -40,21 +40,20 @@ class ActionModule(NodeState):
         ActionBase.run(self, tmp, task_vars)
         variables = task_vars or {}
         one = self._task.args.get("role", "")
-        found = []
+        found, node = [], {}
         for role in [one] if one else self._task.args["roles"]:
-            if not one and not (folder_of(role) / "problems.py").is_file():
+            if not one and not (self.folder_of(role) / "problems.py").is_file():
                 continue
             settings, strange = self._settings(role, variables)
-            if not settings.get("enabled", True):
-                continue
-            if strange:
+            enabled = settings.get("enabled", True)
+            if enabled and strange:
                 found += [{"role": role, "sentence": sentence} for sentence in strange]
-                continue
-            node = self.seen(self.look_of(role), variables)
-            if node.get("failed") or node.get("unreachable"):
-                return node
-            for sentence in of_role(role)(settings, node, seen_of_all(variables)):
-                found.append({"role": role, "sentence": sentence})
+            elif enabled or one:
+                node = self.seen(self.look_of(role), variables)
+                if node.get("failed") or node.get("unreachable"):
+                    return node
+                said = of_role(role)(settings, node, seen_of_all(variables)) if enabled else []
+                found += [{"role": role, "sentence": sentence} for sentence in said]
         if one and found:
             name = variables["inventory_hostname"]
             said = " ".join(f"{name}: {problem['sentence']}" for problem in found)
@@ -63,10 +62,10 @@ class ActionModule(NodeState):
                 "msg": f"{said} Nothing was changed by the role {one}.",
                 "problems": found,
             }
-        return {"changed": False, "problems": found}
+        return {**(node if one else {}), "changed": False, "problems": found}
 
     def _settings(self, role: str, variables: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        folder = folder_of(role)
+        folder = self.folder_of(role)
         names = yaml.safe_load((folder / "meta/argument_specs.yml").read_text(encoding="utf-8"))
         options = names["argument_specs"]["main"].get("options", {})
         defaults = (
@@ -112,7 +111,7 @@ def converted(name: str, option: dict[str, Any], value: Any, written: Any) -> tu
 
 @cache
 def of_role(role: str) -> Problems:
-    path = folder_of(role) / "problems.py"
+    path = NodeState.folder_of(role) / "problems.py"
     spec = importlib.util.spec_from_file_location(f"aura_problems_{role}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise AnsibleActionFail(f"The role {role} has no problems.py.")

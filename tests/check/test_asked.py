@@ -102,6 +102,7 @@ def test_what_somebody_vouches_for_is_recorded(tmp_path: Path, typed: list[str],
     file.write_text("".join(f"ssh-ed25519 {public} root@pc\n" for public in PUBLIC.values()))
     code, said = know(tmp_path, typed, host_keys.replace("FILE", str(file)))
     assert code == 0, said
+    assert "node1 node1 ed25519 SHA256:" in said
     recorded = tmp_path / "state/known_hosts"
     assert recorded.read_text() == "node0 ssh-ed25519 AAAA\nnode1 ssh-ed25519 AAAB\n"
     assert recorded.stat().st_mode & 0o777 == 0o600
