@@ -72,7 +72,7 @@ def no_returns(nodes: Iterable[Mapping[str, Any]], upgrade: bool = False) -> lis
     for node in nodes:
         name = node["inventory_hostname"]
         said.append(no_return(node["turn_seen"], name, upgrade))
-        if node["turn_script"]["stdout"] == "active":
+        if node["turn_seen"]["units"]["aura-script.service"]["state"] == "active":
             said.append(
                 f"A script runs on {name}, and a reboot would end it. Wait for its end, or stop it: "
                 "ansible-playbook playbooks/stop.yml"

@@ -117,7 +117,7 @@ def node(**changes: Any) -> dict[str, Any]:
     return {
         "session": {"client": "192.168.50.9", "here": "192.168.50.22"},
         "start": START, "upgrades": [], "reboot_required": False, "wsl": False,
-        **changes,
+        "units": {"aura-script.service": {"state": "inactive"}}, **changes,
     }  # fmt: skip
 
 
@@ -258,7 +258,7 @@ from ansible.plugins.action import ActionBase
 
 class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
-        assert self._task.args["look"] in ({"upgrades": True}, {"users": []})
+        assert list(self._task.args["look"]) == ["units", "upgrades"]
         return {"changed": False, **task_vars["recorded"]}
 """
 
@@ -278,7 +278,12 @@ def test_it_is_refused_before_the_first_node_goes(playbook: str, tmp_path: Path)
     (tmp_path / "action/node_state.py").write_text(STAND_IN)
     (tmp_path / "play.yml").write_text(yaml.safe_dump([before | {"tasks": [turn, say]}]))
     waits = {"upgrades": [upgrade("libc6", "1")]}
-    nodes = {"node0": node(**OWN, **waits), "node1": node(**waits), "node2": node(**PASSPHRASE, **waits)}
+    script = {"units": {"aura-script.service": {"state": "active"}}}
+    nodes = {
+        "node0": node(**OWN, **waits),
+        "node1": node(**waits),
+        "node2": node(**PASSPHRASE, **waits, **script),
+    }
     hosts = {name: {"recorded": recorded, "ansible_connection": "local"} for name, recorded in nodes.items()}
     (tmp_path / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts}}))
 
@@ -293,6 +298,7 @@ def test_it_is_refused_before_the_first_node_goes(playbook: str, tmp_path: Path)
     code, said = run()
     assert code != 0
     assert "node2: one of its disks asks for a passphrase" in said
+    assert "A script runs on node2, and a reboot would end it." in said
     assert "No node has been touched." in said
     assert "is one of" not in said
     code, said = run("--limit", "cluster:!node2")
