@@ -73,9 +73,6 @@ class CallbackModule(Default):
         self.line.begin(task.action in ASKS)
         self._move()
 
-    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
-        self.v2_playbook_on_task_start(task, False)
-
     def _no_news(self, *_: Any) -> None:
         """Of a loop its end says it, and a group that nobody is in is none."""
 
@@ -113,7 +110,7 @@ class CallbackModule(Default):
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         self._flush()
-        self.line.end()
+        self.line.begin(True)
         seconds = f"{time.monotonic() - self.began:.0f} s"
         counts: Hosts = {}
         for host in sorted(stats.processed):
@@ -177,13 +174,10 @@ class MovingLine:
             self._write()
 
     def begin(self, paused: bool) -> None:
-        """A task begins. While somebody is asked something nothing moves."""
+        """A task begins. While somebody is asked something nothing moves, nor at the end."""
         with self.lock:
             self._erase()
             self.paused, self.moved = paused, moved()
-
-    def end(self) -> None:
-        self.begin(True)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

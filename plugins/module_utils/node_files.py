@@ -1,4 +1,4 @@
-"""What lies at a path of a node."""
+"""What lies at a path of a node, and its text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ import os
 import pwd
 import stat
 from collections.abc import Callable, Sequence
+
+
+def read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def file_state(path: str) -> dict[str, object]:

@@ -13,7 +13,7 @@ import re
 
 from ansible.module_utils.node_network import read
 from ansible.module_utils.node_packages import said
-from ansible.module_utils.node_start import in_container, in_wsl, start
+from ansible.module_utils.node_start import efi_variable, in_container, in_wsl, start
 
 PCI = "/sys/bus/pci/devices"
 NVIDIA = "0x10de"
@@ -137,11 +137,8 @@ def packages() -> dict[str, dict[str, str]]:
 
 
 def secure_boot() -> bool:
-    """What `mokutil --sb-state` says: the last byte of the firmware's variable."""
-    for path in glob.glob("/sys/firmware/efi/efivars/SecureBoot-*"):
-        with open(path, "rb") as file:
-            return file.read()[-1:] == b"\x01"
-    return False
+    """What `mokutil --sb-state` says."""
+    return efi_variable("SecureBoot") == b"\x01"
 
 
 def signing_key_enrolled() -> bool:

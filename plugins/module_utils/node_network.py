@@ -14,6 +14,8 @@ import socket
 import struct
 import time
 
+from ansible.module_utils import node_files
+
 SIOCETHTOOL = 0x8946
 ETHTOOL_GPERMADDR = 0x20
 ARP = 0x0806
@@ -23,11 +25,7 @@ NETPLAN = ("/run/netplan", "/etc/netplan", "/usr/lib/netplan", "/lib/netplan")
 
 
 def read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    return node_files.read(path).strip()
 
 
 def permanent_mac(name: str) -> str:
@@ -103,11 +101,7 @@ def cards(addresses: str, routes: str, nm_devices: str) -> list[dict[str, object
 
 
 def texts_of(pattern: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for path in sorted(glob.glob(pattern)):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            found[path] = file.read()
-    return found
+    return {path: node_files.read(path) for path in sorted(glob.glob(pattern))}
 
 
 def netplan_files() -> dict[str, str]:

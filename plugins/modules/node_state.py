@@ -69,7 +69,7 @@ import socket
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_files import file_state, name_of
+from ansible.module_utils.node_files import file_state, name_of, read
 from ansible.module_utils.node_gpu import gpu
 from ansible.module_utils.node_network import (
     cards,
@@ -82,14 +82,6 @@ from ansible.module_utils.node_network import (
 from ansible.module_utils.node_packages import missing, said, waiting
 from ansible.module_utils.node_start import in_wsl, start
 from ansible.module_utils.node_units import units
-
-
-def read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def texts(paths: list[str]) -> dict[str, str]:
