@@ -14,7 +14,6 @@ class ActionModule(ActionBase):
     a terminal to be asked."""
 
     _VALID_ARGS = frozenset(("question", "default"))
-    _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)

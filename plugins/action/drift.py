@@ -37,7 +37,6 @@ class ActionModule(ActionBase):
 
     _VALID_ARGS = frozenset(("look", "nodes", "json", "verdict"))
     _requires_connection = False
-    _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)

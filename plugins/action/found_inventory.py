@@ -311,7 +311,6 @@ class ActionModule(ActionBase):
     `into`; `written` names them, `kept` says what would be in those that somebody has edited, `next` what to do."""
 
     _VALID_ARGS = frozenset(("found", "nodes", "first_user", "addresses_from", "into"))
-    _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)

@@ -81,7 +81,6 @@ class ActionModule(ActionBase):
     `record`: writes these lines there."""
 
     _VALID_ARGS = frozenset(("nodes", "known_hosts", "told", "record"))
-    _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)

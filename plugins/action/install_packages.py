@@ -24,7 +24,6 @@ class ActionModule(NodeState):
     """
 
     _VALID_ARGS = frozenset(("names",))
-    _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         ActionBase.run(self, tmp, task_vars)

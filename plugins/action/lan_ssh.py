@@ -243,7 +243,6 @@ class ActionModule(ActionBase):
     """
 
     _VALID_ARGS = frozenset(("network", "addresses", "port"))
-    _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)

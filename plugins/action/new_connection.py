@@ -18,7 +18,6 @@ class ActionModule(ActionBase):
     """
 
     _VALID_ARGS = frozenset(("commands", "seconds"))
-    _requires_connection = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)

@@ -22,7 +22,6 @@ class ActionModule(ActionBase):
     """
 
     _VALID_ARGS = frozenset(("role", "roles", "look", "forget"))
-    _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)

@@ -18,8 +18,6 @@ class ActionModule(ActionBase):
     """
 
     _VALID_ARGS = frozenset(("files", "through"))
-    _supports_check_mode = True
-    _supports_diff = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)

@@ -77,17 +77,14 @@ class CallbackModule(CallbackBase):
     def v2_runner_on_ok(self, result: Any) -> None:
         node, said = self._node(result), result.result
         if said.get("changed") and not result.task.loop:
-            self._differs(result)
+            self._changes(result)
         look = said.get("ansible_facts", {}).get("node_looks")
         if look:
-            node["upgrades"], node["reboot_required"] = (
-                look["seen"]["upgrades"],
-                look["seen"]["reboot_required"],
-            )
+            node |= {key: look["seen"][key] for key in ("upgrades", "reboot_required")}
 
     def v2_runner_item_on_ok(self, result: Any) -> None:
         if result.result.get("changed"):
-            self._differs(result, str(self._get_item_label(result.result)))
+            self._changes(result, str(self._get_item_label(result.result)))
 
     def v2_runner_on_skipped(self, result: Any) -> None:
         self._node(result)
@@ -100,16 +97,7 @@ class CallbackModule(CallbackBase):
         message = " ".join(str(said[0].get("msg", "")).split())
         # What a role refuses is how the node is; all else is a look that failed.
         if role not in ("", "inventory_check") and result.task.action.endswith(("assert", "preflight")):
-            node["differences"].append(
-                {
-                    "role": role,
-                    "task": result.task.name,
-                    "item": "",
-                    "by": "hand",
-                    "details": [message],
-                    "diff": "",
-                }
-            )
+            self._differs(result, "hand", [message])
         else:
             node["message"] = message or f"the task «{result.task.name}» failed"
 
@@ -130,13 +118,13 @@ class CallbackModule(CallbackBase):
             node["seen"].append(role)
         return node
 
-    def _differs(self, result: Any, item: str = "") -> None:
+    def _changes(self, result: Any, item: str = "") -> None:
         diffs = differences(result.result.get("diff", []))
-        self._node(result)["differences"].append({
-            "role": outermost_role(result.task),
-            "task": result.task.name,
-            "item": item,
-            "by": "site.yml",
-            "details": list(filter(None, map(detail, diffs))),
-            "diff": "\n".join(filter(None, map(unified, diffs))),
-        })  # fmt: skip
+        details, texts = (list(filter(None, map(say, diffs))) for say in (detail, unified))
+        self._differs(result, "site.yml", details, item, "\n".join(texts))
+
+    def _differs(self, result: Any, by: str, details: list[str], item: str = "", diff: str = "") -> None:
+        role = outermost_role(result.task)
+        self._node(result)["differences"].append(
+            {"role": role, "task": result.task.name, "item": item, "by": by, "details": details, "diff": diff}
+        )

@@ -70,7 +70,7 @@ def test_why_ssh_refuses(said: str, sentence: str) -> None:
 
 def test_the_cluster_may_lie_in_a_directory_with_a_space() -> None:
     """ssh splits the value of an option at its spaces, after Ansible has split the options."""
-    proof = next(task for task in loaded("roles/bootstrap/tasks/verify.yml") if "register" in task)
+    (proof,) = (task for task in loaded("roles/bootstrap/tasks/main.yml") if "register" in task)
     by_key = proof["vars"]["ansible_ssh_extra_args"]
     known = loaded("playbooks/group_vars/cluster/connection.yml")["cluster_ssh_args"]
     place = "/home/ada/my cluster"

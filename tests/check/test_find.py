@@ -100,24 +100,25 @@ def test_nameservers_are_those_that_another_machine_can_ask() -> None:
 
 
 @contextlib.contextmanager
-def listening(words: dict[str, bytes]) -> Iterator[int]:
-    """A server at each of these addresses that says this; their port."""
+def listening(words: dict[str, bytes], stay: bool = False) -> Iterator[int]:
+    """A server at each of these addresses that says this, and hangs up or (stay) says nothing more; their port."""
     with contextlib.ExitStack() as stack:
         port = 0
         for address, said in words.items():
             server = stack.enter_context(socket.create_server((address, port)))
             port = server.getsockname()[1]
             stack.callback(server.shutdown, socket.SHUT_RDWR)
-            threading.Thread(target=serve, args=(server, said), daemon=True).start()
+            threading.Thread(target=serve, args=(server, said, stay), daemon=True).start()
         yield port
 
 
-def serve(server: socket.socket, said: bytes) -> None:
+def serve(server: socket.socket, said: bytes, stay: bool) -> None:
+    open_ones = []
     with contextlib.suppress(OSError):
         while True:
             connection, _ = server.accept()
             connection.sendall(said)
-            connection.close()
+            open_ones.append(connection) if stay else connection.close()
 
 
 SERVERS = {

@@ -1,42 +1,16 @@
 """Where playbooks/tasks/find_nodes.yml finds a node: addresses and ports, in the right order."""
 
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
 from ansible.plugins.loader import lookup_loader
+from test_find import listening
 
 lookup_loader.add_directory(str(tree.ROOT / "plugins/lookup"))
 HERE, NOBODY = "127.0.0.1", "127.0.0.2"
-
-
-@contextmanager
-def greeting(words: bytes, stays: bool = False) -> Iterator[int]:
-    """Something on this machine that greets whoever connects, and hangs up or says nothing more; its port."""
-    stay = []
-    server = socket.create_server((HERE, 0))
-
-    def greet() -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            connection.sendall(words)
-            if stays:
-                stay.append(connection)
-            else:
-                connection.close()
-
-    threading.Thread(target=greet, daemon=True).start()
-    yield server.getsockname()[1]
-    server.shutdown(socket.SHUT_RDWR)
-    server.close()
 
 
 def ask(*addresses: str, ports: list[Any], known_hosts: str = "/nonexistent") -> list[tuple[str, int, str]]:
@@ -49,13 +23,13 @@ def ask(*addresses: str, ports: list[Any], known_hosts: str = "/nonexistent") ->
 
 @pytest.fixture
 def ssh() -> Iterator[int]:
-    with greeting(b"SSH-2.0-test\r\n") as port:
+    with listening({HERE: b"SSH-2.0-test\r\n"}) as port:
         yield port
 
 
 @pytest.fixture
 def web() -> Iterator[int]:
-    with greeting(b"HTTP/1.1 400\r\n") as port:
+    with listening({HERE: b"HTTP/1.1 400\r\n"}) as port:
         yield port
 
 
@@ -91,10 +65,10 @@ def test_a_known_node_is_looked_for_where_it_shall_be(ssh: int, tmp_path: Path) 
 def test_who_is_slow_is_called_neither_absent_nor_a_stranger(words: bytes, tmp_path: Path) -> None:
     known_hosts = tmp_path / "known_hosts"
     known_hosts.write_text("node0 ssh-ed25519 AAAA\n")
-    with greeting(words, stays=True) as port:
+    with listening({HERE: words}, stay=True) as port:
         assert ask(HERE, ports=[port], known_hosts=str(known_hosts)) == [(HERE, port, "slow")]
 
 
 def test_who_hangs_up_without_a_word_may_have_too_many_callers() -> None:
-    with greeting(b"") as port:
+    with listening({HERE: b""}) as port:
         assert ask(HERE, ports=[port]) == [(HERE, port, "slow")]
