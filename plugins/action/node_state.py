@@ -58,7 +58,7 @@ class ActionModule(ActionBase):
 
     def _ask(self, look: Look, variables: dict[str, Any]) -> dict[str, Any]:
         self._become_root(variables)
-        return self._execute_module(module_name="node_state", module_args=look, task_vars=variables)
+        return self._execute_module(module_name="node_state", module_args=dict(look), task_vars=variables)
 
     def look_of(self, role: str) -> Look:
         path = self.folder_of(role) / "meta/look.yml"

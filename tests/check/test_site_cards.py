@@ -24,7 +24,7 @@ SAY = "{{ inventory_hostname }} {{ cluster_torch }} {{ (nvidia_driver_decision |
 
 
 def run(tmp_path: Path, *words: str, **nodes: dict[str, Any]) -> tuple[int, str]:
-    """The tasks of site.yml between its look at the nodes and its roles, with the driver's role alone."""
+    """The tasks of site.yml before its roles, with the driver's role alone."""
     play = next(
         play for play in yaml.safe_load((tree.ROOT / "playbooks/site.yml").read_text()) if "roles" in play
     )
@@ -33,10 +33,9 @@ def run(tmp_path: Path, *words: str, **nodes: dict[str, Any]) -> tuple[int, str]
         include = task.get("ansible.builtin.include_tasks", {})
         if "file" in include:
             include["file"] = str(tree.ROOT / "playbooks" / include["file"])
-    look = {"name": "See what every node is", "node_state": {"roles": ["nvidia_driver"]}, "tags": "always"}
     shown = {"ansible.builtin.debug": {"msg": SAY}}
     roles = [{"role": "nvidia_driver", "when": "false"}]
-    play = {**play, "pre_tasks": [look, *tasks, shown], "roles": roles, "environment": {}}
+    play = {**play, "pre_tasks": [*tasks, shown], "roles": roles, "environment": {}}
     restarts = {"ansible.builtin.import_playbook": str(tree.ROOT / "playbooks/restarts.yml")}
     (tmp_path / "play.yml").write_text(yaml.safe_dump([play, restarts], sort_keys=False))
     (tmp_path / "action").mkdir()
