@@ -1,12 +1,10 @@
-"""An address beside the others of a network card: asks the LAN who has it, or lends it to the card for a while.
+"""An address is lent to a network card beside its others for a while, unless somebody else in the LAN has it.
 
-card, address ("": none), prefix (24), name_servers ([]: addresses). state: `asked` (the default) changes nothing.
-`lent`: the card gets the address beside its others, unless somebody else has it. The kernel takes it away again after
-ten minutes, whatever has become of the machine that asked. An address that the card has for longer, by the router's
-lease say, is left alone. In a check nothing is lent.
+card, address, prefix. The kernel takes it away again after ten minutes, whatever has become of the machine that asked.
+An address that the card has for longer, by the router's lease say, is left alone. In a check nothing is lent.
 
 The answer: owner (MAC address of the other machine that has the address, or empty), carrier (whether the card's cable
-leads somewhere), silent (the name servers that do not answer).
+leads somewhere).
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import json
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_network import owner, read, silent
+from ansible.module_utils.node_network import owner, read
 
 LENT = 600  # seconds
 
@@ -42,26 +40,22 @@ def main() -> None:
         argument_spec={
             "card": {"type": "str", "required": True},
             "address": {"type": "str", "required": True},
-            "prefix": {"type": "int", "default": 24},
-            "name_servers": {"type": "list", "elements": "str", "default": []},
-            "state": {"type": "str", "choices": ["asked", "lent"], "default": "asked"},
+            "prefix": {"type": "int", "required": True},
         },
         supports_check_mode=True,
     )
     card, address = module.params["card"], module.params["address"]
-    lending = module.params["state"] == "lent" and not module.check_mode
-    if lending and not carrier(card):
+    if not module.check_mode and not carrier(card):
         # A card that nobody has configured is switched off, and its cable says nothing.
         module.run_command(["ip", "link", "set", "dev", card, "up"], check_rc=True)
         until = time.monotonic() + 10
         while not carrier(card) and time.monotonic() < until:
             time.sleep(0.2)
     linked = carrier(card)
-    has = owner(card, address) if linked and address else ""
-    changed = lending and linked and not has
-    if changed:
-        changed = lend(module, card, address, module.params["prefix"])
-    module.exit_json(changed=changed, owner=has, carrier=linked, silent=silent(module.params["name_servers"]))
+    has = owner(card, address) if linked else ""
+    lending = linked and not has and not module.check_mode
+    changed = lending and lend(module, card, address, module.params["prefix"])
+    module.exit_json(changed=changed, owner=has, carrier=linked)
 
 
 if __name__ == "__main__":
