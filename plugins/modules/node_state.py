@@ -81,7 +81,6 @@ from ansible.module_utils.node_network import (
 )
 from ansible.module_utils.node_packages import missing, said, waiting
 from ansible.module_utils.node_start import in_wsl, start
-from ansible.module_utils.node_units import units
 
 
 def texts(paths: list[str]) -> dict[str, str]:
@@ -108,17 +107,13 @@ def groups(names: list[str]) -> dict[str, int]:
 
 
 def taken(numbers: list[int]) -> list[dict[str, object]]:
-    found = [
-        {"kind": "user", "name": user.pw_name, "number": user.pw_uid}
-        for user in pwd.getpwall()
-        if user.pw_uid in numbers
+    everybody = [("user", user.pw_name, user.pw_uid) for user in pwd.getpwall()]
+    everybody += [("group", group.gr_name, group.gr_gid) for group in grp.getgrall()]
+    return [
+        {"kind": kind, "name": name, "number": number}
+        for kind, name, number in everybody
+        if number in numbers
     ]
-    found += [
-        {"kind": "group", "name": group.gr_name, "number": group.gr_gid}
-        for group in grp.getgrall()
-        if group.gr_gid in numbers
-    ]
-    return found
 
 
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs")
@@ -181,6 +176,41 @@ def unescaped(text: str) -> str:
 def has_module(name: str) -> bool:
     """Whether the kernel has it: in use, built in, or on the disk."""
     return os.path.exists(f"/sys/module/{name}") or said("modprobe", "--show-depends", name) != ""
+
+
+PROPERTIES = (
+    *("LoadState", "ActiveState", "UnitFileState", "NeedDaemonReload"),
+    *("ActiveEnterTimestampMonotonic", "FragmentPath", "DropInPaths"),
+)
+
+
+def units(names: list[str], now: float) -> dict[str, dict[str, object]]:
+    if not names:
+        return {}
+    blocks = said("systemctl", "show", f"--property={','.join(PROPERTIES)}", "--", *names).split("\n\n")
+    # systemctl answers in the order of the question.
+    return {name: unit(block, now) for name, block in zip(names, blocks + [""] * len(names), strict=False)}
+
+
+def unit(block: str, now: float) -> dict[str, object]:
+    says = dict(line.partition("=")[::2] for line in block.strip().splitlines())
+    state = says.get("ActiveState", "inactive")
+    active = state in ("active", "reloading")
+    since_boot = int(says.get("ActiveEnterTimestampMonotonic") or 0) / 1e6
+    started = now - time.clock_gettime(time.CLOCK_MONOTONIC) + since_boot if active and since_boot else 0.0
+    own = [says.get("FragmentPath", ""), *says.get("DropInPaths", "").split()]
+    changed = [os.stat(path).st_mtime for path in own if path and os.path.exists(path)]
+    return {
+        "exists": says.get("LoadState", "not-found") not in ("not-found", ""),
+        "active": active,
+        "state": state,
+        "enabled": says.get("UnitFileState") == "enabled",
+        "enabled_state": says.get("UnitFileState", ""),
+        "reload": says.get("NeedDaemonReload") == "yes",
+        "started": started,
+        # A time to come says nothing (the clock was set since).
+        "stale": bool(started) and any(started < moment <= now for moment in changed),
+    }
 
 
 def session() -> dict[str, object]:

@@ -27,8 +27,8 @@ def node_state() -> Any:
     return tree.plugin("modules/node_state")
 
 
-def test_what_a_unit_says_of_itself() -> None:
-    unit = tree.plugin("module_utils/node_units").unit
+def test_what_a_unit_says_of_itself(node_state: Any) -> None:
+    unit = node_state.unit
     off = unit(
         "LoadState=loaded\nActiveState=inactive\nUnitFileState=disabled\nNeedDaemonReload=no\n", now=100.0
     )
