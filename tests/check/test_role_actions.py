@@ -322,11 +322,12 @@ def test_what_can_cut_the_connection_is_shown_and_handed_on(
     ]
     plan = {"of": "network", "apply": [["netplan", "apply"]]}
     called: list[Any] = []
-    monkeypatch.setattr(
-        AnsibleModule,
-        "run_command",
-        lambda module, words, data: (called.append(data), (0, '{"id": "1"}', ""))[1],
-    )
+
+    def run(module: AnsibleModule, words: list[str], data: str) -> tuple[int, str, str]:
+        called.append(data)
+        return 0, '{"id": "1"}', ""
+
+    monkeypatch.setattr(AnsibleModule, "run_command", run)
     told = {"files": files, "through": {**plan, "why": "the card is down"}}
     check = answer(monkeypatch, capsys, **told, _ansible_check_mode=True)
     assert (check["changed"], check.get("id"), called) == (True, None, [])
