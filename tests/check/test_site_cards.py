@@ -12,6 +12,7 @@ import pytest
 import tree
 import yaml
 from test_driver_decision import seen
+from test_wsl import BESIDE, inventory, told
 
 STAND_IN = f"""
 import runpy
@@ -96,3 +97,10 @@ def test_cards_that_no_build_fits_together_are_refused(told: str, tmp_path: Path
     assert (
         "no build of torch fits the cards of all nodes" if told == "auto" else "cu126 has no code for"
     ) in said
+
+
+def test_a_card_is_still_known_when_something_has_changed(tmp_path: Path) -> None:
+    """What changes a node ends what was seen of it (fact node_looks); its first run changes much."""
+    known = {"ansible_facts": {"node_looks": {}}, "site_torch": {"gpu": {"cards": [{}], "smi": []}}}
+    asked = ["gpu_watch_enabled", "docker_cards"]
+    assert told(inventory(tmp_path, BESIDE), "node2", asked, json.dumps(known)) == dict.fromkeys(asked, True)
