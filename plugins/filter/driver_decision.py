@@ -311,21 +311,6 @@ def card_line(card: Seen) -> str:
     return f"{card['name']}, {card['memory_mib']} MiB, driver {card['driver']}, {card['uuid']}{limit}"
 
 
-def decided_beside_runs(seen: Seen, distribution: str, settings: Settings, run: bool) -> dict[str, Any]:
-    """The decision about a node with cards. run: whether one is active there."""
-    # An old card beside one that can train is nobody's business.
-    generations = list(dict.fromkeys(card["generation"] for card in seen["cards"]))
-    generations = [name for name in generations if name != TOO_OLD]
-    problem = cards_problem(seen, generations, settings)
-    answer = {"problem": problem} if problem else decided(seen, distribution, settings, generations)
-    if run and answer.get("action") == "install":
-        answer["problem"] = (
-            f"a run is active there, and its driver cannot be changed under it ({answer['why']}). End the run first: "
-            "ansible-playbook playbooks/stop.yml."
-        )
-    return answer
-
-
 def driver_decision(node: Seen, enabled: bool = True, **settings: Any) -> dict[str, Any]:
     """What is to be done about the driver of a node.
 
@@ -345,8 +330,17 @@ def driver_decision(node: Seen, enabled: bool = True, **settings: Any) -> dict[s
     if not answer["ours"]:
         return answer
     told = Settings(**{**settings, "power_limit": int(settings.get("power_limit", 0))})
-    run = script or units["aura-train@0.service"]["active"]
-    return answer | decided_beside_runs(seen, node["distribution"], told, run)
+    # An old card beside one that can train is nobody's business.
+    generations = list(dict.fromkeys(card["generation"] for card in seen["cards"]))
+    generations = [name for name in generations if name != TOO_OLD]
+    problem = cards_problem(seen, generations, told)
+    answer |= {"problem": problem} if problem else decided(seen, node["distribution"], told, generations)
+    if answer["action"] == "install" and (script or units["aura-train@0.service"]["active"]):
+        answer["problem"] = (
+            f"a run is active there, and its driver cannot be changed under it ({answer['why']}). End the run first: "
+            "ansible-playbook playbooks/stop.yml."
+        )
+    return answer
 
 
 class FilterModule:
