@@ -195,7 +195,7 @@ def reboot(name: str, wait: bool = True) -> None:
 
 
 def add_card(name: str) -> None:
-    with _changing(name) as node:
+    with _changing_vm(name) as node:
         node.add_card(time.monotonic() + node.boot_limit)
 
 
@@ -204,12 +204,12 @@ def snapshot(name: str, label: str) -> None:
         raise host.LabError(
             f"'{label}' cannot be a snapshot's name: lower-case letters, digits, hyphens only."
         )
-    with _changing(name) as node:
+    with _changing_vm(name) as node:
         node.snapshot(label)
 
 
 def restore(name: str, label: str) -> None:
-    with _changing(name) as node:
+    with _changing_vm(name) as node:
         node.restore(label)
 
 
@@ -222,6 +222,14 @@ def _changing(name: str) -> Iterator[Node]:
         node = existing(name)
         if not network.exists():
             raise host.LabError("The lab is not up: tests/lab/lab up")
+        yield node
+
+
+@contextmanager
+def _changing_vm(name: str) -> Iterator[VM]:
+    with _changing(name) as node:
+        if not isinstance(node, VM):
+            raise host.LabError(f"{name} is a container: only VMs (lab up --kind vm) can do that.")
         yield node
 
 
@@ -296,11 +304,7 @@ def _existing() -> list[Node]:
 
 
 def _directories() -> list[str]:
-    return (
-        [path.name for path in host.BASE.iterdir() if path.name != host.OWN.name]
-        if host.BASE.exists()
-        else []
-    )
+    return [path.name for path in host.BASE.glob("*") if path.name != host.OWN.name]
 
 
 def _write_inventory_state() -> None:

@@ -246,13 +246,11 @@ def require_namespaces() -> None:
 
 def setup(vms: bool = False) -> None:
     """Install by name what the lab needs and lacks."""
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    os.environ["PATH"] = path
     missing = sorted(
         {
             package
             for command, package in (PACKAGES | (VM_PACKAGES if vms else {})).items()
-            if not shutil.which(command, path=path)
+            if not shutil.which(command)
         }
     )
     if not missing:
@@ -261,21 +259,14 @@ def setup(vms: bool = False) -> None:
         raise Unavailable(f"The lab needs Debian or Ubuntu here, or {', '.join(missing)} already installed.")
     OWN.mkdir(parents=True, exist_ok=True)
     log = OWN / "setup.log"
-    install = [
-        "apt-get",
-        "install",
-        "-y",
-        "--no-install-recommends",
-        "-o",
-        "DPkg::Lock::Timeout=300",
-        *missing,
-    ]
-    environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
+    apt = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-o", "DPkg::Lock::Timeout=300"]
+    install = [*apt, "install", "-y", "--no-install-recommends", *missing]
+    what = f"installing {', '.join(missing)}"
     try:
-        run_with_progress(f"installing {', '.join(missing)}", [*environment, *install], log, must_finish=True)
+        run_with_progress(what, install, log, must_finish=True)
     except LabError:
         run_with_progress("refreshing apt's lists", ["apt-get", "update"], log)
-        run_with_progress(f"installing {', '.join(missing)}", [*environment, *install], log, must_finish=True)
+        run_with_progress(what, install, log, must_finish=True)
 
 
 def boot_id() -> str:

@@ -183,15 +183,8 @@ def recipe(kind: str) -> Recipe:
         raise host.Unavailable(
             "The lab's nodes are made from this machine's own apt sources: Debian or Ubuntu only."
         )
-    return Recipe(
-        kind,
-        distribution,
-        codename,
-        _sources(distribution, codename),
-        _apt_settings(),
-        _authorities(),
-        _pip_settings(),
-    )
+    sources = _sources(distribution, codename)
+    return Recipe(kind, distribution, codename, sources, _apt_settings(), _authorities(), _pip_settings())
 
 
 def _sources(distribution: str, codename: str) -> list[str]:

@@ -108,15 +108,6 @@ class Node(ABC):
         self.power_off()
         host.remove_tree(self.home)
 
-    def snapshot(self, name: str) -> None:
-        raise host.LabError(f"{self.name} is a container: only VMs (lab up --kind vm) have snapshots.")
-
-    def restore(self, name: str) -> None:
-        raise host.LabError(f"{self.name} is a container: only VMs (lab up --kind vm) have snapshots.")
-
-    def add_card(self, deadline: float) -> None:
-        raise host.LabError(f"{self.name} is a container: only VMs (lab up --kind vm) take another card.")
-
     # --- what they have in common ----------------------------------------------------------------------
 
     def inside(self) -> host.Process:
