@@ -10,7 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine import ROOT, Engine
+from engine import Engine
+from lab_cluster import copy_repository
 
 TEXT = "El mar está en calma. La gente camina por la playa y mira las olas.\n\nLlueve en la ciudad.\n\n"
 OWNER = 12345  # nobody that the image knows
@@ -49,12 +50,7 @@ class Workspace:
 def built_workspace(engine: Engine, directory: Path) -> Workspace:
     """A copy of this repository, in which `make image` has been typed."""
     shutil.rmtree(directory, ignore_errors=True)
-    files = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, stdout=subprocess.PIPE, check=True,
-    ).stdout  # fmt: skip
-    copy = ["rsync", "--archive", "--from0", "--files-from=-", f"{ROOT}/", f"{directory}/"]
-    subprocess.run(copy, input=files, check=True)
+    copy_repository(directory)
     # What must not come into the image or be seen by what runs in it.
     (directory / "inventory/lan/state").mkdir()
     (directory / "inventory/lan/state/id_ed25519").write_text("a secret key")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
+import tempfile
 from pathlib import Path
 
-from lab_cluster import LAB, ROOT
+from lab_cluster import LAB, ROOT, copy_repository
 
 AS_ROOT = [LAB, "exec", "node0", "env", "LC_ALL=C.UTF-8", "bash", "-c"]
 INSIDE = [
@@ -22,16 +24,14 @@ class ControllerNode:
         cache = Path(
             os.environ.get("AURA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "aura"
         ).expanduser()
-        files = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT, check=True, capture_output=True,
-        ).stdout  # fmt: skip
         self.run("mkdir -p aura .cache/aura")
         # The repository as a clone has it, the keys of the cluster, and the wheels that are already here.
-        send(["tar", "-C", str(ROOT), "-c", "--null", "-T", "-"], "tar -x -C aura", files)
-        send(["tar", "-C", str(ROOT), "-c", "inventory/lab/state"], "tar -x -C aura")
+        with tempfile.TemporaryDirectory() as clone:
+            copy_repository(Path(clone))
+            send(Path(clone), ["."], "aura")
+        send(ROOT, ["inventory/lab/state"], "aura")
         wheelhouses = [path.name for path in cache.glob("wheelhouse-*") if "." not in path.name]
-        send(["tar", "-C", str(cache), "-c", *wheelhouses], "tar -x -C .cache/aura")
+        send(cache, wheelhouses, ".cache/aura")
         # As root: a bare node's sudo asks for a password. It has no package lists yet, and apt is busy after a boot.
         apt = "apt-get -qq -o DPkg::Lock::Timeout=300"
         self.run(f"{apt} update && {apt} install -y make python3-venv rsync sshpass >/dev/null", AS_ROOT)
@@ -54,11 +54,7 @@ class ControllerNode:
         return self.run(f"cd aura && {program} {' '.join(words)}")
 
 
-def send(pack: list[str], unpack: str, names: bytes = b"") -> None:
-    packed = subprocess.Popen(pack, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert packed.stdin is not None
-    unpacked = subprocess.Popen([*INSIDE, unpack], stdin=packed.stdout)
-    packed.stdin.write(names)
-    packed.stdin.close()
-    assert unpacked.wait(300) == 0
-    assert packed.wait(10) == 0
+def send(folder: Path, names: list[str], to: str) -> None:
+    pack = shlex.join(["tar", "-C", str(folder), "-c", *names])
+    unpack = shlex.join([*map(str, INSIDE), f"tar -x -C {to}"])
+    subprocess.run(["bash", "-o", "pipefail", "-c", f"{pack} | {unpack}"], check=True, timeout=300)

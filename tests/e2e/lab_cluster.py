@@ -18,6 +18,24 @@ RUNS = "/var/lib/aura/runs"
 LONGEST = 560  # seconds of a playbook; a test has 600, and shall be able to say what hung
 
 
+def copy_repository(folder: Path) -> None:
+    """Into a new folder what a clone has, with what is not committed yet."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, stdout=subprocess.PIPE, check=True,
+    ).stdout  # fmt: skip
+    copy = [
+        "rsync",
+        "--archive",
+        "--from0",
+        "--ignore-missing-args",
+        "--files-from=-",
+        f"{ROOT}/",
+        f"{folder}/",
+    ]
+    subprocess.run(copy, input=names, check=True)
+
+
 @dataclass
 class Cluster:
     """What a person at the controller can do, and what can be seen inside the nodes."""

@@ -22,13 +22,8 @@ def inventory_of_one(folder: Path) -> Path:
     return folder
 
 
-def bare_node(inventory: Path) -> None:
-    """A new node under the name that the last one had, through bootstrap."""
-    new_node(inventory)
-    bootstrap(inventory)
-
-
 def new_node(inventory: Path) -> None:
+    """A bare node under the name that the last one had."""
     lab("down", "--only", NAME)
     lab("up", "--only", NAME, "--address", FIRST)
     shutil.rmtree(inventory / "state", ignore_errors=True)
@@ -53,6 +48,11 @@ def lab(*words: str) -> str:
     )
     assert done.returncode == 0, f"lab {' '.join(words)}: {done.stdout}{done.stderr}"
     return done.stdout
+
+
+def inside(script: str, name: str = NAME) -> str:
+    """What a script of bash says in there, as root."""
+    return lab("exec", name, "bash", "-c", script)
 
 
 def ansible(inventory: Path, playbook: str, *options: str) -> str:

@@ -15,10 +15,8 @@ NANO = ("-e", "preset=gpt2-nano")
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("-e", "preset=gpt2-medum"), "gpt2-medium"),
+        # Of all that `aura config` refuses (tests/training/test_config.py) one.
         ((*NANO, "-e", "batchsize=4"), "batch_size"),
-        ((*NANO, "-e", "lr=fast"), "lr"),
-        ((*NANO, "-e", "steps=-3"), "steps"),
         ((*NANO, "-e", "corpus=nowhere"), "playbooks/prepare.yml -e corpus=nowhere"),
         ((*NANO, "-e", "corpus=s3://data/es"), "has no key for object storage: put s3_access_key"),
         ((*NANO, "-e", "corpus=s3://data"), "has to be like s3://bucket/corpora/es"),
@@ -71,12 +69,10 @@ def changed_inventory(folder: Path, old: str, new: str) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("lan_address: 198.18.50.24", "lan_address: 198.18.50.21", "198.18.50.21"),
         ("node4:", "node1:", "node1"),
-        ("lan_address: 198.18.50.24", "lan_address: 198.18.50.240.1", "node4"),
         ("node4: {lan_address: 198.18.50.24", "node5: {lan_address: 198.18.50.25", "playbooks/bootstrap.yml"),
     ],
-    ids=["duplicate address", "duplicate hostname", "no address", "not bootstrapped"],
+    ids=["duplicate hostname", "not bootstrapped"],
 )
 def test_site_refuses_an_inventory(
     cluster: Cluster, tmp_path: Path, old: str, new: str, sentence: str
@@ -113,17 +109,13 @@ def test_site_refuses_when_a_node_cannot_be_reached(cluster: Cluster) -> None:
     assert "198.18.50.22" in output
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [(b"", "empty"), ("Espa\xf1a\n".encode("latin-1") * 50, "UTF-8")],
-    ids=["empty", "latin-1"],
-)
-def test_prepare_refuses_a_text(cluster: Cluster, tmp_path: Path, content: bytes, sentence: str) -> None:
-    (tmp_path / "text.txt").write_bytes(content)
+def test_prepare_refuses_a_text(cluster: Cluster, tmp_path: Path) -> None:
+    """Of all that `aura prepare` refuses (tests/training/test_prepare.py) one."""
+    (tmp_path / "text.txt").write_bytes("Espa\xf1a\n".encode("latin-1") * 50)
     output = cluster.ansible(
         "playbooks/prepare.yml", *NANO, "-e", f"text={tmp_path}/text.txt", "-e", "corpus=bad", expect=None
     )
-    assert sentence in output
+    assert "UTF-8" in output
     assert "text.txt" in output
     assert "bad" not in cluster.sh("node0", "ls /var/lib/aura/corpora")
 

@@ -112,18 +112,9 @@ def test_after_a_run_of_the_trainer_status_speaks_of_that(cluster: Cluster) -> N
     assert "reduce.py" not in cluster.ansible("playbooks/status.yml", *THREE)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            ("-e", "launcher=mpirun"),
-            "There is no launcher 'mpirun': take one of torchrun, accelerate, deepspeed.",
-        ),
-        (("-e", "script=/nowhere/train.py"), "The script /nowhere/train.py is not there."),
-    ],
-)
-def test_a_wrong_request_is_refused(cluster: Cluster, options: tuple[str, ...], sentence: str) -> None:
-    assert sentence in said(cluster.refused("launch.yml", *REDUCE, *options, *THREE))
+def test_a_wrong_request_is_refused(cluster: Cluster) -> None:
+    refused = said(cluster.refused("launch.yml", *REDUCE, "-e", "launcher=mpirun", *THREE))
+    assert "There is no launcher 'mpirun': take one of torchrun, accelerate, deepspeed." in refused
 
 
 def test_unequal_nodes_are_refused_for_accelerate(cluster: Cluster, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab_cluster import LAB, ROOT
-from one_node import NAME, ansible, bare_node, inventory_of_one, lab
+from lab_cluster import ROOT
+from one_node import NAME, ansible, bootstrap, inside, inventory_of_one, lab, new_node
 
 HELD = "at work on it"  # the lock's sentence
 
@@ -45,11 +45,8 @@ ip -4 -o address show scope global | awk '{print $2, $4}'
 OWN_WAYS = ("machine-id", "chrony.drift", "ssh_host_")
 
 
-def state(node: str) -> list[str]:
-    done = subprocess.run(
-        [LAB, "exec", node, "bash", "-c", STATE], text=True, capture_output=True, timeout=120, check=True
-    )
-    return [line for line in done.stdout.splitlines() if not any(word in line for word in OWN_WAYS)]
+def state() -> list[str]:
+    return [line for line in inside(STATE).splitlines() if not any(word in line for word in OWN_WAYS)]
 
 
 def die_in(role: str, inventory: Path) -> bool:
@@ -98,23 +95,20 @@ def inventory(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.more
 @pytest.mark.timeout(1800)
 def test_what_is_left_half_done_is_finished_by_the_next_run(inventory: Path) -> None:
-    bare_node(inventory)
+    new_node(inventory)
+    bootstrap(inventory)
     ansible(inventory, "site.yml")
-    undisturbed = state(NAME)
+    undisturbed = state()
 
-    bare_node(inventory)
+    new_node(inventory)
+    bootstrap(inventory)
     # bootstrap has done node_name's work.
-    lab("exec", NAME, "hostnamectl", "set-hostname", "somebody")
+    inside("hostnamectl set-hostname somebody")
     died_in = [role for role in ROLES if die_in(role, inventory)]
     assert died_in == list(ROLES)
-    assert "changed=0" in finished(inventory).splitlines()[-1]
-    assert state(NAME) == undisturbed
-
-
-def finished(inventory: Path) -> str:
-    """What the run says that comes after the one that ends what was begun."""
     run_when_free(inventory)
-    return ansible(inventory, "site.yml").strip()
+    assert "changed=0" in ansible(inventory, "site.yml").strip().splitlines()[-1]
+    assert state() == undisturbed
 
 
 def run_when_free(inventory: Path) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab_cluster import LAB, ROOT
-from one_node import lab
+from lab_cluster import ROOT
+from one_node import inside, lab
 from terminal import at_a_terminal
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(3600)]
@@ -102,13 +102,8 @@ SAID = (
 )
 
 
-def inside(name: str, script: str) -> str:
-    command = [LAB, "exec", name, "bash", "-c", script]
-    return subprocess.run(command, text=True, capture_output=True, timeout=120, check=True).stdout
-
-
 def states() -> dict[str, str]:
-    return {name: inside(name, STATE) for name in PCS}
+    return {name: inside(STATE, name) for name in PCS}
 
 
 def with_settings(text: str, settings: dict[str, str]) -> str:
@@ -142,9 +137,9 @@ def person(tmp_path: Path) -> Iterator[Person]:
     for name, address in PCS.items():
         lab("down", "--only", name)
         lab("up", "--only", name, "--address", address)
-        inside(name, "touch -d '+2 seconds' /root/began; sleep 3")
-    inside("pc1", f'useradd --create-home --shell /bin/bash --groups sudo ada; echo "ada:{OTHER}" | chpasswd')
-    inside("pc2", "gpasswd --delete ubuntu sudo")
+        inside("touch -d '+2 seconds' /root/began; sleep 3", name)
+    inside(f'useradd --create-home --shell /bin/bash --groups sudo ada; echo "ada:{OTHER}" | chpasswd', "pc1")
+    inside("gpasswd --delete ubuntu sudo", "pc2")
     yield Person(tmp_path / "home")
     for name in PCS:
         lab("down", "--only", name)
@@ -164,15 +159,15 @@ def test_the_first_hour(person: Person) -> None:
     assert "ubuntu may not become root on node2 (ubuntu is not in the sudoers file" in said
     assert "Nothing has been changed on any node." in said
     assert states() == bare
-    inside("pc2", "gpasswd --add ubuntu sudo")
+    inside("gpasswd --add ubuntu sudo", "pc2")
     person.bootstrap("--limit", "cluster:!node1")
     person.bootstrap("--limit", "node1", password=OTHER)
     assert "nothing changed" in person.types("playbooks/bootstrap.yml")  # nobody's password any more
-    assert "NOPASSWD" not in inside("pc1", "sudo -l -U ada")
+    assert "NOPASSWD" not in inside("sudo -l -U ada", "pc1")
 
     settings.write_text(with_settings(good, WRONG_SETTINGS))
     for name, fault, _, _ in FAULTS:
-        inside(name, fault)
+        inside(fault, name)
     faulty = states()
     said = person.types("site.yml", fails=True)
     missing = [sentence for sentence in SAID if not re.search(sentence, said)]
@@ -182,7 +177,7 @@ def test_the_first_hour(person: Person) -> None:
 
     settings.write_text(good)
     for name, _, mended, _ in FAULTS:
-        inside(name, mended)
+        inside(mended, name)
     assert "Ready. Can it train?" in person.types("site.yml")
     assert "nothing changed" in person.types("site.yml")
     person.types("playbooks/connectivity.yml")
@@ -190,5 +185,5 @@ def test_the_first_hour(person: Person) -> None:
     preset = ("-e", "preset=gpt2-nano")
     person.types("playbooks/prepare.yml", "-e", f"text={docs.stdout.splitlines()[-1]}", *preset)
     person.types("launch.yml", *preset, "-e", "run=hour", "-e", "steps=40", "-e", "wait=true")
-    done = json.loads(inside("pc0", "cat /var/lib/aura/runs/hour/done.json"))
+    done = json.loads(inside("cat /var/lib/aura/runs/hour/done.json", "pc0"))
     assert done["validation_loss"] < done["first_validation_loss"] - 0.3

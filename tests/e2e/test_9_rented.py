@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab_cluster import LAB, ROOT
-from one_node import FIRST, NAME, ansible, bootstrap, lab, new_node
+from lab_cluster import ROOT, RUNS
+from one_node import FIRST, NAME, ansible, bootstrap, inside, lab, new_node
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(2400)]
 
@@ -31,15 +31,7 @@ ip -4 -oneline address show scope global | awk '{print $2, $4}'
 ip -4 route show default
 find /etc/netplan /etc/cloud -type f -exec sha256sum {} + | sort
 """
-RUNS = "/var/lib/aura/runs"
 NANO = ("-e", "preset=gpt2-nano", "-e", "run=rented")
-
-
-def inside(script: str) -> str:
-    done = subprocess.run(
-        [LAB, "exec", NAME, "bash", "-c", script], text=True, capture_output=True, timeout=120, check=True
-    )
-    return done.stdout
 
 
 @pytest.fixture

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab_cluster import LAB
-from one_node import FIRST, NAME, ansible, bootstrap, inventory_of_one, lab, new_node
+from one_node import FIRST, NAME, ansible, bootstrap, inside, inventory_of_one, lab, new_node
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(5400)]
 
@@ -30,13 +28,6 @@ nft list ruleset 2>/dev/null
 sshd -T | sort
 ip -4 -o address show scope global | awk '{print $2, $4}'
 """
-
-
-def inside(command: str) -> str:
-    done = subprocess.run(
-        [LAB, "exec", NAME, "bash", "-c", command], text=True, capture_output=True, timeout=120, check=True
-    )
-    return done.stdout
 
 
 @pytest.fixture

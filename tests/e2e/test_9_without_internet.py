@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from lab_cluster import LAB, NODES, ROOT
+from lab_cluster import LAB, NODES, ROOT, copy_repository
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(3600)]
 
@@ -76,17 +76,8 @@ def laptop(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
     run(LAB, "up", "--no-internet")
     home = tmp_path_factory.mktemp("laptop")
     control = Path(tempfile.mkdtemp(prefix="aura-", dir="/tmp"))  # the path of a socket has to be short
-    clone = home / "aura"
-    clone.mkdir()
-    files = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, check=True, capture_output=True,
-    ).stdout.split(b"\0")  # fmt: skip
-    for name in filter(None, files):
-        if (ROOT / os.fsdecode(name)).is_file():
-            (clone / os.fsdecode(name)).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / os.fsdecode(name), clone / os.fsdecode(name))
-    shutil.copytree(ROOT / STATE, clone / STATE)
+    copy_repository(home / "aura")
+    shutil.copytree(ROOT / STATE, home / "aura" / STATE)
     try:
         run("ip", "netns", "add", LAPTOP)
         run("ip", "link", "add", LAPTOP, "type", "veth", "peer", "name", "eth0", "netns", LAPTOP)
