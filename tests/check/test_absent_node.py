@@ -13,6 +13,7 @@ import pytest
 import tree
 import yaml
 from expressions import filled_in
+from plays import played, role_with
 
 # As the real one it wants to be told a unit.
 SYSTEMCTL = '#!/bin/sh\necho "$@" >>{place}/asked\ncase "$*" in *.service) ;; *) exit 1 ;; esac\n'
@@ -34,7 +35,7 @@ def of(playbook: str) -> list[dict[str, Any]]:
     return [play for play in plays if "hosts" in play]
 
 
-def played(
+def with_one_off(
     place: Path, plays: list[dict[str, Any]], *says: dict[str, Any]
 ) -> subprocess.CompletedProcess[str]:
     """The plays on node0 (this machine, with stand-ins for its tools), and on node1, which is off.
@@ -54,26 +55,12 @@ def played(
         (place / "bin" / name).chmod(0o755)
     for name in ("tasks", "templates"):
         (place / name).symlink_to(tree.ROOT / "playbooks" / name)
-    roles = place / "roles"
-    roles.mkdir()
-    for name in ("tasks", "meta", "defaults", "vars"):
-        (roles / "trainer" / name).mkdir(parents=True)
-        for path in (tree.ROOT / "roles/trainer" / name).glob("*.yml"):
-            text = path.read_text().replace("/opt/aura/rank-status", f"{place}/bin/rank-status")
-            (roles / "trainer" / name / path.name).write_text(text)
-    (place / "play.yml").write_text(yaml.safe_dump(plays))
+    roles = role_with(place, "trainer", {"/opt/aura/rank-status": f"{place}/bin/rank-status"})
     off = {"ansible_host": "127.0.0.1", "ansible_port": 9}
     hosts = {"node0": {"ansible_connection": "local"}, "node1": off}
-    (place / "hosts.json").write_text(
-        json.dumps({"cluster": {"hosts": hosts, "vars": {"ansible_become": False}}})
-    )
-    return subprocess.run(
-        ["ansible-playbook", "-i", str(place / "hosts.json"), str(place / "play.yml")], cwd=tree.ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=120, check=False,
-        env=os.environ | {
-            "ANSIBLE_ROLES_PATH": str(roles), "PATH": f"{place}/bin:{os.environ['PATH']}", "NO_COLOR": "1",
-        },
-    )  # fmt: skip
+    groups = {"cluster": {"hosts": hosts, "vars": {"ansible_become": False}}}
+    path = f"{place}/bin:{os.environ['PATH']}"
+    return played(place, plays, groups, ANSIBLE_ROLES_PATH=str(roles), PATH=path)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +77,7 @@ def played(
     ],
 )
 def test_who_looks_is_told_of_both(tmp_path: Path, playbook: str, words: list[str]) -> None:
-    done = played(tmp_path, of(playbook))
+    done = with_one_off(tmp_path, of(playbook))
     assert done.returncode == 0, done.stdout
     for word in words:
         assert word in done.stdout
@@ -122,7 +109,7 @@ def test_who_was_not_there_at_the_end_of_a_run_is_named() -> None:
 
 
 def test_a_stop_stops_those_that_answer_and_says_which_one_was_not_told(tmp_path: Path) -> None:
-    done = played(tmp_path, of("stop.yml"))
+    done = with_one_off(tmp_path, of("stop.yml"))
     assert "disable --quiet --now aura-train@0.service" in (tmp_path / "asked").read_text()
     assert done.returncode != 0, done.stdout
     said = " ".join(done.stdout.split())
@@ -141,7 +128,7 @@ SCRIPT = {
 def test_a_script_is_stopped_whether_or_not_a_run_was_there_before(
     tmp_path: Path, ranks: list[dict[str, Any]]
 ) -> None:
-    done = played(tmp_path, of("stop.yml"), {"ranks": ranks, "script": SCRIPT})
+    done = with_one_off(tmp_path, of("stop.yml"), {"ranks": ranks, "script": SCRIPT})
     asked = (tmp_path / "asked").read_text()
     assert "stop aura-script.service\nreset-failed aura-script.service\n" in asked, done.stdout
     assert ("disable" in asked) is bool(ranks)
@@ -152,7 +139,7 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
     ended = {"unit": {"ActiveState": "inactive"}, "state": "done", "status": rank["status"] | {"step": 9}}
     follow = {"ansible.builtin.include_tasks": "tasks/follow.yml", "vars": {"follow_of": "run"}}
     last = RANKS | {"ranks": [rank | ended]}
-    done = played(tmp_path, [{"hosts": "cluster", "tasks": [follow]}], RANKS, RANKS, last)
+    done = with_one_off(tmp_path, [{"hosts": "cluster", "tasks": [follow]}], RANKS, RANKS, last)
     assert done.returncode == 0, done.stdout
     assert (done.stdout.count("7/9"), done.stdout.count("9/9")) == (2, 1)
     assert (tmp_path / "asked").read_text().splitlines() == ["--all --until end --timeout 20"] * 3

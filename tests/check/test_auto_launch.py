@@ -17,6 +17,7 @@ import pytest
 import tree
 import yaml
 from aura.config import TrainConfig, resolve
+from plays import played, role_with
 from test_who_trains import ADDRESS, RTX3060, RTX3090, gang, node
 
 KEPT = (
@@ -45,13 +46,9 @@ def launched(place: Path, **variables: Any) -> tuple[str, list[str]]:
     program = f"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES $* >>{place}/asked\nexec {sys.executable} -m aura $*\n"
     (place / "aura").write_text(program)
     (place / "aura").chmod(0o755)
-    for name in ("tasks", "meta", "defaults", "vars"):
-        (place / "roles/trainer" / name).mkdir(parents=True, exist_ok=True)
-        for path in (tree.ROOT / "roles/trainer" / name).glob("*.yml"):
-            text = path.read_text().replace("/opt/aura/current/venv/bin/aura", f"{place}/aura")
-            text = text.replace("/var/lib/aura/", f"{place}/")
-            (place / "roles/trainer" / name / path.name).write_text(text)
-    tasks = place / "roles/trainer/tasks/launch.yml"
+    here = {"/opt/aura/current/venv/bin/aura": f"{place}/aura", "/var/lib/aura/": f"{place}/"}
+    roles = role_with(place, "trainer", here)
+    tasks = roles / "trainer/tasks/launch.yml"
     single = (task for one in yaml.safe_load(tasks.read_text()) for task in one.get("block", [one]))
     kept = [task for task in single if task["name"] in KEPT]
     assert len(kept) == len(KEPT)
@@ -65,17 +62,11 @@ def launched(place: Path, **variables: Any) -> tuple[str, list[str]]:
         "node0": {"ansible_connection": "local", "__trainer_member": node("node0", "cu130", RTX3090)},
         "node1": {"ansible_connection": "local", "__trainer_member": node("node1", "cpu")},
     }
-    (place / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts, "vars": told}}))
     role = {"ansible.builtin.import_role": {"name": "trainer", "tasks_from": "launch"}}
     play = {"hosts": "cluster", "gather_facts": False, "any_errors_fatal": True, "tasks": [role]}
-    (place / "play.yml").write_text(yaml.safe_dump([play]))
-    done = subprocess.run(
-        ["ansible-playbook", "-i", str(place / "hosts.json"), str(place / "play.yml")], cwd=tree.ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=240, check=False,
-        env=os.environ | {
-            "ANSIBLE_ROLES_PATH": str(place / "roles"), "PYTHONPATH": str(tree.ROOT / "training"), "NO_COLOR": "1",
-        },
-    )  # fmt: skip
+    groups = {"cluster": {"hosts": hosts, "vars": told}}
+    training = str(tree.ROOT / "training")
+    done = played(place, [play], groups, ANSIBLE_ROLES_PATH=str(roles), PYTHONPATH=training)
     found = re.findall(r"AURA_TRAIN_ARGUMENTS=(.*)", done.stdout)
     assert (done.returncode == 0) == bool(found), done.stdout
     return done.stdout, found

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 import tree
 import yaml
 from expressions import says
+from plays import played
 
 NEAR = {"set": False, "offset": "0.000012"}
 FAR = {"set": False, "problem": "its clock is 3.000000 s from that of node0 (time_sync_limit: 0.1)."}
@@ -28,11 +28,7 @@ def test_it_says_how_the_clock_is(tmp_path: Path, said: dict[str, object], code:
         "time_sync_server": "node0",
     }
     play = {"hosts": "localhost", "gather_facts": False, "vars": known, "tasks": [task]}
-    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
-    done = subprocess.run(
-        ["ansible-playbook", "-i", "localhost,", str(tmp_path / "play.yml")],
-        cwd=tree.ROOT, text=True, capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = played(tmp_path, [play], {})
     assert sentence in " ".join(done.stdout.split())
     assert (done.returncode != 0) == (code != 0)
 

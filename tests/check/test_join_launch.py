@@ -3,15 +3,14 @@ directories of this machine; systemd alone is played by a script."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
 import yaml
+from plays import played, role_with
 from test_who_trains import ADDRESS, RUN, gang, node
 
 # What a node's systemd does with its one rank, and what the rank says then.
@@ -59,15 +58,11 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "rank-status").write_text(status)
     for name in ("systemctl", "rank-status"):
         (tmp_path / name).chmod(0o755)
-    for folder in ("tasks", "meta", "defaults", "vars"):
-        (tmp_path / "roles/trainer" / folder).mkdir(parents=True)
-        for path in (tree.ROOT / "roles/trainer" / folder).glob("*.yml"):
-            text = path.read_text().replace("/opt/aura/rank-status", f"{tmp_path}/rank-status")
-            for theirs, ours in OURS.items():
-                text = text.replace(f"'{theirs}/'", f"'{tmp_path}/' ~ inventory_hostname ~ '/{ours}/'")
-                text = text.replace(theirs, f"{tmp_path}/{{{{ inventory_hostname }}}}/{ours}")
-            (tmp_path / "roles/trainer" / folder / path.name).write_text(text)
-    tasks = tmp_path / "roles/trainer/tasks/launch.yml"
+    texts = {"/opt/aura/rank-status": f"{tmp_path}/rank-status"}
+    for theirs, ours in OURS.items():
+        texts[f"'{theirs}/'"] = f"'{tmp_path}/' ~ inventory_hostname ~ '/{ours}/'"
+        texts[theirs] = f"{tmp_path}/{{{{ inventory_hostname }}}}/{ours}"
+    tasks = role_with(tmp_path, "trainer", texts) / "trainer/tasks/launch.yml"
     kept = [task for task in yaml.safe_load(tasks.read_text()) if task["name"] not in SKIPPED]
     tasks.write_text(yaml.safe_dump(kept))
     for path in (tasks, tasks.with_name("as_before.yml")):
@@ -99,16 +94,11 @@ def launched(place: Path, *nodes: str, expect: int = 0) -> str:
         "ansible_connection": f"{{{{ 'ssh' if ('{place}/' ~ inventory_hostname ~ '/gone') is file else 'local' }}}}",
     }  # fmt: skip
     hosts = {name: {"__trainer_member": node(name, "cpu")} for name in ALL}
-    (place / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts, "vars": told}}))
     role = {"ansible.builtin.import_role": {"name": "trainer", "tasks_from": "launch"}}
     play = {"hosts": ",".join(nodes), "gather_facts": False, "any_errors_fatal": True, "tasks": [role]}
     play["environment"] = {"NODE": "{{ inventory_hostname }}", "PATH": f"{place}:{os.environ['PATH']}"}
-    (place / "play.yml").write_text(yaml.safe_dump([play]))
-    done = subprocess.run(
-        ["ansible-playbook", "-i", str(place / "hosts.json"), str(place / "play.yml")], cwd=tree.ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=240, check=False,
-        env=os.environ | {"ANSIBLE_ROLES_PATH": str(place / "roles"), "NO_COLOR": "1"},
-    )  # fmt: skip
+    groups = {"cluster": {"hosts": hosts, "vars": told}}
+    done = played(place, [play], groups, ANSIBLE_ROLES_PATH=f"{place}/roles")
     assert done.returncode == expect, done.stdout
     return done.stdout
 

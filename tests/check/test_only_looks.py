@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
 import yaml
+from plays import played
 
 MARK: dict[str, Any] = {"ansible.builtin.command": "/usr/bin/touch {{ playbook_dir }}/changed"}
 
@@ -21,16 +19,8 @@ def plays_of(playbook: str) -> list[dict[str, Any]]:
     return [play for play in plays if "hosts" in play]
 
 
-def played(place: Path, plays: list[dict[str, Any]], *words: str) -> subprocess.CompletedProcess[str]:
-    """On two nodes, which are this machine."""
-    here = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
-    (place / "hosts.json").write_text(json.dumps({"cluster": {"hosts": {"node0": here, "node1": here}}}))
-    (place / "play.yml").write_text(yaml.safe_dump(plays))
-    return subprocess.run(
-        ["ansible-playbook", "-i", str(place / "hosts.json"), str(place / "play.yml"), *words], cwd=tree.ROOT,
-        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
-        env=os.environ | {"NO_COLOR": "1"},
-    )  # fmt: skip
+HERE = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
+TWO = {"cluster": {"hosts": {"node0": HERE, "node1": HERE}}}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +28,6 @@ def played(place: Path, plays: list[dict[str, Any]], *words: str) -> subprocess.
     [
         ([], False),
         (["-e", "yes=true"], True),
-        (["--check"], False),
         (["--check", "-e", "yes=true"], False),
     ],
 )
@@ -46,7 +35,9 @@ def test_reset_takes_back_only_what_it_is_told_to(tmp_path: Path, words: list[st
     (play,) = plays_of("reset")
     play["hosts"] = "node0"
     says = play["tasks"][-1]
-    done = played(tmp_path, [play | {"tasks": [MARK, says]}], *words, "-e", "data_directory=/var/lib/aura")
+    done = played(
+        tmp_path, [play | {"tasks": [MARK, says]}], TWO, *words, "-e", "data_directory=/var/lib/aura"
+    )
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "changed").exists() is changes
     assert ("Nothing has been changed." in done.stdout) is not changes
@@ -64,7 +55,7 @@ def prepared(place: Path, *words: str) -> str:
     ]
     for play in plays:
         play.pop("vars_files")
-    done = played(place, plays, *words, "-e", "corpus=es", "-e", "preset=gpt2-nano")
+    done = played(place, plays, TWO, *words, "-e", "corpus=es", "-e", "preset=gpt2-nano")
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -87,10 +78,10 @@ def test_a_launch_has_no_check(tmp_path: Path, playbook: str) -> None:
     first = plays_of(playbook)[0]
     first.pop("vars_files", None)
     (tmp_path / "tasks").symlink_to(tree.ROOT / "playbooks/tasks")
-    done = played(tmp_path, [first | {"tasks": [first["tasks"][0], MARK]}], "--check")
+    done = played(tmp_path, [first | {"tasks": [first["tasks"][0], MARK]}], TWO, "--check")
     assert done.returncode != 0 and "A launch has no --check" in done.stdout, done.stdout
     assert "No node has been touched." in done.stdout
-    assert played(tmp_path, [first | {"tasks": first["tasks"][:1]}]).returncode == 0
+    assert played(tmp_path, [first | {"tasks": first["tasks"][:1]}], TWO).returncode == 0
 
 
 def test_a_check_of_a_rollback_does_not_say_that_a_release_was_left() -> None:

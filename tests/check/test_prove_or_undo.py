@@ -4,14 +4,13 @@ as it is told."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import tree
 import yaml
 from expressions import problems
+from plays import played
 
 ROLE = tree.ROOT / "roles/safe_change"
 # Answers to the program's words; keeps where it was asked, and how long it might have waited.
@@ -41,7 +40,6 @@ def prove(
         "hosts": "all", "gather_facts": False, "any_errors_fatal": True, "vars_files": [str(ROLE / "vars/main.yml")],
         "tasks": [{"ansible.builtin.import_tasks": str(ROLE / "tasks/prove_or_undo.yml")}],
     }  # fmt: skip
-    (folder / "play.yml").write_text(yaml.safe_dump([play]))
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
     known = defaults | {
         "ansible_connection": "local", "ansible_host": "192.168.50.131", "answers": answers, "log": str(folder / "log"),
@@ -51,12 +49,7 @@ def prove(
     nodes = {"node1": known | variables}
     if other is not None:
         nodes["node2"] = known | {"answers": other, "log": str(folder / "log2")}
-    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": nodes}}))
-    done = subprocess.run(
-        ["ansible-playbook", "-i", str(folder / "hosts.json"), str(folder / "play.yml")], cwd=tree.ROOT,
-        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
-        check=False, env=os.environ | {"ANSIBLE_ACTION_PLUGINS": str(folder / "action"), "NO_COLOR": "1"},
-    )  # fmt: skip
+    done = played(folder, [play], {"all": {"hosts": nodes}}, ANSIBLE_ACTION_PLUGINS=str(folder / "action"))
     assert done.returncode != 0, done.stdout
     asked = [json.loads(line) for line in (folder / "log").read_text().splitlines()]
     return " ".join(done.stdout.split()), asked

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import tree
 import yaml
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
+from plays import played
 
 RUNS = {
     "exists": True, "active": True, "enabled": True, "enabled_state": "enabled", "reload": False, "stale": False,
@@ -234,19 +234,10 @@ def test_what_is_left_empty_is_named_as_the_person_wrote_it() -> None:
 
 
 def test_settings_of_another_type_are_said_all_at_once_and_no_node_is_asked(tmp_path: Path) -> None:
-    play = {
-        "hosts": "localhost",
-        "connection": "local",
-        "gather_facts": False,
-        "tasks": [{"preflight": {"role": "base"}}],
-    }
-    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    tasks = [{"preflight": {"role": "base"}}]
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
     settings = '{"base_data_directory": null, "base_uid": "many", "base_journal_max": 500}'
-    done = subprocess.run(
-        ["ansible-playbook", "-i", "localhost,", tmp_path / "play.yml", "-e", settings],
-        cwd=tree.ROOT, text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False,
-        env=os.environ | {"NO_COLOR": "1"},
-    )  # fmt: skip
+    done = played(tmp_path, [play], {}, "-e", settings)
     said = " ".join(done.stdout.split())
     assert done.returncode != 0
     assert "localhost: base_uid is 'many'; it has to be a whole number." in said

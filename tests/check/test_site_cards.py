@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
 import yaml
+from plays import played
 from test_driver_decision import seen
 from test_wsl import BESIDE, inventory, told
 
@@ -38,20 +36,13 @@ def run(tmp_path: Path, *words: str, **nodes: dict[str, Any]) -> tuple[int, str]
     roles = [{"role": "nvidia_driver", "when": "false"}]
     play = {**play, "pre_tasks": [*tasks, shown], "roles": roles, "environment": {}}
     restarts = {"ansible.builtin.import_playbook": str(tree.ROOT / "playbooks/restarts.yml")}
-    (tmp_path / "play.yml").write_text(yaml.safe_dump([play, restarts], sort_keys=False))
     (tmp_path / "action").mkdir()
     (tmp_path / "action/node_state.py").write_text(STAND_IN)
     hosts = {name: {"recorded": of, "ansible_connection": "local"} for name, of in nodes.items()}
     told = {"torch_backend": "auto", "training_cards": "free"}
-    (tmp_path / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts, "vars": told}}))
-    done = subprocess.run(
-        ["ansible-playbook", "-i", str(tmp_path / "hosts.json"), str(tmp_path / "play.yml"), *words], cwd=tree.ROOT,
-        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240, check=False,
-        env=os.environ | {
-            "ANSIBLE_ACTION_PLUGINS": f"{tmp_path}/action:{tree.ROOT}/plugins/action", "NO_COLOR": "1",
-            "ANSIBLE_STDOUT_CALLBACK": "default",
-        },
-    )  # fmt: skip
+    groups = {"cluster": {"hosts": hosts, "vars": told}}
+    actions = f"{tmp_path}/action:{tree.ROOT}/plugins/action"
+    done = played(tmp_path, [play, restarts], groups, *words, ANSIBLE_ACTION_PLUGINS=actions)
     return done.returncode, " ".join(done.stdout.split())
 
 

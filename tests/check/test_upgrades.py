@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
 import yaml
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
+from expressions import filled_in
+from plays import played
 
 PACKAGES = tree.plugin("module_utils/node_packages")
 UPGRADES = tree.plugin("filter/upgrades")
@@ -276,7 +273,6 @@ def test_it_is_refused_before_the_first_node_goes(playbook: str, tmp_path: Path)
     }
     (tmp_path / "action").mkdir()
     (tmp_path / "action/node_state.py").write_text(STAND_IN)
-    (tmp_path / "play.yml").write_text(yaml.safe_dump([before | {"tasks": [turn, say]}]))
     waits = {"upgrades": [upgrade("libc6", "1")]}
     script = {"units": {"aura-script.service": {"state": "active"}}}
     nodes = {
@@ -285,14 +281,10 @@ def test_it_is_refused_before_the_first_node_goes(playbook: str, tmp_path: Path)
         "node2": node(**PASSPHRASE, **waits, **script),
     }
     hosts = {name: {"recorded": recorded, "ansible_connection": "local"} for name, recorded in nodes.items()}
-    (tmp_path / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts}}))
 
     def run(*words: str) -> tuple[int, str]:
-        done = subprocess.run(
-            ["ansible-playbook", "-i", str(tmp_path / "hosts.json"), str(tmp_path / "play.yml"), *words], cwd=tree.ROOT,
-            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240,
-            check=False, env=os.environ | {"ANSIBLE_ACTION_PLUGINS": str(tmp_path / "action"), "NO_COLOR": "1"},
-        )  # fmt: skip
+        plays, groups = [before | {"tasks": [turn, say]}], {"cluster": {"hosts": hosts}}
+        done = played(tmp_path, plays, groups, *words, ANSIBLE_ACTION_PLUGINS=str(tmp_path / "action"))
         return done.returncode, " ".join(done.stdout.split())
 
     code, said = run()
@@ -328,7 +320,7 @@ def test_a_node_reboots_for_what_has_moved(
         "upgrade_seen": {"upgrades": left, "reboot_required": required},
         "ansible_check_mode": check,
     }
-    assert Templar(loader=DataLoader(), variables=known).template(trust_as_template(expression)) is reboots
+    assert filled_in(expression, known) is reboots
 
 
 @pytest.mark.parametrize(
