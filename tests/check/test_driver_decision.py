@@ -305,15 +305,6 @@ def test_where_the_driver_is_another_systems_nothing_is_done(elsewhere: str) -> 
     assert DECISION.driver_decision(node, branch="580-server")["action"] == "none"
 
 
-@pytest.mark.parametrize("name", list(RECORDS["cards"]))
-def test_the_generation_follows_from_the_number(name: str) -> None:
-    chips = {"GF": "Kepler", "GM": "Maxwell", "GP": "Pascal", "GV": "Volta", "GA": "Ampere"}
-    for line in RECORDS["cards"][name]["lspci"]:
-        named = re.search(r"NVIDIA Corporation (G[A-Z])\d+M? \[.*\[(10de:\w{4})\]", line)
-        if named:
-            assert GPU.generation(named[2]) == chips[named[1]]
-
-
 # The first and the last number of each run of a generation in the PCI ID database, October 2026.
 @pytest.mark.parametrize(
     ("first", "last", "generation"),
