@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 import tree
 import yaml
+from plays import playbook
 
 OUTER = """
 - name: Compare
@@ -65,11 +64,8 @@ class Two:
 
     def drift(self, *words: str) -> tuple[int, dict[str, Any], str]:
         """The exit code, the report and what was printed."""
-        done = subprocess.run(
-            ["ansible-playbook", "-i", str(self.place / "hosts.yml"), str(self.place / "drift.yml"), *words],
-            cwd=tree.ROOT, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            check=False, env=os.environ | {"ANSIBLE_ROLES_PATH": str(self.place / "roles")},
-        )  # fmt: skip
+        options = ("-i", self.place / "hosts.yml", self.place / "drift.yml", *words)
+        done = playbook(*options, ANSIBLE_ROLES_PATH=f"{self.place}/roles")
         return done.returncode, json.loads((self.place / "report.json").read_text()), done.stdout
 
 

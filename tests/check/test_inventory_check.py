@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
+from plays import playbook
 
 TWO = {name: {"first_user": "ada", "lan_address": f"198.18.50.16{name[-1]}"} for name in ("check0", "check1")}
 TABLE = "192.168.50.0/24"
@@ -22,12 +21,8 @@ def checked(
     groups = {"cluster": {"hosts": nodes}} | ({"wsl": {"hosts": dict.fromkeys(wsl)}} if wsl else {})
     (place / "hosts.yml").write_text(json.dumps(groups))
     (place / "group_vars").symlink_to(tree.ROOT / "inventory/lan/group_vars")
-    known = {"inventory_check_bootstrapped": False, "lan_gateway": ""} | settings
-    done = subprocess.run(
-        ["ansible-playbook", "-i", place / "hosts.yml", "playbooks/inventory_check.yml", "-e", json.dumps(known)],
-        cwd=tree.ROOT, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        timeout=120, check=False, env=os.environ | {"NO_COLOR": "1"},
-    )  # fmt: skip
+    given = json.dumps({"inventory_check_bootstrapped": False, "lan_gateway": ""} | settings)
+    done = playbook("-i", place / "hosts.yml", "playbooks/inventory_check.yml", "-e", given)
     return done.returncode, " ".join(done.stdout.split())
 
 
@@ -43,6 +38,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "same": ({"lan_address": "198.18.50.160"}, "check0 and same have the same lan_address 198.18.50.160"),
     "elsewhere": ({"lan_address": "198.18.51.162"}, "The nodes are not in one network"),
     "loopback": ({"lan_address": "127.0.0.1"}, "of loopback is 127.0.0.1, which no machine in a LAN can have"),
+    "long": ({"lan_address": "198.18.50.240.1"}, "'198.18.50.240.1', which is not an IPv4 address"),
     "nowhere": ({"lan_address": ""}, "nowhere has no lan_address"),
     "first": ({"first_address": "198.18.50.160"}, "first_address of first is 198.18.50.160, which check0 and same"),
     "card": ({"lan_interface": "the left one"}, "The lan_interface of card is 'the left one', which is neither"),

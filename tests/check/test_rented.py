@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tree
+from plays import playbook, told
 
 RENTED = tree.ROOT / "inventory/rented"
-
-
-def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=tree.ROOT, capture_output=True, text=True, check=False)
-
-
-def told(inventory: Path, *names: str) -> list[Any]:
-    message = f"msg='{{{{ [{', '.join(names)}] | to_json }}}}'"
-    said = run("ansible", "-i", inventory, "gpu0", "-m", "ansible.builtin.debug", "-a", message).stdout
-    return json.loads(said.partition("msg: ")[2].strip().strip("'"))
 
 
 @pytest.fixture
@@ -30,19 +19,16 @@ def inventory(tmp_path: Path) -> Path:
     return tmp_path / "rented"
 
 
-def machine(inventory: Path, **node: object) -> Path:
-    (inventory / "hosts.yml").write_text(json.dumps({"cluster": {"hosts": {"gpu0": node}}}))
-    return inventory
-
-
 def test_the_example_is_accepted_and_touches_no_address(inventory: Path) -> None:
     options = json.dumps({"inventory_check_bootstrapped": False})
-    done = run("ansible-playbook", "-i", inventory, "playbooks/inventory_check.yml", "-e", options)
+    done = playbook("-i", inventory, "playbooks/inventory_check.yml", "-e", options)
     assert done.returncode == 0, done.stdout
     switches = ("static_network_enabled", "nfs_server_enabled", "nfs_client_enabled", "run_copies_enabled")
-    assert told(inventory, *switches) == [False] * 4
-    names = ("firewall_peers", "firewall_admin_networks", "firewall_admin_ports", "tensorboard_address")
-    assert told(inventory, *names) == [["203.0.113.7"], ["198.51.100.23"], [], "127.0.0.1"]
+    wanted = dict.fromkeys(switches, False) | {
+        "firewall_peers": ["203.0.113.7"], "firewall_admin_networks": ["198.51.100.23"], "firewall_admin_ports": [],
+        "tensorboard_address": "127.0.0.1",
+    }  # fmt: skip
+    assert told(inventory, "gpu0", *wanted) == wanted
 
 
 def test_it_is_looked_for_where_it_is_reached_and_nowhere_else(inventory: Path) -> None:
@@ -50,7 +36,8 @@ def test_it_is_looked_for_where_it_is_reached_and_nowhere_else(inventory: Path) 
     names = ("ansible_host", "ansible_port", "cluster_places", "cluster_lock.places", "firewall_admin_ports")
     nat = {"lan_address": "10.0.0.5", "public_address": "gpu.example.org", "public_ssh_port": 20456}
     there = {"addresses": ["gpu.example.org"], "ports": [20456]}
-    assert told(machine(inventory, **nat), *names) == [
+    (inventory / "hosts.yml").write_text(json.dumps({"cluster": {"hosts": {"gpu0": nat}}}))
+    assert list(told(inventory, "gpu0", *names).values()) == [
         "gpu.example.org", 20456, there, [["gpu.example.org", 20456]], [],
     ]  # fmt: skip
     find = (tree.ROOT / "playbooks/tasks/find_nodes.yml").read_text()

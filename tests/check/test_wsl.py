@@ -5,7 +5,6 @@ The facts about nodes are synthetic.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 import tree
 import yaml
 from expressions import problems
+from plays import playbook, told
 
 NODES = {f"node{number}": {"lan_address": f"192.168.50.2{number}"} for number in range(4)}
 BESIDE = {"cluster": {"hosts": NODES}, "wsl": {"hosts": {"node0": {}, "node3": {}}}}
@@ -40,17 +40,6 @@ def inventory(folder: Path, hosts: dict[str, Any], **settings: Any) -> Path:
     return folder
 
 
-def told(folder: Path, host: str, names: list[str], known: str = "{}") -> dict[str, Any]:
-    """What these variables are for a play; known: what it knows beside the inventory, as JSON."""
-    asked = "{" + ", ".join(f"'{name}': {name}" for name in names) + "}"
-    message = f"msg={{{{ {asked} | to_json | b64encode }}}}"
-    said = subprocess.run(
-        ["ansible", "-i", folder, host, "-m", "ansible.builtin.debug", "-a", message, "-e", known],
-        cwd=tree.ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    return json.loads(base64.b64decode(re.search(r"msg: (\S+)", said)[1]))  # type: ignore[index]
-
-
 ROLES_OF_SITE = re.findall(r"- \{role: (\w+)", (tree.ROOT / "playbooks/site.yml").read_text())
 
 
@@ -63,7 +52,7 @@ def switches(folder: Path, host: str) -> dict[str, bool]:
     ).stdout  # fmt: skip
     said = [name for name in names if name in json.loads(known) and name != "gpu_watch_enabled"]
     return {name: defaults[name] for name in names} | {
-        name: bool(value) for name, value in told(folder, host, said).items()
+        name: bool(value) for name, value in told(folder, host, *said).items()
     }
 
 
@@ -84,43 +73,30 @@ def test_what_windows_does_no_role_of_ours_does(hosts: dict[str, Any], tmp_path:
 
 def test_no_second_chronyd_comes_by_another_way(tmp_path: Path) -> None:
     """It would set the clock as soon as its package is there, against the one that WSL has."""
-    facts = json.dumps(
-        {
-            "ansible_facts": {
-                "distribution": "Ubuntu",
-                "node_looks": {"seen": {"gpu": {"cards": [], "smi": []}}},
-            }
-        }
-    )
+    seen = {"gpu": {"cards": [], "smi": []}}
+    facts = json.dumps({"ansible_facts": {"distribution": "Ubuntu", "node_looks": {"seen": seen}}})
     folder = inventory(tmp_path, BESIDE)
-    assert told(folder, "node3", ["base_packages"], facts)["base_packages"] == []
-    assert told(folder, "node2", ["base_packages"], facts)["base_packages"] == ["chrony", "nftables"]
+    assert told(folder, "node3", "base_packages", known=facts)["base_packages"] == []
+    assert told(folder, "node2", "base_packages", known=facts)["base_packages"] == ["chrony", "nftables"]
 
 
 def test_over_a_switch_of_its_own_our_firewall_stands(tmp_path: Path) -> None:
     folder = inventory(tmp_path, BESIDE, wsl_networking="switch")
-    assert told(folder, "node3", ["firewall_enabled"]) == {"firewall_enabled": True}
+    assert told(folder, "node3", "firewall_enabled") == {"firewall_enabled": True}
 
 
 def test_time_and_files_come_from_the_first_node_with_a_kernel_of_its_own(tmp_path: Path) -> None:
     folder = inventory(tmp_path / "mixed", BESIDE)
-    asked = [
-        "cluster_server",
-        "time_sync_server",
-        "nfs_source",
-        "nfs_clients",
-        "wsl_time_server",
-        "wsl_peers",
-    ]
-    assert told(folder, "node3", asked) == {
+    wanted = {
         "cluster_server": "node1", "time_sync_server": "192.168.50.21", "nfs_source": "192.168.50.21:/srv/aura",
         "nfs_clients": ["192.168.50.20", "192.168.50.22", "192.168.50.23"], "wsl_time_server": "192.168.50.21",
         "wsl_peers": ["192.168.50.20", "192.168.50.21", "192.168.50.22"],
     }  # fmt: skip
+    assert told(folder, "node3", *wanted) == wanted
     windows_only = inventory(
         tmp_path / "windows", {"cluster": {"hosts": NODES}, "wsl": {"hosts": {name: {} for name in NODES}}}
     )
-    assert told(windows_only, "node3", ["nfs_client_enabled", "wsl_time_server"]) == {
+    assert told(windows_only, "node3", "nfs_client_enabled", "wsl_time_server") == {
         "nfs_client_enabled": False,
         "wsl_time_server": "",
     }
@@ -201,13 +177,6 @@ def test_the_ports_of_the_peers_leave_out_what_is_guarded() -> None:
     assert FILTERS.ports_but([1, 2, 65535, 4]) == ["3", "5-65534"]
 
 
-def windows(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["ansible-playbook", "-i", folder, "playbooks/windows.yml", *words],
-        cwd=tree.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
 def test_what_windows_is_told(tmp_path: Path) -> None:
     """The playbook itself, on nodes that nobody can reach."""
     hosts = {
@@ -219,8 +188,9 @@ def test_what_windows_is_told(tmp_path: Path) -> None:
             }
         },
     }
-    done = windows(inventory(tmp_path / "lan", hosts), "-e", f"windows_directory={tmp_path}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    folder = inventory(tmp_path / "lan", hosts)
+    done = playbook("-i", folder, "playbooks/windows.yml", "-e", f"windows_directory={tmp_path}")
+    assert done.returncode == 0, done.stdout
     mirrored = (tmp_path / "node3.ps1").read_text(encoding="utf-8-sig").splitlines()
     printed = {line.strip() for line in done.stdout.splitlines()}
     assert {line.strip() for line in mirrored} <= printed
@@ -273,6 +243,6 @@ def test_what_windows_is_told(tmp_path: Path) -> None:
 def test_wrong_groups_and_settings_are_refused(
     hosts: dict[str, Any], settings: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
-    done = windows(inventory(tmp_path, hosts, **settings))
+    done = playbook("-i", inventory(tmp_path, hosts, **settings), "playbooks/windows.yml")
     assert done.returncode != 0
-    assert sentence in " ".join((done.stdout + done.stderr).split())
+    assert sentence in " ".join(done.stdout.split())
