@@ -77,6 +77,8 @@ def node(
 )
 def test_auto_takes_the_build_that_fits_cards_and_driver(gpu: dict[str, Any], build: str) -> None:
     assert CARDS.torch_build(gpu) == {"build": build, "problem": ""}
+    assert CARDS.torch_build(gpu, build) == {"build": build, "problem": ""}  # who names it gets it
+    assert CARDS.torch_build(gpu, "cpu") == {"build": "cpu", "problem": ""}
 
 
 @pytest.mark.parametrize(
@@ -132,21 +134,6 @@ def test_what_does_not_fit_is_refused_with_the_pair(gpu: dict[str, Any], backend
 
 
 @pytest.mark.parametrize(
-    ("gpu", "backend"),
-    [
-        (node("RTX 3060"), "cpu"),
-        (node(driver=""), "cpu"),
-        (node("RTX 3060", driver=GUIDES), "cu126"),
-        (node("RTX 3060"), "cu132"),
-        # The driver comes later: nothing is known that would not fit.
-        (node("RTX 3060", driver="", seen=0), "cu126"),
-    ],
-)
-def test_who_names_a_build_that_fits_gets_it(gpu: dict[str, Any], backend: str) -> None:
-    assert CARDS.torch_build(gpu, backend) == {"build": backend, "problem": ""}
-
-
-@pytest.mark.parametrize(
     ("gpu", "wanted", "coming", "build"),
     [
         pytest.param(node("RTX 3060", driver="", seen=0), "free", "580", "cu130", id="nouveau has the card"),
@@ -168,6 +155,12 @@ def test_the_build_is_for_the_driver_that_runs_after_the_restart(
     gpu: dict[str, Any], wanted: str, coming: str, build: str
 ) -> None:
     assert CARDS.torch_build(gpu, wanted=wanted, driver=coming) == {"build": build, "problem": ""}
+
+
+def test_who_names_a_build_gets_it_where_nothing_is_known_that_would_not_fit() -> None:
+    assert CARDS.torch_build(node("RTX 3060"), "cu132") == {"build": "cu132", "problem": ""}
+    coming = node("RTX 3060", driver="", seen=0)  # the driver comes later
+    assert CARDS.torch_build(coming, "cu126") == {"build": "cu126", "problem": ""}
 
 
 def test_a_driver_that_is_going_to_be_replaced_is_no_reason_to_refuse() -> None:
