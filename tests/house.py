@@ -3,8 +3,6 @@
 import argparse
 import ast
 import json
-import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -60,15 +58,6 @@ def circle(files: list[Path], folder: Path) -> str:
     return "none"
 
 
-def imports_upwards(root: Path) -> str:
-    program = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--config", "pyproject.toml"]
-    environment = os.environ | {"PYTHONPATH": str(root / "training")}
-    done = subprocess.run(program, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    return next(
-        iter(re.findall(r"Contracts: (.*)\.", done.stdout)), f"lint-imports ended with {done.returncode}"
-    )
-
-
 def figures(root: Path, files: list[Path]) -> Figures:
     texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix not in {".svg", ".png"}}
     rooms: Counter[str] = Counter()
@@ -85,7 +74,6 @@ def figures(root: Path, files: list[Path]) -> Figures:
     of_functions = [one for path in python for one in functions(path)]
     for kind, ranking in ("files", of_files), ("functions", of_functions):
         found[f"longest {kind}"] = "\n".join(f"{count} {name}" for count, name in sorted(ranking)[:-4:-1])
-    found["imports upwards (lint-imports)"] = imports_upwards(root)
     return found | {f"a circle in {name}": circle(python, root / name) for name in ("training", "benchmarks")}
 
 

@@ -12,6 +12,12 @@ import tree
 import yaml
 
 
+def plays_of(name: str) -> list[dict[str, Any]]:
+    """The plays of one of our playbooks, without those that it imports."""
+    plays = yaml.safe_load((tree.ROOT / f"playbooks/{name}.yml").read_text())
+    return [play for play in plays if "hosts" in play]
+
+
 def playbook(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """ansible-playbook; stdout is all that it says. environment: more variables."""
     return subprocess.run(

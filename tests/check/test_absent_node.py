@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import tree
-import yaml
 from expressions import filled_in
-from plays import played, role_with
+from plays import played, plays_of, role_with
 
 # As the real one it wants to be told a unit.
 SYSTEMCTL = '#!/bin/sh\necho "$@" >>{place}/asked\ncase "$*" in *.service) ;; *) exit 1 ;; esac\n'
@@ -27,12 +26,6 @@ RANKS: dict[str, Any] = {
     }],
     "script": {},
 }  # fmt: skip
-
-
-def of(playbook: str) -> list[dict[str, Any]]:
-    """Its plays, without those that it imports."""
-    plays = yaml.safe_load((tree.ROOT / f"playbooks/{playbook}").read_text())
-    return [play for play in plays if "hosts" in play]
 
 
 def with_one_off(
@@ -67,17 +60,17 @@ def with_one_off(
     ("playbook", "words"),
     [
         (
-            "status.yml",
+            "status",
             [
                 *("0/2   node0", "7/9", "Without rank 1: the others train on"),
                 "node1 does not answer: nobody knows what its ranks do.",
             ],
         ),
-        ("logs.yml", ["the last line", "node1 does not answer."]),
+        ("logs", ["the last line", "node1 does not answer."]),
     ],
 )
 def test_who_looks_is_told_of_both(tmp_path: Path, playbook: str, words: list[str]) -> None:
-    done = with_one_off(tmp_path, of(playbook))
+    done = with_one_off(tmp_path, plays_of(playbook))
     assert done.returncode == 0, done.stdout
     for word in words:
         assert word in done.stdout
@@ -109,7 +102,7 @@ def test_who_was_not_there_at_the_end_of_a_run_is_named() -> None:
 
 
 def test_a_stop_stops_those_that_answer_and_says_which_one_was_not_told(tmp_path: Path) -> None:
-    done = with_one_off(tmp_path, of("stop.yml"))
+    done = with_one_off(tmp_path, plays_of("stop"))
     assert "disable --quiet --now aura-train@0.service" in (tmp_path / "asked").read_text()
     assert done.returncode != 0, done.stdout
     said = " ".join(done.stdout.split())
@@ -128,7 +121,7 @@ SCRIPT = {
 def test_a_script_is_stopped_whether_or_not_a_run_was_there_before(
     tmp_path: Path, ranks: list[dict[str, Any]]
 ) -> None:
-    done = with_one_off(tmp_path, of("stop.yml"), {"ranks": ranks, "script": SCRIPT})
+    done = with_one_off(tmp_path, plays_of("stop"), {"ranks": ranks, "script": SCRIPT})
     asked = (tmp_path / "asked").read_text()
     assert "stop aura-script.service\nreset-failed aura-script.service\n" in asked, done.stdout
     assert ("disable" in asked) is bool(ranks)

@@ -8,15 +8,9 @@ from typing import Any
 import pytest
 import tree
 import yaml
-from plays import played
+from plays import played, plays_of
 
 MARK: dict[str, Any] = {"ansible.builtin.command": "/usr/bin/touch {{ playbook_dir }}/changed"}
-
-
-def plays_of(playbook: str) -> list[dict[str, Any]]:
-    """Without those that it imports."""
-    plays = yaml.safe_load((tree.ROOT / f"playbooks/{playbook}.yml").read_text())
-    return [play for play in plays if "hosts" in play]
 
 
 HERE = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,13 +44,6 @@ def holders(of: int) -> list[int]:
     return found
 
 
-def wait_until(what: str, reached: Callable[[], bool], seconds: float = 90) -> None:
-    ends = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < ends, f"{what}: not within {seconds:.0f} s"
-        time.sleep(0.2)
-
-
 @pytest.fixture
 def playbook(tmp_path: Path) -> Path:
     path = tmp_path / "work.yml"
@@ -69,7 +62,7 @@ def first(cluster: Cluster, playbook: Path, tmp_path: Path) -> Iterator[subproce
         cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
-        wait_until("the first run has the lock", lambda: held.exists() or run.poll() is not None)
+        cluster.wait("the first run has the lock", lambda: held.exists() or run.poll() is not None, 90)
         assert run.poll() is None, "the first run ended"
         yield run
     finally:
@@ -91,8 +84,10 @@ def test_a_second_run_is_refused_until_the_first_is_killed(
     assert holding
     first.kill()
     first.wait()
-    wait_until(
-        "nothing is left on the controller", lambda: not any(Path(f"/proc/{pid}").exists() for pid in holding)
+    cluster.wait(
+        "nothing is left on the controller",
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in holding),
+        90,
     )
     cluster.ansible(str(playbook), *second)
 
@@ -111,7 +106,7 @@ def test_a_controller_that_slept_finds_that_others_went_on_without_it(
         ["ansible-playbook", "-i", "inventory/lab", playbook, "-e", "seconds=20", "-e", f"held={held}"],
         cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    wait_until("the second run has the lock", lambda: held.exists() or second.poll() is not None)
+    cluster.wait("the second run has the lock", lambda: held.exists() or second.poll() is not None, 90)
     assert second.poll() is None, "the second run did not get the lock"
     for process in asleep:
         os.kill(process, signal.SIGCONT)
