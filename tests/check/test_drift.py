@@ -64,8 +64,8 @@ class Two:
 
     def drift(self, *words: str) -> tuple[int, dict[str, Any], str]:
         """The exit code, the report and what was printed."""
-        options = ("-i", self.place / "hosts.yml", self.place / "drift.yml", *words)
-        done = playbook(*options, ANSIBLE_ROLES_PATH=f"{self.place}/roles")
+        hosts, drift, roles = (self.place / name for name in ("hosts.yml", "drift.yml", "roles"))
+        done = playbook("-i", hosts, drift, *words, ANSIBLE_ROLES_PATH=str(roles))
         return done.returncode, json.loads((self.place / "report.json").read_text()), done.stdout
 
 

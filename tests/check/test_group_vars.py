@@ -17,9 +17,10 @@ HOSTS: dict[str, Any] = {
 
 
 def variables(inventory: Path, host: str = "a") -> dict[str, Any]:
-    words = ["ansible-inventory", "-i", inventory, "--host", host]
     # From the repository, as the documentation says: so its ansible.cfg is found.
-    return json.loads(subprocess.check_output(words, cwd=tree.ROOT, text=True))
+    return json.loads(
+        subprocess.check_output(["ansible-inventory", "-i", inventory, "--host", host], cwd=tree.ROOT)
+    )
 
 
 def say(inventory: Path, settings: dict[str, object]) -> None:
