@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
 import yaml
-from plays import played
+from plays import played, told
 from test_driver_decision import seen
-from test_wsl import BESIDE, inventory, told
+from test_wsl import BESIDE, inventory
 
 STAND_IN = f"""
 import runpy
@@ -94,4 +95,6 @@ def test_a_card_is_still_known_when_something_has_changed(tmp_path: Path) -> Non
     """What changes a node ends what was seen of it (fact node_looks); its first run changes much."""
     known = {"ansible_facts": {"node_looks": {}}, "site_torch": {"gpu": {"cards": [{}], "smi": []}}}
     asked = ["gpu_watch_enabled", "docker_cards"]
-    assert told(inventory(tmp_path, BESIDE), "node2", asked, json.dumps(known)) == dict.fromkeys(asked, True)
+    assert told(inventory(tmp_path, BESIDE), "node2", *asked, known=json.dumps(known)) == dict.fromkeys(
+        asked, True
+    )
