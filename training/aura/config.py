@@ -1,7 +1,8 @@
 """The complete configuration of a training run, and the presets.
 
-A preset is data: a file in presets/ that gives every field. The same function checks a preset and the overrides of
-the command line, of launch.yml and of `aura config`, so that a mistake is found before a node is touched.
+A preset is data: a file in presets/ that gives what is not as in presets/manual.toml, which gives every field but the
+size. The same function checks a preset and the overrides of the command line, of launch.yml and of `aura config`, so
+that a mistake is found before a node is touched.
 Three presets are not a file of their own: `auto` chooses one by the memory of the GPU (aura/plan/auto.py), `manual`
 takes the size of the model from the command line and the rest from presets/manual.toml, and `tune` is what a corpus of
 dialogues says. Standard library only.
@@ -298,9 +299,10 @@ def said_otherwise(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_settings(preset: str) -> dict[str, Any]:
-    """What its file says."""
-    text = resources.files("aura").joinpath("presets", f"{preset}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    """What its file says, and the one of MANUAL where it says nothing."""
+    files = (resources.files("aura").joinpath("presets", f"{name}.toml") for name in (MANUAL, preset))
+    general, own = (tomllib.loads(file.read_text(encoding="utf-8")) for file in files)
+    return general | own
 
 
 def canonical(overrides: Mapping[str, Any]) -> dict[str, Any]:
