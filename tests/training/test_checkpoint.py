@@ -32,7 +32,7 @@ ALONE = Ranks(0, ["node0"], torch.device("cpu"))
 def trained(steps: int, width: int = 4) -> tuple[nn.Linear, AdamW]:
     torch.manual_seed(0)
     model = nn.Linear(width, width)
-    optimizer = AdamW(model, beta1=0.9, beta2=0.95, weight_decay=0.1)
+    optimizer = AdamW(model, resolve("gpt2-nano"))
     for _ in range(steps):
         model.zero_grad()
         model(torch.ones(width)).square().sum().backward()

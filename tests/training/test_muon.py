@@ -28,10 +28,7 @@ def test_a_matrix_of_zeros_stays_so() -> None:
 def test_the_matrices_of_the_blocks_are_its_own_and_the_rest_is_adamw() -> None:
     config = resolve("gpt2-nano", SMALL)
     models = [GPT(config), GPT(config)]
-    both = [
-        muon.optimizer_of(models[0], config),
-        muon.AdamW(models[1], config.beta1, config.beta2, config.weight_decay),
-    ]
+    both = [muon.optimizer_of(models[0], config), muon.AdamW(models[1], config)]
     for model, mine in zip(models, both, strict=True):
         torch.manual_seed(0)
         for parameter in model.parameters():

@@ -5,16 +5,21 @@ import sys
 
 import pytest
 import torch
+from aura.config import resolve
 from aura.optim import adamw as optimizer
 from aura.optim import gradient_sum
 from aura.optim.gradient_sum import GradientSum
+
+
+def adamw(model: torch.nn.Module, **settings: object) -> optimizer.AdamW:
+    return optimizer.AdamW(model, resolve("gpt2-nano", {"beta2": 0.95, "weight_decay": 0.1, **settings}))
 
 
 def test_it_is_adamw_by_the_book() -> None:
     """Algorithm 2 of Loshchilov and Hutter (2019), in fp64, against five steps in fp32."""
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 3)
-    mine = optimizer.AdamW(model, beta1=0.9, beta2=0.95, weight_decay=0.1)
+    mine = adamw(model)
     expected = {name: p.detach().double() for name, p in model.named_parameters()}
     m = {name: torch.zeros_like(value) for name, value in expected.items()}
     v = {name: torch.zeros_like(value) for name, value in expected.items()}
@@ -38,7 +43,7 @@ def test_it_is_adamw_by_the_book() -> None:
 def test_it_does_not_import_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # to import it is an error now
     model = torch.nn.Linear(2, 2)
-    mine = optimizer.AdamW(model, beta1=0.9, beta2=0.95, weight_decay=0.1)
+    mine = adamw(model)
     before = model.weight.detach().clone()
     model(torch.ones(2)).sum().backward()
     mine.step(lr=0.1)
@@ -52,10 +57,7 @@ def test_small_moments_go_the_same_way(format: str, tolerance: float) -> None:
     models = [torch.nn.Linear(40, 30) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     before = models[0].weight.detach().clone()
-    optimizers = [
-        optimizer.AdamW(models[0], 0.9, 0.95, 0.1),
-        optimizer.AdamW(models[1], 0.9, 0.95, 0.1, format),
-    ]
+    optimizers = [adamw(models[0]), adamw(models[1], moment_format=format)]
     scale = torch.logspace(-6, 0, 1200).view(30, 40)  # gradients of very different size
     for _ in range(50):
         gradient = (torch.randn(30, 40) + 0.5) * scale
@@ -89,7 +91,7 @@ def test_small_moments_follow_stationary_gradients(format: str, beta2: float) ->
     sizes = torch.tensor([1.0, 0.1, 0.01, 0.001]).repeat(16, 64)  # each in every block
     models = [torch.nn.Linear(256, 16, bias=False) for _ in range(2)]
     both = [
-        optimizer.AdamW(model, 0.9, beta2, 0.0, format)
+        adamw(model, beta2=beta2, weight_decay=0, moment_format=format)
         for model, format in zip(models, ("fp32", format), strict=True)
     ]
     means = torch.zeros(2, 2, 16, 256)
@@ -110,7 +112,7 @@ def test_small_moments_follow_stationary_gradients(format: str, beta2: float) ->
 
 def test_a_moment_of_eight_bits_decays_where_no_gradient_comes() -> None:
     model = torch.nn.Linear(256, 1, bias=False)
-    mine = optimizer.AdamW(model, 0.9, 0.95, 0.0, "int8")
+    mine = adamw(model, weight_decay=0, moment_format="int8")
     for step in range(200):
         model.weight.grad = torch.ones(1, 256)
         model.weight.grad[0, 1:] *= 1e-3 * (step < 50)
@@ -143,7 +145,7 @@ def test_tiny_updates_of_bf16_parameters_add_up(moment_format: str) -> None:
     """Rounded to nearest, 1 - 1e-3 * lr would stay 1 for ever."""
     model = torch.nn.Linear(100, 100, bias=False).to(torch.bfloat16)
     torch.nn.init.ones_(model.weight)
-    mine = optimizer.AdamW(model, 0.9, 0.95, 0.0, moment_format, seed=3)
+    mine = adamw(model, weight_decay=0, moment_format=moment_format, seed=3)
     for _ in range(100):
         model.weight.grad = torch.ones_like(model.weight)
         mine.step(1e-4)
@@ -157,7 +159,7 @@ def test_pieces_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(optimizer, "PIECE", piece)
         torch.manual_seed(0)
         model = torch.nn.Linear(50, 40)
-        mine = optimizer.AdamW(model, 0.9, 0.95, 0.1, "int8")
+        mine = adamw(model, moment_format="int8")
         for _ in range(3):
             model.weight.grad, model.bias.grad = torch.randn(40, 50), torch.randn(40)
             mine.step(1e-2)
@@ -175,14 +177,14 @@ def test_the_compiled_update_is_the_same_in_a_few_passes() -> None:
     metrics.reset()
     counters.clear()
     ends = []
-    for compiled in (False, True):
+    for compiled in ("false", "true"):
         torch.manual_seed(0)
         # Of 15, 16 and 8 blocks; and one that does not consist of whole blocks
         model = torch.nn.Sequential(
             *(torch.nn.Linear(*size) for size in ((128, 30), (64, 64), (32, 64), (33, 17)))
         )
         model.to(torch.bfloat16)
-        mine = optimizer.AdamW(model, 0.9, 0.95, 0.1, "int8", seed=3, compiled=compiled)
+        mine = adamw(model, moment_format="int8", seed=3, compile=compiled)
         for step in range(3):
             for parameter in model.parameters():
                 parameter.grad = torch.randn_like(parameter)

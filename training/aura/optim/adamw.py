@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from aura.optim.groups import Group
+from aura.cluster.place import compiles
+from aura.config import TrainConfig
+from aura.optim.groups import Group, group_of
 
 EPSILON = 1e-8
 PIECE = (
@@ -42,30 +44,17 @@ class Optimizer(Protocol):
 
 
 class AdamW:
-    def __init__(
-        self,
-        model: nn.Module,
-        beta1: float,
-        beta2: float,
-        weight_decay: float,
-        moment_format: str = "fp32",
-        seed: int = 0,
-        without: Container[str] = (),
-        compiled: bool = False,
-        group_of: Callable[[str, Tensor], Group] | None = None,
-    ) -> None:
-        """`seed`: of the stochastic rounding; equal on all ranks, or their parameters part. `without`: parameters
-        that somebody else changes. `compiled`: let torch.compile make one pass of what is not torch's own kernel.
-        `group_of`: rate and decay by name; without it all have one rate, and biases and LayerNorms do not decay."""
+    def __init__(self, model: nn.Module, config: TrainConfig, without: Container[str] = ()) -> None:
+        """`without`: parameters that somebody else changes."""
         named = {name: p for name, p in model.named_parameters() if name not in without}
-        self.beta1, self.beta2, self.seed = beta1, beta2, seed
+        self.beta1, self.beta2 = config.beta1, config.beta2
+        self.seed = config.seed  # of the stochastic rounding; equal on all ranks, or their parameters part
         self.groups: dict[Group, list[str]] = {}
         for name, p in named.items():
-            group = group_of(name, p) if group_of else Group(1.0, weight_decay if p.dim() >= 2 else 0.0)
-            self.groups.setdefault(group, []).append(name)
+            self.groups.setdefault(group_of(name, p, config), []).append(name)
         self.parameters = named
-        self.fused = moment_format == "fp32" and all(p.dtype == torch.float32 for p in named.values())
-        kind = MOMENT_TYPES[moment_format]
+        self.fused = config.moment_format == "fp32" and all(p.dtype == torch.float32 for p in named.values())
+        kind = MOMENT_TYPES[config.moment_format]
         self.exp_avg = {name: torch.zeros_like(p.data, dtype=kind) for name, p in named.items()}
         # int8 holds the square roots' companded magnitudes, which are never negative, in all 8 bits.
         second = torch.uint8 if kind == torch.int8 else kind
@@ -79,7 +68,8 @@ class AdamW:
         self.steps = {name: torch.zeros((), device=p.device) for name, p in named.items()}
         self.count: int | None = None  # steps so far, where the host knows it
         self.compiled: Callable[..., None] | None = None
-        if compiled and not self.fused:
+        device = next((p.device for p in named.values()), torch.device("cpu"))
+        if not self.fused and compiles(config, device):
             # For any number of blocks: to compile for the length of each parameter would take minutes.
             self.compiled = torch.compile(_update, dynamic=True)
 

@@ -7,17 +7,14 @@ al., 2025) to the size of AdamW's updates, so that learning rate and weight deca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from aura.cluster.place import compiles
 from aura.config import TrainConfig
 from aura.families.known import FAMILIES
 from aura.optim.adamw import AdamW, Optimizer
-from aura.optim.groups import Group, group_of
 from aura.plan.memory import STACK
 
 BLOCKS = tuple(begin for family in FAMILIES.values() for begin in family.blocks)
@@ -30,12 +27,7 @@ SIZE = 0.2  # root mean square of AdamW's updates, as Moonlight found it
 
 def optimizer_of(model: nn.Module, config: TrainConfig) -> Optimizer:
     """The one that `config` asks for."""
-    adamw, groups = (config.beta1, config.beta2, config.weight_decay), partial(group_of, config=config)
-    if config.optimizer == "muon":
-        return Muon(model, *adamw, group_of=groups)
-    device = next((p.device for _, p in model.named_parameters()), torch.device("cpu"))
-    formats, compiled = (config.moment_format, config.seed), compiles(config, device)
-    return AdamW(model, *adamw, *formats, compiled=compiled, group_of=groups)
+    return Muon(model, config) if config.optimizer == "muon" else AdamW(model, config)
 
 
 def matrices_in(name: str, parameter: Tensor) -> int:
@@ -71,23 +63,15 @@ def stacks(shapes: Mapping[str, tuple[int, int, int]], most: int) -> Iterator[li
 
 
 class Muon:
-    def __init__(
-        self,
-        model: nn.Module,
-        beta1: float,
-        beta2: float,
-        weight_decay: float,
-        group_of: Callable[[str, Tensor], Group] | None = None,
-    ) -> None:
-        """`beta1`, `beta2`: of AdamW, for embeddings, biases and LayerNorms."""
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         self.matrices = {name: p for name, p in model.named_parameters() if matrices_in(name, p)}
         self.momentum = {name: torch.zeros_like(p.data) for name, p in self.matrices.items()}
         # One by one, 25 launches each, a card would wait for the host (measured: 29 ms for gpt2's, 3 of arithmetic).
         on_gpu = any(p.is_cuda for p in self.matrices.values())
         self.shapes = {name: shape_in(name, p) for name, p in self.matrices.items()}
         self.stacks = list(stacks(self.shapes, STACK if on_gpu else 1))
-        self.weight_decay = weight_decay
-        self.others = AdamW(model, beta1, beta2, weight_decay, without=self.matrices, group_of=group_of)
+        self.weight_decay = config.weight_decay
+        self.others = AdamW(model, config, without=self.matrices)
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
