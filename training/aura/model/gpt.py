@@ -5,7 +5,6 @@ The modules are named as in the original, so an export renames and transposes bu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -14,8 +13,7 @@ from torch.nn import functional
 
 from aura.config import TrainConfig
 from aura.families.family import rows
-from aura.families.gpt2 import GPT2
-from aura.model.language_model import DTYPES, Embedding, LanguageModel, Linear
+from aura.model.language_model import Embedding, LanguageModel, Linear
 
 
 class Attention(nn.Module):
@@ -77,26 +75,7 @@ class GPT(LanguageModel):
             self.wpe = Embedding(config.seq_len, config.d_model)
             self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
             self.ln_f = nn.LayerNorm(config.d_model)
-        self.to(DTYPES[config.parameter_format])
-        if torch.device(device).type != "meta":
-            self._initialise(config)
-
-    @torch.no_grad()
-    def _initialise(self, config: TrainConfig) -> None:
-        """The same numbers for the same seed, whatever the format and the number of unused rows."""
-        generator = torch.Generator(self.wte.weight.device).manual_seed(config.seed)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                # GPT-2 scales what is added to the residual stream by 1/sqrt(number of additions).
-                is_added = name.endswith(GPT2.projections)
-                std = 0.02 / math.sqrt(2 * config.layers if is_added else 1)
-                drawn = torch.empty(self._words(name, parameter).shape, device=parameter.device)
-                drawn.normal_(std=std, generator=generator)  # as many numbers, whatever begins at zero
-                if is_added and config.zero_projections:
-                    drawn.zero_()
-                parameter.zero_()[: len(drawn)].copy_(drawn)
-            else:
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        self.begin(config, device)
 
     def blocks(self) -> Iterable[nn.Module]:
         return self.h

@@ -21,12 +21,11 @@ from aura.families.hrm_text import (
     DEEPEST,
     EPSILON,
     HIGH_CYCLES,
-    HRM_TEXT,
     LOW_CYCLES,
     THETA,
     backward_depth,
 )
-from aura.model.language_model import DTYPES, Embedding, LanguageModel, Linear, as_matrix_products_read
+from aura.model.language_model import Embedding, LanguageModel, Linear, as_matrix_products_read
 from aura.model.layers import OutputMatrix, SwiGLU, rotated, rotation
 
 TRUNCATED = (
@@ -93,23 +92,19 @@ class HrmText(LanguageModel):
             self.L_module, self.H_module = Stack(config), Stack(config)
             self.lm_head = OutputMatrix(rows(config), config.d_model)
             self.register_buffer("z_L_init", torch.empty(config.d_model))
-        self.to(DTYPES[config.parameter_format])
-        if torch.device(device).type != "meta":
-            self._initialise(config)
+        self.begin(config, device)
 
     @torch.no_grad()
-    def _initialise(self, config: TrainConfig) -> None:
-        """LeCun's, as published: normal, cut off at two standard deviations, variance 1 / inputs; the embedding is
-        scaled to variance 1 where it is read."""
-        generator = torch.Generator(self.z_L_init.device).manual_seed(config.seed)
-        for name, parameter in self.named_parameters():
-            drawn = torch.empty(self._words(name, parameter).shape, device=parameter.device)
-            truncated_normal(drawn, 1 / math.sqrt(drawn.shape[1]), generator)
-            if config.zero_projections and name.endswith(HRM_TEXT.projections):
-                drawn.zero_()
-            parameter.zero_()[: len(drawn)].copy_(drawn)
+    def _initialise(self, config: TrainConfig) -> torch.Generator:
+        generator = super()._initialise(config)
         start = torch.empty(config.d_model, device=self.z_L_init.device)
         self.z_L_init.copy_(truncated_normal(start, 1.0, generator))
+        return generator
+
+    def _draw(self, matrix: Tensor, std: float, generator: torch.Generator) -> None:
+        """LeCun's, as published: normal, cut off at two standard deviations, variance 1 / inputs; the embedding is
+        scaled to variance 1 where it is read."""
+        truncated_normal(matrix, 1 / math.sqrt(matrix.shape[1]), generator)
 
     def begin_step(self, step: int, steps: int) -> None:
         """Gradients go back through few calls of the stacks at first, through more later."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from aura.config import TrainConfig
+from aura.families.known import FAMILIES
 from aura.model.loss import LinearCrossEntropy
 from aura.products import linear
 
@@ -39,6 +41,33 @@ class LanguageModel(nn.Module):
         self.loss_chunk, self.gradient_checkpointing = config.loss_chunk, config.gradient_checkpointing
         self.is_compiled = False
         self.has_unlearnt = False  # some targets do not count (dialogues)
+
+    def begin(self, config: TrainConfig, device: torch.device | str) -> None:
+        """All layers are there: their format, and their first numbers, but on the device "meta"."""
+        self.to(DTYPES[config.parameter_format])
+        if torch.device(device).type != "meta":
+            self._initialise(config)
+
+    @torch.no_grad()
+    def _initialise(self, config: TrainConfig) -> torch.Generator:
+        """The same numbers for the same seed, whatever the format and the number of unused rows. What goes on drawing
+        draws from the generator."""
+        generator = torch.Generator(next(self.parameters()).device).manual_seed(config.seed)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            is_added = name.endswith(FAMILIES[config.family].projections)
+            drawn = torch.empty(self._words(name, parameter).shape, device=parameter.device)
+            # As GPT-2, 1/sqrt(number of additions) for what is added to the residual stream.
+            self._draw(drawn, 0.02 / math.sqrt(2 * config.layers if is_added else 1), generator)
+            if is_added and config.zero_projections:
+                drawn.zero_()  # as many numbers have been drawn
+            parameter.zero_()[: len(drawn)].copy_(drawn)
+        return generator
+
+    def _draw(self, matrix: Tensor, std: float, generator: torch.Generator) -> None:
+        matrix.normal_(std=std, generator=generator)
 
     def begin_step(self, step: int, steps: int) -> None:
         """What follows is computed for this step (from 0) of so many."""

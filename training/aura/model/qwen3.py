@@ -6,7 +6,6 @@ are named as in transformers, so an export renames and never splits or merges.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -15,8 +14,8 @@ from torch.nn import functional
 
 from aura.config import TrainConfig
 from aura.families.family import head_width, rows
-from aura.families.qwen3 import EPSILON, QWEN3, THETA, kv_heads, tied
-from aura.model.language_model import DTYPES, Embedding, LanguageModel, Linear, as_matrix_products_read
+from aura.families.qwen3 import EPSILON, THETA, kv_heads, tied
+from aura.model.language_model import Embedding, LanguageModel, Linear, as_matrix_products_read
 from aura.model.layers import OutputMatrix, SwiGLU, rotated, rotation
 
 
@@ -79,26 +78,7 @@ class Qwen3(LanguageModel):
             self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
             self.norm = RMSNorm(config.d_model)
             self.lm_head = None if tied(config) else OutputMatrix(rows(config), config.d_model)
-        self.to(DTYPES[config.parameter_format])
-        if torch.device(device).type != "meta":
-            self._initialise(config)
-
-    @torch.no_grad()
-    def _initialise(self, config: TrainConfig) -> None:
-        """The same numbers for the same seed, whatever the format and the number of unused rows."""
-        generator = torch.Generator(self.norm.weight.device).manual_seed(config.seed)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(1.0)
-                continue
-            # As GPT-2, 1/sqrt(number of additions) for what is added to the residual stream.
-            is_added = name.endswith(QWEN3.projections)
-            std = 0.02 / math.sqrt(2 * config.layers if is_added else 1)
-            drawn = torch.empty(self._words(name, parameter).shape, device=parameter.device)
-            drawn.normal_(std=std, generator=generator)  # as many numbers, whatever begins at zero
-            if is_added and config.zero_projections:
-                drawn.zero_()
-            parameter.zero_()[: len(drawn)].copy_(drawn)
+        self.begin(config, device)
 
     def blocks(self) -> Iterable[nn.Module]:
         return self.layers
