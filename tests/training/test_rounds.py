@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 from aura.cluster import activity
+from aura.cluster.ranks import Ranks
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.model.family import model_of
 from aura.optim.muon import optimizer_of
 from aura.optim.nesterov import Nesterov
 from aura.plan.memory import memory_of, state_bytes
-from aura.strategy.rounds import Agreed, Rounds
+from aura.strategy.rounds import Rounds
+from aura.strategy.sharded import Sharded
 from safetensors.torch import load_file
 from services import wait_until
 from sharded_ranks import Rank, Task, batches_of, check_equal, complete, losses, parameters
@@ -156,8 +158,8 @@ def test_the_plan_knows_what_ranks_hold_and_save(settings: dict[str, Any], tmp_p
         assert isinstance(strategy, Rounds)
         shard = strategy.outer.shard
         held = [
-            *strategy.agreed.weights.values(),
-            *strategy.local.tensors().values(),
+            *strategy.agreed.views.values(),
+            *strategy.optimizer.tensors().values(),
             *strategy.left.values(),
         ]
         held += [
@@ -207,11 +209,14 @@ def test_a_round_without_a_step_changes_nothing(tmp_path: Path) -> None:
         assert first == second != third
 
 
-def test_what_is_never_trained_is_made_equal_too() -> None:
-    model = model_of(resolve("hrm-text-100m", {"layers": 2, "d_model": 64, "heads": 2}))
+def test_what_is_never_trained_is_made_equal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve("hrm-text-100m", {"layers": 2, "d_model": 64, "heads": 2})
+    model = model_of(config)
+    monkeypatch.setattr(Sharded, "__init__", lambda *_: None)
+    agreed = Rounds(model, Ranks(0, ["node0"], torch.device("cpu")), config).agreed
     fixed = list(model.buffers())
     assert fixed
-    assert all(one is other for one, other in zip(Agreed(model).buffers(), fixed, strict=True))
+    assert all(one is other for one, other in zip(agreed.buffers(), fixed, strict=True))
 
 
 def test_who_is_asked_to_stop_ends_the_round(corpus: Corpus, tmp_path: Path) -> None:

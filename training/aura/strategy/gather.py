@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,30 +12,23 @@ from torch import Tensor, nn
 
 from aura.cluster.ranks import collective
 from aura.strategy.pieces import Segment
+from aura.strategy.shard import Named
 from aura.strategy.state import key, unit_of
 
 CHUNK = 4 * 2**20  # bytes of every rank that are on their way at once
 
 
-class Outline(nn.Module):
+def outline_of(parameters: Mapping[str, Tensor]) -> Named:
     """Of every parameter one element. An optimizer of it says what its state consists of; torch's device `meta` would
     say it too, but to import that takes half a second."""
-
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.outlines = {
-            name: nn.Parameter(torch.zeros([1] * p.dim(), dtype=p.dtype), requires_grad=False)
-            for name, p in parameters.items()
-        }
-
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        yield from self.outlines.items()
+    outlines = {name: torch.zeros([1] * p.dim(), dtype=p.dtype) for name, p in parameters.items()}
+    return Named({name: nn.Parameter(one, requires_grad=False) for name, one in outlines.items()})
 
 
 def shapes_of(
     parameters: Mapping[str, Tensor], outlined: Mapping[str, Tensor]
 ) -> dict[str, tuple[list[int], torch.dtype]]:
-    """Shapes and number formats of the whole state. outlined: the state of an optimizer of the Outline."""
+    """Shapes and number formats of the whole state. outlined: the state of an optimizer of the outline."""
     shapes = {}
     for text, tensor in outlined.items():
         name, _, kind = text.rpartition(".")

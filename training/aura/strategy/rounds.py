@@ -20,50 +20,32 @@ rank that sends it the checkpoint, and so do ranks that share a disk.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
-from aura.optim.muon import optimizer_of
-from aura.strategy.alone import fill_missing, norm_of_sum, scale, take_all
+from aura.strategy.alone import Alone
 from aura.strategy.checksum import checksum
 from aura.strategy.delayed import LATE, Delayed
-from aura.strategy.interface import Outcome, Strategy, Told, clip_factor, outcome_of
+from aura.strategy.interface import Outcome, Told, outcome_of
+from aura.strategy.shard import Named
 from aura.strategy.sharded import Sharded
-from aura.strategy.state import copies
 
 
-class Agreed(nn.Module):
-    """The weights that all ranks have agreed on, under the names that they have in the model."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.weights = {name: nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
-        self.fixed = list(model.buffers())
-
-    def buffers(self, *_: Any, **__: Any) -> Iterator[Tensor]:
-        """The model's own, which are never trained: they shall be the same on all ranks, too."""
-        yield from self.fixed
-
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        yield from self.weights.items()
-
-
-class Rounds(Strategy):
+class Rounds(Alone):
     gathers = True
 
     def __init__(self, model: nn.Module, ranks: Ranks, config: TrainConfig) -> None:
         """All ranks have to call this together."""
-        self.ranks, self.config = ranks, config
-        self.parameters = dict(model.named_parameters())
-        self.local = optimizer_of(model, config)
-        self.agreed = Agreed(model)
+        super().__init__(model, config)
+        self.ranks = ranks
+        # The weights that all ranks have agreed on. What is never trained shall be the same on all ranks, too.
+        own = {name: nn.Parameter(p.detach().clone()) for name, p in self.parameters.items()}
+        self.agreed = Named(own, model.buffers())
         # NCCL wants its operations in one order, and those of local steps come beside the exchange.
         delay = config.delay if ranks.device.type == "cpu" else 0.0
         # Nothing is clipped twice, Nesterov needs no matrix whole, and nobody computes on what is being agreed on.
@@ -80,15 +62,6 @@ class Rounds(Strategy):
         self.outer.start()
         self._take_agreed()
 
-    def begin_step(self) -> None:
-        for parameter in self.parameters.values():
-            parameter.grad = None
-
-    @contextmanager
-    def last_backward(self) -> Iterator[None]:
-        yield
-        fill_missing(self.parameters.values())
-
     @torch.no_grad()
     def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
         outcome = self._local_step(told, lr)
@@ -103,11 +76,7 @@ class Rounds(Strategy):
         return lambda: outcome
 
     def _local_step(self, told: Told, lr: float) -> Outcome:
-        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-        norm_of_all = norm_of_sum(gradients)
-        loss_sum = torch.as_tensor(told.loss_sum, dtype=torch.float64, device=norm_of_all.device)
-        # The one time in a step that the host waits for the device
-        loss, norm = torch.stack([loss_sum, norm_of_all]).tolist()
+        loss, norm = self.sums(told)
         norm /= told.loss_scale
         bad = [0.0] * self.ranks.world_size
         bad[self.ranks.rank] = float(not math.isfinite(norm))
@@ -116,9 +85,7 @@ class Rounds(Strategy):
         own_norms = [square / tokens**2 for _, tokens, _, square, *_ in rows]
         outcome = replace(outcome_of(rows), gradient_norm=math.sqrt(sum(own_norms) / len(rows)))
         if not outcome.left_out:
-            factor = clip_factor(norm / told.tokens, self.config.clip, told.tokens) / told.loss_scale
-            scale(gradients, factor)
-            self.local.step(lr)
+            self.update(norm / told.tokens, told, lr)
             self.tokens += told.tokens
         return outcome
 
@@ -128,7 +95,7 @@ class Rounds(Strategy):
         if not self.tokens:  # fp16: on no rank a step that was not left out
             self._take_agreed()
             return outcome
-        weights = self.agreed.weights
+        weights = self.agreed.views
         for name, parameter in self.parameters.items():
             parameter.grad = None
             # Times tokens: the owners come to the mean over all of them.
@@ -153,7 +120,7 @@ class Rounds(Strategy):
         self.outer.complete()
         if self.left:
             for name, parameter in self.parameters.items():
-                parameter.sub_(self.left[name].sub_(self.agreed.weights[name]))
+                parameter.sub_(self.left[name].sub_(self.agreed.views[name]))
         else:
             self._take_agreed()
         self.left = {}
@@ -172,18 +139,15 @@ class Rounds(Strategy):
         return self.outer.state()
 
     def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
-        collect = self.outer.whole_state(wanted, copied)
-        if not wanted:
-            return collect
-        own = copies(self.local.tensors()) if copied else self.local.tensors()
-        return lambda: collect() | own
+        collect, own = self.outer.whole_state(wanted, copied), super().whole_state(wanted, copied)
+        return (lambda: collect() | own()) if wanted else collect
 
     @torch.no_grad()
     def load(self, whole: dict[str, Tensor]) -> None:
         self._agree_on_own()
         # Weights of late micro-batches are those of another strategy.
         self.outer.load({name: tensor for name, tensor in whole.items() if not name.endswith(f".{LATE}")})
-        take_all(whole, self.local, {name: p.numel() for name, p in self.parameters.items()})
+        super().load(whole)
 
     def close(self) -> None:
         self.outer.close()
@@ -191,9 +155,9 @@ class Rounds(Strategy):
     @torch.no_grad()
     def _agree_on_own(self) -> None:
         for name, parameter in self.parameters.items():
-            self.agreed.weights[name].copy_(parameter)
+            self.agreed.views[name].copy_(parameter)
 
     @torch.no_grad()
     def _take_agreed(self) -> None:
         for name, parameter in self.parameters.items():
-            parameter.copy_(self.agreed.weights[name])
+            parameter.copy_(self.agreed.views[name])

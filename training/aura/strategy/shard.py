@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,9 +11,23 @@ from torch import Tensor, nn
 from aura.strategy.pieces import Segment
 
 
-class Shard(nn.Module):
-    """The owned elements, as if they were the parameters of a model: an optimizer sees no difference. With `master`
-    they are copies in fp32; otherwise the elements themselves.
+class Named(nn.Module):
+    """Tensors as if they were the parameters of a model: an optimizer and a strategy see no difference. Their names may
+    have dots, which torch gives to none."""
+
+    def __init__(self, views: dict[str, nn.Parameter], buffers: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.views, self.fixed = views, list(buffers)
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.views.items()
+
+    def buffers(self, *_: Any, **__: Any) -> Iterator[Tensor]:
+        yield from self.fixed
+
+
+class Shard(Named):
+    """The owned elements: with `master` copies in fp32, otherwise the elements themselves.
 
     Whole matrices have two dimensions; so do parts of matrices and embeddings (one row), which say to the optimizer
     that they decay. The gradients are parts of one flat fp32 tensor, in the order of the owner's stream.
@@ -26,11 +40,10 @@ class Shard(nn.Module):
         matrices: set[str],
         master: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__({})
         self.master = master
         self.everybodys: list[Tensor] = []  # the elements as all ranks have them
         self.segments: dict[str, Segment] = {}
-        self.views: dict[str, nn.Parameter] = {}
         first = next(iter(parameters.values()))
         self.format = first.dtype
         self.gradient = torch.zeros(sum(map(len, segments)), device=first.device)
@@ -74,6 +87,3 @@ class Shard(nn.Module):
         parts = torch.split(values, [len(segment) for segment in self.segments.values()])
         for view, part in zip(self.views.values(), parts, strict=True):
             view.copy_(part.view_as(view))
-
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        yield from self.views.items()

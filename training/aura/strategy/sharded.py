@@ -34,7 +34,7 @@ from aura.strategy.by_node import legs_of
 from aura.strategy.checksum import checksum, make_equal
 from aura.strategy.codec import bytes_of
 from aura.strategy.formats import format_of, whole_format
-from aura.strategy.gather import Outline, shapes_of, whole_state
+from aura.strategy.gather import outline_of, shapes_of, whole_state
 from aura.strategy.interface import Outcome, Strategy, Told, clip_factor, outcome_of
 from aura.strategy.legs import GradientSum
 from aura.strategy.pieces import Round, Segment, owners, rounds
@@ -178,7 +178,7 @@ class Sharded(Strategy):
         return {key(segment, kind): tensor for segment, kind, tensor in self._owned_state()}
 
     def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
-        outline = Outline(self.parameters)
+        outline = outline_of(self.parameters)
         outlined = owners_optimizer(outline, self.config).tensors()
         if self.format.master:
             outlined |= {f"{name}.{MASTER}": part.float() for name, part in outline.named_parameters()}
