@@ -22,7 +22,6 @@ from aura.cluster.register import (
     Proposal,
     Record,
     Vote,
-    enough,
     lacking,
     next_proposal,
 )
@@ -306,27 +305,11 @@ def test_a_wrong_rule_is_caught(
     assert any(map(goes_wrong, range(1700, 3000)))
 
 
-def test_any_two_groups_that_are_enough_have_a_rank_in_common() -> None:
-    for size in range(1, 7):
-        members = tuple(range(3, 3 + size))
-        groups = [set(group) for count in range(size + 1) for group in combinations(members, count)]
-        those = [group for group in groups if enough(group, members)]
-        assert all(one & other for one in those for other in those)
-        assert enough({3}, (3, 4)) and not enough({4}, (3, 4))
-
-
-def test_what_may_have_been_decided_is_proposed_again() -> None:
-    before = Ballot(3, 0)
-    votes = {one: Vote(EVERYONE, Ballot(4, 1)) for one in (1, 2, 3)}
-    votes[2] = replace(votes[2], accepted=(before, (0, 1, 2)))
-    proposal = next_proposal(Ballot(4, 1), votes, {1, 2, 3})
-    assert proposal == Proposal(Ballot(4, 1), EVERYONE, (0, 1, 2))
-
-
 def test_too_few_decide_nothing_and_are_told_who_is_lacking() -> None:
     votes = {one: Vote(Record(2, (0, 1, 2, 4))) for one in (2, 4)}
     assert next_proposal(Ballot(1, 2), votes, {2, 3, 4}) is None
     assert lacking(votes) == [0, 1]
+    assert lacking({3: Vote(Record(2, (3, 4)))}) == [], "of two the lower one is enough"
 
 
 def test_a_book_keeps_what_was_said(tmp_path: Path) -> None:

@@ -78,20 +78,6 @@ def test_a_broken_last_line_is_dropped(tmp_path: Path, left: int) -> None:
     assert path.read_text().count(HEADER) == 1
 
 
-def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
-    def work() -> None:
-        log = RunLog(tmp_path / LOG, True, None, print)
-        for step in range(1, 4):
-            log.add(row(step))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join(30)
-    assert process.exitcode == -signal.SIGKILL
-    assert [entry["step"] for entry in rows(tmp_path / LOG)] == ["1", "2", "3"]
-
-
 @pytest.mark.parametrize("resumed", [0, 2])
 def test_the_curves_show_every_step_once_after_a_restart(resumed: int, tmp_path: Path) -> None:
     """0: it was killed before the first checkpoint."""

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from aura.config import resolve
-from aura.optim import loss_scale
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import learning_rate, warmup_steps
 
@@ -56,19 +56,27 @@ def test_the_warm_up_in_steps_goes_before_that_as_a_part() -> None:
 
 
 @pytest.mark.parametrize("delayed", [False, True])
-def test_the_scale_doubles_after_so_many_good_steps_and_halves_at_a_bad_one(
-    delayed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 3)
-    scale, found = LossScale(8.0, enabled=True, delayed=delayed), []
-    for left_out in (False, False, False, False, False, True, False, False, False):
+def test_the_loss_scale_is_that_of_torchs_grad_scaler(delayed: bool) -> None:
+    scale = LossScale(512.0, enabled=True, delayed=delayed)
+    theirs = torch.amp.GradScaler("cpu", init_scale=512.0)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    for step in range(2600):
+        before, left_out = scale.value, step in (3, 2500)
+        parameter.grad = torch.full((1,), float("inf") if left_out else 1.0)
+        theirs.scale(torch.ones(()))  # type: ignore[no-untyped-call]
+        theirs.step(optimizer)
+        theirs.update()
         scale.update(left_out)
-        found.append(scale.next)
-        again = LossScale(1.0, enabled=True, delayed=delayed)
+        assert scale.next == theirs.get_scale()
+        assert scale.value == (before if delayed else scale.next)
+        again = LossScale(1.0, enabled=True, delayed=delayed)  # as at a resume
         again.load(scale.state())
         assert vars(again) == vars(scale)
         scale.begin_next()
-    assert found == [8, 8, 16, 16, 16, 8, 8, 8, 16]
+    for name in ("scale", "_growth_tracker"):
+        assert scale.state()[name] == theirs.state_dict()[name]
     without = LossScale(8.0, enabled=False)
+    without.update(left_out=True)
     without.load(scale.state())
     assert without.value == without.next == 1.0 and without.state() == {}

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
 from aura.errors import DataError
 from aura.model.gpt import GPT
-from aura.optim.loss_scale import LossScale
 from aura.plan.memory import memory_of, wire_bytes
 from aura.plan.shapes import shape_of
 from aura.strategy import pieces, wire
+from aura.strategy.checksum import checksum
 from aura.strategy.codec import bytes_of
 from aura.strategy.interface import STOP, SUSPECT, clip_factor, outcome_of
 from aura.strategy.legs import GradientSum
@@ -200,27 +201,6 @@ def test_scales_belong_to_blocks() -> None:
         assert torch.equal(target, scales[:, columns])
 
 
-def test_the_loss_scale_is_that_of_torchs_grad_scaler() -> None:
-    scale, disabled = LossScale(512.0, enabled=True), LossScale(512.0, enabled=False)
-    theirs = torch.amp.GradScaler("cpu", init_scale=512.0)
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=0.0)
-    for step in range(2600):
-        left_out = step in (3, 2500)
-        parameter.grad = torch.full((1,), float("inf") if left_out else 1.0)
-        theirs.scale(torch.ones(()))  # type: ignore[no-untyped-call]
-        theirs.step(optimizer)
-        theirs.update()
-        scale.update(left_out)
-        disabled.update(left_out)
-        assert scale.value == theirs.get_scale()
-        if step == 1500:  # as at a resume
-            scale, before = LossScale(1.0, enabled=True), scale
-            scale.load(before.state())
-    assert scale.state() == {name: theirs.state_dict()[name] for name in ("scale", "_growth_tracker")}
-    assert (disabled.value, disabled.state()) == (1.0, {})
-
-
 @pytest.mark.parametrize("wire", ["int8", "int4"])
 def test_the_plan_knows_the_bytes_and_the_owners_weights(wire: str) -> None:
     config = resolve("gpt2", {"wire": wire})
@@ -229,3 +209,21 @@ def test_the_plan_knows_the_bytes_and_the_owners_weights(wire: str) -> None:
     master = 4 * shape_of(config).stored / 5
     assert memory_of(config, 1, on_gpu=False, ranks=5).moments - exact.moments == pytest.approx(master, abs=1)
     assert memory_of(config, 1, on_gpu=False) == memory_of(replace(config, wire="fp32"), 1, on_gpu=False)
+
+
+def test_the_checksum_sees_every_bit_and_every_place() -> None:
+    tensors = [torch.randn(5, 3), torch.randn(7)]
+    before = checksum(tensors)
+    assert before == checksum([tensor.clone() for tensor in tensors])
+    assert before != checksum(tensors[::-1])
+    for bit in (0, 31):
+        tensors[1].view(torch.int32)[6] ^= torch.tensor(-(2**31) if bit == 31 else 1, dtype=torch.int32)
+        assert before != checksum(tensors)
+        tensors[1].view(torch.int32)[6] ^= torch.tensor(-(2**31) if bit == 31 else 1, dtype=torch.int32)
+    assert before == checksum(tensors)
+
+
+def test_the_minority_is_odd(monkeypatch: pytest.MonkeyPatch) -> None:
+    for values, odd in (([1, 1, 2], [2]), ([2, 1, 1], [0]), ([5, 6], [1]), ([3, 3], [])):
+        monkeypatch.setattr(Ranks, "gather", lambda self, value, values=values: [[v] for v in values])
+        assert Ranks(0, ["node0"], torch.device("cpu")).odd_ones(0) == odd
