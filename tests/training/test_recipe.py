@@ -161,17 +161,6 @@ def test_a_run_of_a_release_without_usual_rates_keeps_its_own(corpus: Corpus, tm
         (again.run_dir / "done.json").unlink()
 
 
-def test_a_run_that_has_taken_the_usual_rate_and_one_that_names_another_have_it(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    stop_at(8, tmp_path / "usual", corpus, 1, MUON)
-    (usual,) = complete(start(tmp_path / "usual", corpus, 1, MUON))
-    assert "keeps" not in usual.text and usual.state("checkpoint-step-20")["config"]["lr"] == 2.2e-2
-    stop_at(8, tmp_path / "named", corpus, 1, f"{MUON} --lr 2e-3")
-    (named,) = complete(start(tmp_path / "named", corpus, 1, f"{MUON} --lr 1e-3"))
-    assert "lr 0.002 -> 0.001" in named.text and named.state("checkpoint-step-20")["config"]["lr"] == 1e-3
-
-
 def test_whose_rate_is_kept() -> None:
     muon = resolve("gpt2", {"optimizer": "muon"})
     old = {"optimizer": "muon", "lr": 6e-4}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -219,20 +220,22 @@ def test_what_is_never_trained_is_made_equal_too(monkeypatch: pytest.MonkeyPatch
     assert all(one is other for one, other in zip(agreed.buffers(), fixed, strict=True))
 
 
-def test_who_is_asked_to_stop_ends_the_round(corpus: Corpus, tmp_path: Path) -> None:
-    ranks = stop_at(10, tmp_path, corpus, 2, RUN)  # heard behind that step
-    assert len({trainer.files("interrupt-step-11")[0] for trainer in ranks}) == 1
-    resumed = completed(start(tmp_path, corpus, 2, RUN))
-    assert resumed[0].done["step"] == 12
+@pytest.fixture(scope="module")
+def stopped(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks that were asked to stop amid a round, which they have ended."""
+    folder = tmp_path_factory.mktemp("stopped")
+    ranks = stop_at(6, folder, corpus, 2, RUN)  # heard behind that step
+    assert len({trainer.files("interrupt-step-7")[0] for trainer in ranks}) == 1
+    return folder
 
 
 @pytest.mark.parametrize(
-    ("world_size", "settings"), [(3, ""), (1, ""), (2, "--strategy sharded --wire int4")]
+    ("world_size", "settings"), [(2, ""), (3, ""), (1, ""), (2, "--strategy sharded --wire int4")]
 )
-def test_other_ranks_and_strategies_go_on(
-    world_size: int, settings: str, corpus: Corpus, tmp_path: Path
+def test_the_same_and_other_ranks_and_strategies_go_on(
+    world_size: int, settings: str, stopped: Path, corpus: Corpus, tmp_path: Path
 ) -> None:
-    stop_at(6, tmp_path, corpus, 2, RUN)
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     ranks = completed(start(tmp_path, corpus, world_size, RUN + settings))
     assert ranks[0].done["step"] == 12
     assert len({trainer.files("checkpoint-step-12")[0] for trainer in ranks}) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import re
 import shutil
@@ -35,14 +34,6 @@ from conftest import flip_a_bit
 from safetensors.torch import load_file
 from spanish import english_in
 from trainers import Fault, Trainer, at_step, complete, send_self, start, stop_at
-
-
-def test_a_run_of_one_epoch_sees_every_window_once(corpus: Corpus, tmp_path: Path) -> None:
-    (trainer,) = complete(start(tmp_path, corpus, 1, "--epochs 1 --batch-size 200 --warmup-steps 0"))
-    windows = len(Windows(corpus, "train", 16))
-    assert trainer.done["step"] == math.ceil(windows / 200) == trainer.status["max_steps"]
-    assert trainer.done["tokens_seen"] > windows * 16  # the last step begins the next epoch
-    assert re.findall(r"Epoch \d+/\d+", trainer.text) == ["Epoch 1/1"]
 
 
 def test_a_rank_that_lost_only_the_mark_of_its_end_does_not_wait(
