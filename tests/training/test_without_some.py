@@ -3,7 +3,6 @@ its own and started again as systemd would."""
 
 from __future__ import annotations
 
-import csv
 import errno
 import json
 import os
@@ -24,8 +23,8 @@ from aura.run import attempt, trainer
 from aura.run.runlog import LOG
 from aura.watch.lead import lead_of
 from services import wait_until
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import TINY, Fault, Trainer, at_step, infinite_gradient, send_self
+from test_runlog import rows
+from trainers import TINY, Fault, Trainer, at_step, curve, infinite_gradient, send_self
 
 FOR_GOOD = (0, 64, 65, 69)
 STEPS = 4000  # more than any of these tests waits for
@@ -177,28 +176,20 @@ def test_the_first_rank_goes_for_good_and_comes_back(running: Launch) -> None:
     running.all_train()
     assert [lead_of(running.folder / f"node{number}/run").rank for number in range(3)] == [0, 0, 0]
     assert "rank 0 is back, and training goes on with it" in running.nodes[1].text
-    first, second = (running.folder / f"node{number}/run" for number in range(2))
-    for run in (first, second):
-        steps = logged(run)
+    for number in (1, 0):
+        steps = [int(row["step"]) for row in rows(running.folder / f"node{number}/run" / LOG)]
         assert set(range(5, steps[-1] + 1, 5)) <= set(steps)
-    assert set(logged(first)[:-2]) <= set(curve(first)), "what it has missed is in its curves"
-
-
-def logged(run: Path) -> list[int]:
-    with (run / LOG).open(newline="") as file:
-        return [int(row["step"]) for row in csv.DictReader(file)]
-
-
-def curve(run: Path) -> list[int]:
-    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    return [event.step for event in events.Scalars("Loss/train_step")]
+    drawn = curve(running.nodes[0].started[-1])
+    assert set(steps[:-2]) <= set(drawn), "what it has missed is in its curves"
 
 
 def test_three_become_one_after_the_other_and_three_again(running: Launch) -> None:
+    """A book that is gone is no vote, but its rank takes part."""
     running.nodes[2].off()
     running.nodes[1].trains_without([2])
     running.nodes[1].off()
     running.nodes[0].trains_without([1, 2])
+    (running.folder / "node2/run/rank-2/vote.json").unlink()
     running.on(1, 2)
     running.all_train()
 
@@ -228,20 +219,6 @@ def test_who_is_stopped_alone_is_not_waited_for(launch: Launch) -> None:
 
 def launch_vote(launch: Launch, rank: int) -> str:
     return (launch.folder / f"node{rank}/run/rank-{rank}/vote.json").read_text()
-
-
-def test_who_ends_for_good_leaves_and_the_others_go_on(launch: Launch) -> None:
-    """With 64, 65 or 69: here what a card without memory raises."""
-
-    def out_of_memory() -> None:
-        raise MemoryError
-
-    launch.on(0, 2)
-    launch.on(1, fault=at_step(30, out_of_memory))
-    launch.nodes[1].thread.join(60)
-    assert launch.nodes[1].started[-1].process.exitcode == 64, launch.nodes[1].text
-    for rank in (0, 2):
-        launch.nodes[rank].trains_without([1], 40)
 
 
 def fills_up_when_there_are_less(after: float = 0) -> Fault:
@@ -414,17 +391,28 @@ def test_of_two_ranks_on_a_pc_the_second_saves_when_the_first_is_gone(launch: La
     )
 
 
-def test_a_book_that_is_gone_is_no_vote_but_its_rank_takes_part(running: Launch) -> None:
-    running.nodes[2].off()
-    running.nodes[0].trains_without([2])
-    (running.folder / "node2/run/rank-2/vote.json").unlink()
-    running.on(2)
-    running.all_train()
-
-
 def test_peers_that_are_not_as_many_as_ranks_are_refused(tmp_path: Path, corpus: Corpus) -> None:
     launch = Launch(tmp_path, corpus, 3, SLOW)
     launch.ranks = 2
     trainer = launch.trainer(1, lambda: os.environ.update(WORLD_SIZE="3"), SLOW)
     assert trainer.end() == 64
     assert "AURA_PEERS names 2 addresses for 3 ranks" in trainer.text
+
+
+@pytest.mark.parametrize(
+    ("up", "is_waited_for"), [(100.0, True), (200.0, False)], ids=["just booted", "up for a while"]
+)
+def test_after_a_power_cut_everywhere_who_boots_more_slowly_is_waited_for(
+    up: float, is_waited_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold a newer checkpoint than all that are there."""
+    address = "192.0.2.1"
+    monkeypatch.setattr(peers, "now", lambda: up - 60)
+    monkeypatch.setattr(peers, "_knock_at", lambda *_: (False, False))
+    knocking = peers.Peers([address], 1)
+    knocking.wait_for_first_answers()
+    knocking.close()
+    assert knocking.grace(address) == peers.GRACE  # nobody knows yet
+    monkeypatch.setattr(peers, "now", lambda: up)
+    assert knocking.is_silent(address)
+    assert (knocking.grace(address) > 3600) == is_waited_for
