@@ -25,7 +25,7 @@ from aura.cluster import activity
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.corpus.windows import Windows
-from aura.errors import EXIT_TEMPORARY, EXIT_USAGE, ConfigError
+from aura.errors import EXIT_TEMPORARY, EXIT_USAGE
 from aura.model import export
 from aura.model.gpt import GPT
 from aura.optim.adamw import AdamW
@@ -33,7 +33,7 @@ from aura.run import attempt, rehearsal
 from conftest import flip_a_bit
 from safetensors.torch import load_file
 from spanish import english_in
-from trainers import Fault, Trainer, at_step, complete, send_self, start, stop_at
+from trainers import Trainer, at_step, complete, send_self, start, stop_at
 
 
 def test_a_rank_that_lost_only_the_mark_of_its_end_does_not_wait(
@@ -229,31 +229,13 @@ def test_ranks_go_on_with_one_state_though_their_disks_have_two(
         assert trainer.files("checkpoint-step-20") == reference[0].files("checkpoint-step-20")
 
 
-def another_torch() -> None:
-    attempt.versions = lambda backend: {"torch": "2.1.0", "nccl": ""}
+def test_a_rank_with_another_torch_is_named_and_nobody_waits_for_it(corpus: Corpus, tmp_path: Path) -> None:
+    def another_torch() -> None:
+        attempt.versions = lambda backend: {"torch": "2.1.0", "nccl": ""}
 
-
-def broken_driver() -> None:
-    def refuse(*_: object) -> None:
-        raise ConfigError("torch_cannot_use_gpu", node="node2", version="2")
-
-    attempt.choose_device = refuse  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(
-    ("fault", "sentence"),
-    [
-        (another_torch, "rank 2 on node2 (127.0.0.1) torch 2.1.0, the others torch"),
-        (broken_driver, "node2 has an NVIDIA GPU, but torch 2 cannot use it"),
-    ],
-    ids=["another torch", "a broken driver"],
-)
-def test_a_rank_that_cannot_take_part_is_named_and_nobody_waits_for_it(
-    fault: Fault, sentence: str, corpus: Corpus, tmp_path: Path
-) -> None:
-    for trainer in start(tmp_path, corpus, 3, faults={2: fault}):
+    for trainer in start(tmp_path, corpus, 3, faults={2: another_torch}):
         assert trainer.end() == 64
-        assert sentence in trainer.text
+        assert "rank 2 on node2 (127.0.0.1) torch 2.1.0, the others torch" in trainer.text
 
 
 def test_one_rank_without_its_corpus_ends_all_with_its_sentence(corpus: Corpus, tmp_path: Path) -> None:
@@ -268,20 +250,17 @@ def test_one_rank_without_its_corpus_ends_all_with_its_sentence(corpus: Corpus, 
         assert trainer.status["state"] == "failed"
 
 
-@pytest.mark.parametrize("guilty", [0, 1])
-def test_out_of_memory_on_one_rank_ends_all_with_its_sentence(
-    guilty: int, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_out_of_memory_on_one_rank_ends_all_with_its_sentence(corpus: Corpus, tmp_path: Path) -> None:
     def exhaust() -> None:
         def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
             return torch.empty(1 << 50)
 
         at_step(5, lambda: setattr(GPT, "loss_sum", loss_sum))()
 
-    for trainer in start(tmp_path, corpus, 2, faults={guilty: exhaust}):
+    for trainer in start(tmp_path, corpus, 2, faults={1: exhaust}):
         assert trainer.end() == 64, trainer.text
         said = trainer.status["message"]
-        assert f"Out of memory on rank {guilty} on node{guilty} with a micro-batch of 2 x 16 tokens." in said
+        assert "Out of memory on rank 1 on node1 with a micro-batch of 2 x 16 tokens." in said
         way_out = "--gradient-checkpointing true --batch-size 1 --gradient-accumulation-steps 2"
         assert re.search(rf"The same step needs \d\d% of the memory with .*{way_out}$", said), said
 
@@ -316,7 +295,7 @@ def hang_in_the_update() -> None:
     AdamW.step = lambda *_: hang()  # type: ignore[assignment, method-assign]
 
 
-@pytest.mark.parametrize(("guilty", "act"), [(0, hang), (1, hang), (1, hang_in_the_update)])
+@pytest.mark.parametrize(("guilty", "act"), [(0, hang), (1, hang_in_the_update)])
 def test_a_rank_that_hangs_is_named_by_all(
     guilty: int, act: Callable[[], None], corpus: Corpus, tmp_path: Path
 ) -> None:
