@@ -88,11 +88,8 @@ def test_what_decays() -> None:
     }
     assert list(decays.values()) == [0.0, 0.1, 0.1, 0.0]
     assert group_of("embed_tokens.weight", matrix, small("qwen3", weight_decay=0.1)).weight_decay == 0.1
-
-
-def test_matrices_of_the_blocks_have_the_rate_itself() -> None:
-    config = resolve("gpt2-nano", NAMED | {"lr": 0.5, "weight_decay": 0.25})
-    assert group_of("h.0.attn.c_attn.weight", torch.zeros(2, 2), config) == (1.0, 0.25)
+    # A matrix of a block has the rate itself, too.
+    assert group_of("layers.0.mlp.up_proj.weight", matrix, small("qwen3", **NAMED)) == (1.0, 0.1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

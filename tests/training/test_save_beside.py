@@ -126,15 +126,15 @@ def test_a_rank_that_cannot_save_leaves_it_to_the_others(
     assert f"checkpoint-step-5 could not be written: {reason}." in second.text
 
 
-def full_disk_looked_at_often() -> None:
-    full_disk()
+def look_often() -> None:
     saving.LOOK = 0.2
 
 
 def test_where_nobody_can_save_all_wait_and_stop_when_they_are_asked_to(
     corpus: Corpus, tmp_path: Path
 ) -> None:
-    ranks = start(tmp_path, corpus, 2, "--save-every 20", dict.fromkeys((0, 1), full_disk_looked_at_often))
+    faults = dict.fromkeys((0, 1), both(full_disk, look_often))
+    ranks = start(tmp_path, corpus, 2, "--save-every 20", faults)
     for trainer in ranks:
         trainer.says("training waits at step 20")
         assert trainer.status["state"] == "saving"
@@ -148,11 +148,7 @@ def test_where_nobody_can_save_all_go_on_when_a_disk_has_room(
 ) -> None:
     (tmp_path / "node0").mkdir()
     (tmp_path / "node0" / "run").symlink_to(small_disk)
-
-    def look_often() -> None:
-        saving.LOOK = 0.2
-
-    ranks = start(tmp_path, corpus, 2, faults={0: look_often, 1: full_disk_looked_at_often})
+    ranks = start(tmp_path, corpus, 2, faults={0: look_often, 1: both(full_disk, look_often)})
     # What was noticed when the next was due
     ranks[0].says("training waits at step 10")
     subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)

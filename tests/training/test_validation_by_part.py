@@ -1,4 +1,5 @@
-"""Bits per byte of a mixture as a whole and by part: in the corpus, in a validation, and in all that a run writes."""
+"""Bits per byte of text: the bytes are those that tokens were made from. Of a mixture as a whole and by part: in the
+corpus, in a validation, and in all that a run writes."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 from aura.cluster.ranks import Ranks
 from aura.commands import compare
+from aura.commands.bars import Bars
 from aura.config import resolve
 from aura.corpus import shards
-from aura.corpus.corpus import Corpus, read_corpus
+from aura.corpus.corpus import TOKENIZER, Corpus, read_corpus
 from aura.corpus.mixture import Mixture, Part
 from aura.corpus.prepare import build
 from aura.corpus.shards import Workplace
@@ -31,6 +34,7 @@ from test_mixture import mixture, write_part
 from test_prepare import documents_of
 from test_prepare_resume import content, stopped_at, take_steps
 from test_runlog import rows
+from tokenizers import Tokenizer, models, pre_tokenizers
 from trainers import Trainer, complete, start
 
 SETTINGS = Settings(vocab_size=300, validation_fraction=0.1, max_errors=1)
@@ -69,6 +73,54 @@ def windows_of(part: str, corpus: Corpus, chosen: np.ndarray) -> np.ndarray:
         if entry["part"] == part:
             found += [window for window in chosen if begin <= window * LENGTH < end]
     return np.array(found)
+
+
+def all_tokens(corpus: Corpus, split: str) -> np.ndarray:
+    return np.concatenate(Windows(corpus, split, 16).shards)
+
+
+def text_of(corpus: Corpus) -> float:
+    sizes = token_bytes(corpus)
+    return sum(float(sizes[all_tokens(corpus, split)].sum()) for split in ("train", "validation"))
+
+
+def prepared(text: Path, tmp_path: Path, tokenizer: Path) -> Corpus:
+    return build(LocalFiles([text]), tmp_path / "c", Settings(None, 0.1, tokenizer=str(tokenizer)), Bars())
+
+
+def test_a_loss_in_bits_per_byte_is_what_the_text_takes(corpus: Corpus) -> None:
+    windows = Windows(corpus, "validation", 16)
+    chosen = np.array([0, 3, len(windows) - 1])
+    targets = [all_tokens(corpus, "validation")[16 * one + 1 : 16 * one + 17] for one in chosen]
+    decoder = Tokenizer.from_file(str(corpus.path / TOKENIZER))
+    text = sum(len(decoder.decode(list(map(int, each))).encode()) for each in targets)
+    nats = 3.0 * 16 * len(chosen)
+    assert 3.0 * bits_per_byte(corpus, windows, chosen).whole == pytest.approx(nats / math.log(2) / text)
+
+
+def test_every_byte_of_the_text_is_counted_once(corpus: Corpus) -> None:
+    assert text_of(corpus) == corpus.text_bytes
+
+
+def test_a_sentencepiece_counts_the_space_before_a_document(text: Path, tmp_path: Path) -> None:
+    sentences = text.read_text(encoding="utf-8").split("\n\n")
+    with (tmp_path / "spanish.model").open("wb") as model:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences), model_writer=model, vocab_size=400, minloglevel=2, num_threads=1,
+            byte_fallback=True, hard_vocab_limit=False, normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+        )  # fmt: skip
+    made = prepared(text, tmp_path, tmp_path / "spanish.model")
+    assert text_of(made) == made.text_bytes + made.source["documents"]
+
+
+def test_a_vocabulary_that_says_nothing_of_bytes_gets_the_mean(text: Path, tmp_path: Path) -> None:
+    words = sorted(set(text.read_text(encoding="utf-8").split()))
+    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*words, "[UNK]"])}, "[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    plain.save(str(tmp_path / "plain.json"))
+    made = prepared(text, tmp_path, tmp_path / "plain.json")
+    assert text_of(made) == pytest.approx(made.text_bytes)
 
 
 def test_validation_text_lies_by_part(mixed: Corpus) -> None:
