@@ -13,7 +13,6 @@ from ansible.plugins.loader import filter_loader
 Seen = Mapping[str, Any]  # what node_state says
 Member = dict[str, Any]
 PROCESSOR = {"uuid": "-1", "memory_mib": 0}
-ENDED = ("inactive", "failed")
 NO_RECORD: dict[str, Any] = {"written": 0.0, "model": {}}
 MEMORY = "/dev/shm/aura-train"  # noqa: S108 - aura-train.conf of the role trainer makes it, for aura alone
 
@@ -184,14 +183,14 @@ def _record(said: str) -> dict[str, Any]:
     return record
 
 
-def active_problem(units: str, node: str, ranks: Sequence[Mapping[str, Any]], run: str, join: bool) -> str:
-    """Why nothing can be started on the node where these units are active; nothing, where they train in this very run
-    and others are to join them. ranks: what rank-status says."""
-    if not units:
-        return ""
-    is_script = "aura-script" in units
-    is_same = not is_script and {rank["run"] for rank in ranks} == {run}
-    if is_same and join:
+def active_problem(
+    active: Sequence[Mapping[str, Any]], script: Mapping[str, Any], node: str, run: str, join: bool
+) -> str:
+    """Why nothing can be started on the node where these ranks are active, or this script (as rank-status says them);
+    nothing, where they train in this very run and others are to join them."""
+    is_script = script.get("active", False)
+    is_same = not is_script and {rank["run"] for rank in active} == {run}
+    if not (active or is_script) or (is_same and join):
         return ""
     what, saves = ("script", "its ranks may save") if is_script else ("run", "every rank saves")
     said = (
@@ -210,9 +209,7 @@ def join_problem(nodes: Sequence[Mapping[str, Any]], run: str, left_out: Sequenc
 
     left_out: the nodes of the inventory that are not in this launch.
     """
-    active = [
-        rank for node in nodes for rank in _ranks_before(node) if rank["unit"]["ActiveState"] not in ENDED
-    ]
+    active = [rank for node in nodes for rank in node["__trainer_before"]]
     if left_out and not active:
         return (
             f"None of these nodes trains {run}. It may be under way on {', '.join(left_out)}: left out here (--limit), "
@@ -237,22 +234,16 @@ def join_problem(nodes: Sequence[Mapping[str, Any]], run: str, left_out: Sequenc
     )
 
 
-def _ranks_before(node: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """What the ranks said that were active on the node before the launch."""
-    ranks: Sequence[Mapping[str, Any]] = node["trainer_status"] if node["__trainer_before"]["stdout"] else []
-    return ranks
-
-
 def as_before(nodes: Sequence[Mapping[str, Any]]) -> str:
     """What became of the ranks that trained before a launch that has failed, once they were started again."""
     names, troubles = [], []
     for node in nodes:
-        if not (ranks := _ranks_before(node)):
+        if not node["__trainer_before"]:
             continue
         names.append(name := node["inventory_hostname"])
         # Who was lost before the ranks were started again has not even been asked.
         if node["trainer_answers"] and "__trainer_again" in node:
-            troubles += [f"{name}: {rank['trouble']}" for rank in ranks if rank["trouble"]]
+            troubles += [f"{name}: {rank['trouble']}" for rank in node["trainer_status"] if rank["trouble"]]
         else:
             troubles.append(f"{name}: it does not answer.")
     if not names:

@@ -55,7 +55,7 @@ def launched(place: Path, **variables: Any) -> tuple[str, list[str]]:
     kept[-1]["ansible.builtin.debug"] = {"msg": kept[-1].pop("write_files")["files"]}
     tasks.write_text(yaml.safe_dump(kept))
     told = {
-        "trainer_nodes": ["node0", "node1"], "trainer_run": "mine", "trainer_corpus": "es", "trainer_preset": "auto",
+        "trainer_run": "mine", "trainer_corpus": "es", "trainer_preset": "auto",
         "trainer_address": ADDRESS, "trainer_overrides": {"strategy": "auto"}, "ansible_become": False, **variables,
     }  # fmt: skip
     hosts = {

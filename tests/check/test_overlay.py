@@ -105,7 +105,7 @@ SAYS = {
     "peer_address": ("192.168.50.20", "10.201.0.20"),
     "node_name_addresses": (LAN, SETTINGS["addresses"]),
     "notify_nodes": (LAN, SETTINGS["addresses"]),
-    "script_address": ("192.168.50.20", "10.201.0.20"),
+    "trainer_address": ("192.168.50.20", "10.201.0.20"),
     "nfs_clients": (["192.168.50.21"], ["10.201.0.21"]),
     "nfs_source": ("192.168.50.20:/srv/aura", "10.201.0.20:/srv/aura"),
     "firewall_address": ("192.168.50.20", "192.168.50.20"),
