@@ -150,6 +150,7 @@ def test_what_is_no_file_there_any_more_stays(project: Path, tmp_path: Path) -> 
     (code / "lib").rmdir()
     (code / "lib").write_text("a file")
     assert send(project, run).split() == ["lib/model.py", "out", "train.py"]
+    assert send(project, run, leave_out=("lib",)).split() == ["out", "train.py"]
     assert (code / "train.py").is_symlink() and (code / "lib").read_text() == "a file"
 
 
@@ -168,16 +169,6 @@ def test_what_an_earlier_release_has_sent_is_replaced(project: Path, tmp_path: P
     assert send(project, run) == "out.bin"
     assert (run / "code/train.py").read_text() == "edited"
     assert (run / "code/out.bin").read_text() == "cluster" and not (run / "code/data/text.txt").exists()
-
-
-def test_a_directory_that_the_script_made_a_file_stays(project: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    send(project, run)
-    (run / "code/lib/model.py").unlink()
-    (run / "code/lib").rmdir()
-    (run / "code/lib").write_text("a file")
-    assert send(project, run, leave_out=("lib",)) == ""
-    assert (run / "code/lib").read_text() == "a file"
 
 
 def test_what_an_interrupted_launch_has_put_there_is_not_taken_for_the_scripts(
