@@ -209,7 +209,7 @@ def script_failure(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         failures += [{**rank, "node": name} for rank in failed]
         # A launcher may complain at its end that the first node's has left before it.
         through = [rank for rank in ranks if rank["state"] in ("done", "stopped")]
-        if status.get("unit_failed") and not failed and not through:
+        if status.get("unit") == "failed" and not failed and not through:
             failures.append(alone | {"failed": status["unit_ended"], "signal": status["unit_signal"]})
         if not status or (status["active"] and not ranks):
             silent.append(alone | {"exit": None})

@@ -113,7 +113,7 @@ def test_a_stop_stops_those_that_answer_and_says_which_one_was_not_told(tmp_path
 
 SCRIPT = {
     "node": "node0", "run": "theirs", "launcher": "torchrun", "program": "train.py", "world_size": 2, "local_ranks": 1,
-    "active": True, "unit": "active", "unit_failed": False, "ranks": [],
+    "active": True, "unit": "active", "ranks": [],
 }  # fmt: skip
 
 

@@ -235,7 +235,7 @@ def rank(number: int, state: str, failed: float | None = None, **said: Any) -> d
 
 def status(number: int, *ranks: dict[str, Any], **said: Any) -> dict[str, Any]:
     found = {
-        "ranks": list(ranks), "unit_failed": True, "unit_exit": 1, "unit_signal": None, "unit_ended": 100.0,
+        "ranks": list(ranks), "unit": "failed", "unit_exit": 1, "unit_signal": None, "unit_ended": 100.0,
         "active": False, **said,
     }  # fmt: skip
     return {"inventory_hostname": f"node{number}", "script_status": found}
@@ -254,20 +254,20 @@ def test_the_first_to_fail_is_named_and_not_its_victims() -> None:
 
 
 def test_a_launcher_that_fails_before_its_ranks_is_named() -> None:
-    statuses = [status(0, rank(0, "running"), unit_failed=False), status(1, unit_ended=5.0)]
+    statuses = [status(0, rank(0, "running"), unit="inactive"), status(1, unit_ended=5.0)]
     said = launch.failure_sentence(launch.script_failure(statuses), "accelerate", "address already in use")
     assert said.startswith("The launcher (accelerate) on node1 ended with exit status 1")
     assert said.endswith("address already in use")
 
 
 def test_who_was_stopped_has_not_failed() -> None:
-    well = [status(0, rank(0, "stopped")), status(1, rank(1, "done"), unit_failed=False)]
+    well = [status(0, rank(0, "stopped")), status(1, rank(1, "done"), unit="inactive")]
     assert launch.script_failure(well) == {}
 
 
 @pytest.mark.parametrize("nothing", [{}, {"active": True, "ranks": []}])
 def test_a_node_that_does_not_begin_is_named(nothing: dict[str, Any]) -> None:
-    begun = status(0, rank(0, "running"), active=True, unit_failed=False)
+    begun = status(0, rank(0, "running"), active=True, unit="active")
     silent = {"inventory_hostname": "node1", "script_status": nothing}
     said = launch.failure_sentence(launch.script_failure([begun, silent]), "torchrun", "waiting for master")
     assert said.startswith("node1 has not begun in time (script_start_timeout).")

@@ -195,7 +195,7 @@ def test_what_an_interrupted_launch_has_put_there_is_not_taken_for_the_scripts(
 def start(folder: Path, code: str, *words: str, **more: Any) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(code)
     environment = {
-        **os.environ, "RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "AURA_SCRIPT_RANKS": str(folder),
+        **os.environ, "RANK": "2", "AURA_SCRIPT_RANKS": str(folder),
         "AURA_SCRIPT_PYTHON": sys.executable, "AURA_SCRIPT_CARDS": "GPU-1a",
     }  # fmt: skip
     return subprocess.Popen(
