@@ -164,7 +164,7 @@ def script_files(
     python: str,
     threads: int,
     stop_timeout: int,
-) -> list[dict[str, str]]:
+) -> list[dict[str, Any]]:
     """What one node is told, as write_files takes it: launch.json, and default_config.yaml for accelerate."""
     index = [node["name"] for node in nodes].index(name)
     node = nodes[index]
@@ -188,7 +188,8 @@ def script_files(
         "default_config.yaml": f"# Written by Ansible (role script).\n{config}",
         "launch.json": json.dumps(launch, indent=1) + "\n",
     }
-    return [
+    # Written anew also where it says the same: by its time rank-status knows what was launched last, this or a run.
+    return [{"path": f"{SETTINGS}/launch.json", "absent": True}] + [
         {"path": f"{SETTINGS}/{file}", "content": text, "group": "aura", "mode": "0640"}
         for file, text in texts.items()
     ]

@@ -43,7 +43,9 @@ def asked(project: Path, **given: Any) -> dict[str, Any]:
 def planned(request: dict[str, Any], nodes: list[dict[str, Any]], name: str) -> dict[str, Any]:
     """launch.json and default_config.yaml, as the node reads them."""
     assert request["problem"] == ""
-    config, told = launch.script_files(request, nodes, name, 12355, "/env/bin/python", 1, 600)
+    gone, config, told = launch.script_files(request, nodes, name, 12355, "/env/bin/python", 1, 600)
+    # What an earlier launch has said, the same maybe, is no older than the run that came after it.
+    assert gone == {"path": told["path"], "absent": True}
     return {"launch": json.loads(told["content"]), "config": yaml.safe_load(config["content"]) or {}}
 
 
