@@ -6,21 +6,25 @@ import functools
 import os
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import aura
 import pytest
 import torch
 from aura import products
+from aura.commands import cli
 from aura.corpus.corpus import Corpus
 from aura.corpus.prepare import build
 from aura.corpus.sources import LocalFiles
 from aura.corpus.work import Settings
+from aura.errors import EXIT_OK
 from aura.model import loss
 from dialogue_files import BASE
 from object_storage import Storage, storage
 from trainers import Trainer, complete, start
+
+Aura = Callable[..., str]
 
 WORDS = "el la los un una casa perro red nodo cable datos modelo aprende lee escribe rápido lento cinco y de en con"
 
@@ -71,6 +75,22 @@ def graphs_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     yield
     loss._compiled_differences.cache_clear()
+
+
+@pytest.fixture
+def aura_says(capfd: pytest.CaptureFixture[str]) -> Aura:
+    """All that the command says in this process, where it has to end with `code`."""
+
+    def aura_says(*words: str, code: int = EXIT_OK) -> str:
+        try:
+            ended = cli.main(list(words))
+        except SystemExit as exc:
+            ended = exc.code  # type: ignore[assignment]
+        said = "".join(capfd.readouterr())
+        assert ended == code, said
+        return said
+
+    return aura_says
 
 
 @pytest.fixture(scope="session")

@@ -31,19 +31,6 @@ def written(folder: Path, records: list[Any], name: str = "dialogues.jsonl") -> 
 
 def prepared(base: Path, folder: Path, records: list[Any], *words: str) -> Corpus:
     data = written(folder, records)
-    assert (
-        cli.main(
-            [
-                "tune",
-                str(base),
-                "--data",
-                str(data),
-                "--only-prepare",
-                "--corpus",
-                str(folder / "corpus"),
-                *words,
-            ]
-        )
-        == 0
-    )
+    command = ["tune", str(base), "--data", str(data), "--only-prepare", "--corpus", str(folder / "corpus")]
+    assert cli.main([*command, *words]) == 0
     return read_corpus(folder / "corpus")

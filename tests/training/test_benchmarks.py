@@ -30,22 +30,16 @@ from waits import Gpu, Model, moved_bytes
 from wire_arms import CARDS, GROUPS, Arm, arms, lengths, scaled
 
 
-def test_the_reference_loop_sees_the_same_batches_and_makes_the_same_steps(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    settings = "--gradient-accumulation-steps 2 --vocab-multiple 1 --clip 0.5"
+def test_the_reference_loops_learn_what_ours_does(corpus: Corpus, tmp_path: Path) -> None:
+    """From our initial weights, with our batches and groups of decay: nanoGPT's, and GPT-2 of transformers with AdamW
+    of torch."""
+    settings = "--gradient-accumulation-steps 2 --vocab-multiple 1 --weight-decay 2 --clip 0.5 --lr 1e-2"
     (ours,) = complete(start(tmp_path, corpus, 1, settings))
     config = from_values(json.loads((ours.run_dir / "config.json").read_text()))
-    losses = reference_loop.train(config, corpus.path, config.steps)["losses"]
-    assert len(losses) == ours.done["step"]
-    assert losses[-1] == pytest.approx(ours.done["loss"], abs=1e-5)
-
-
-def test_the_two_of_a_pair_learn_the_same(corpus: Corpus, tmp_path: Path) -> None:
-    """From our initial weights, with our groups of decay: AdamW of torch, GPT-2 of transformers."""
-    (ours,) = complete(start(tmp_path, corpus, 1, "--weight-decay 2 --clip 0.5 --lr 1e-2 --vocab-multiple 1"))
-    config = from_values(json.loads((ours.run_dir / "config.json").read_text()))
-    theirs = reference_loop.train(config, corpus.path, config.steps, kind="paired")
+    for kind in ("nanogpt", "paired"):
+        theirs = reference_loop.train(config, corpus.path, config.steps, kind=kind)
+        assert len(theirs["losses"]) == ours.done["step"]
+        assert theirs["losses"][-1] == pytest.approx(ours.done["loss"], abs=1e-5), kind
     assert theirs["validation_loss"] == pytest.approx(ours.done["validation_loss"], abs=1e-5)
 
 

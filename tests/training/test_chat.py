@@ -8,17 +8,18 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from aura.commands import chat, cli
+from aura.commands import chat
 from aura.corpus.corpus import TOKENIZER_CONFIG, Corpus
 from aura.corpus.special_tokens import settings_of
 from aura.errors import EXIT_USAGE, ConfigError
 from aura.model import export, sample
 from by_heart import ANSWERS, QUESTIONS, tuned_run
+from conftest import Aura
 from services import wait_until
 from trainers import Trainer
 
@@ -30,44 +31,45 @@ def run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tuned_run(tmp_path_factory.mktemp("chat") / "runs/answers", corpus)
 
 
-def talked(
-    words: list[str], lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> list[str]:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
-    assert cli.main(["chat", *words, *GREEDY]) == 0
-    return capsys.readouterr().out.splitlines()
+@pytest.fixture
+def talked(monkeypatch: pytest.MonkeyPatch, aura_says: Aura) -> Callable[..., list[str]]:
+    """What is said to these lines."""
+
+    def talked(words: list[str], *lines: str) -> list[str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+        return aura_says("chat", *words, *GREEDY).splitlines()
+
+    return talked
 
 
 def test_it_answers_and_remembers(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, talked: Callable[..., list[str]]
 ) -> None:
     """From a run by its name, a checkpoint, and what was exported."""
     monkeypatch.chdir(run.parents[1])
     export.export_checkpoint(run / "checkpoints/checkpoint-step-80", tmp_path / "exported")
     for place in (["answers"], ["--checkpoint", str(tmp_path / "exported")]):
-        assert talked([*place, "--ask", QUESTIONS[0]], [], monkeypatch, capsys) == ANSWERS[:1]
+        assert talked([*place, "--ask", QUESTIONS[0]]) == ANSWERS[:1]
     lines = [*QUESTIONS, "", "/new", *QUESTIONS, "/exit", "¿Qué?"]
-    assert talked([str(run)], lines, monkeypatch, capsys) == [*ANSWERS, *ANSWERS]
+    assert talked([str(run)], *lines) == [*ANSWERS, *ANSWERS]
     # Without what was said before, the second question is another one.
-    assert talked([str(run)], QUESTIONS[1:], monkeypatch, capsys) != ANSWERS[1:]
-    assert talked([str(run), "--tokens", "3"], QUESTIONS[:1], monkeypatch, capsys)[0] in ANSWERS[0][:-5]
+    assert talked([str(run)], *QUESTIONS[1:]) != ANSWERS[1:]
+    assert talked([str(run), "--tokens", "3"], *QUESTIONS[:1])[0] in ANSWERS[0][:-5]
 
 
 def test_a_line_that_is_no_utf8_is_said_and_the_next_answered(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, aura_says: Aura
 ) -> None:
     lines = io.BytesIO(b"ni\xf1o\n" + QUESTIONS[0].encode())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(lines, "utf-8"))
-    assert cli.main(["chat", str(run), *GREEDY]) == 0
-    refused, answer = capsys.readouterr().out.splitlines()
+    refused, answer = aura_says("chat", str(run), *GREEDY).splitlines()
     assert refused.startswith("'ni\\udcf1o' is not UTF-8: set the terminal to UTF-8") and answer == ANSWERS[0]
     for words in (["chat", str(run), "--system"], ["sample", "--run-dir", str(run), "--prompt"]):
-        assert cli.main([*words, "ni\udcf1o"]) == EXIT_USAGE
-        assert "is not UTF-8" in capsys.readouterr().err
+        assert "is not UTF-8" in aura_says(*words, "ni\udcf1o", code=EXIT_USAGE)
 
 
 def test_what_does_not_fit_any_more_is_left_out(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, talked: Callable[..., list[str]]
 ) -> None:
     seen: list[list[int]] = []
     generate = sample.generate
@@ -80,7 +82,7 @@ def test_what_does_not_fit_any_more_is_left_out(
     trained = sample.load(run / "checkpoints/checkpoint-step-80")
     system = "Sé breve."
     lines = [*QUESTIONS * 4, "¿" + "perro " * 200, QUESTIONS[0]]
-    said = talked([str(run), "--system", system, "--tokens", "30"], lines, monkeypatch, capsys)
+    said = talked([str(run), "--system", system, "--tokens", "30"], *lines)
     notes = [
         line for line in said if line.startswith("(The conversation is longer than what the model reads")
     ]
@@ -100,7 +102,7 @@ def test_what_does_not_fit_any_more_is_left_out(
 
 
 def test_ctrl_c_ends_an_answer_only(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, talked: Callable[..., list[str]]
 ) -> None:
     generate, asked = sample.generate, []
 
@@ -112,7 +114,7 @@ def test_ctrl_c_ends_an_answer_only(
             yield number
 
     monkeypatch.setattr(sample, "generate", interrupted)
-    first, *others = talked([str(run)], [QUESTIONS[0], "/new", *QUESTIONS], monkeypatch, capsys)
+    first, *others = talked([str(run)], QUESTIONS[0], "/new", *QUESTIONS)
     assert first and first != ANSWERS[0] and ANSWERS[0].startswith(first)
     assert others == ANSWERS
 
@@ -159,14 +161,14 @@ def test_only_whole_letters_are_shown(run: Path) -> None:
 
 
 def test_who_has_not_learnt_to_answer_is_refused(
-    run: Path, reference: list[Trainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, reference: list[Trainer], tmp_path: Path, aura_says: Aura
 ) -> None:
-    assert cli.main(["chat", str(reference[0].run_dir), "--ask", "¿Qué?"]) == EXIT_USAGE
-    assert "has never learnt to answer" in (said := capsys.readouterr().err) and "aura tune RUN" in said
-    assert cli.main(["chat", str(tmp_path), "--ask", "¿Qué?"]) == EXIT_USAGE
-    assert "is no run with a checkpoint" in capsys.readouterr().err
+    ask = ["--ask", "¿Qué?"]
+    said = aura_says("chat", str(reference[0].run_dir), *ask, code=EXIT_USAGE)
+    assert "has never learnt to answer" in said and "aura tune RUN" in said
+    assert "is no run with a checkpoint" in aura_says("chat", str(tmp_path), *ask, code=EXIT_USAGE)
     export.export_checkpoint(run / "checkpoints/checkpoint-step-80", other := tmp_path / "other")
     settings = settings_of(other) | {"chat_template": "[INST]{{ messages }}"}
     (other / TOKENIZER_CONFIG).write_text(json.dumps(settings))
-    assert cli.main(["chat", "--checkpoint", str(other), "--ask", "¿Qué?"]) == EXIT_USAGE
-    assert "aura chat speaks ChatML only" in capsys.readouterr().err
+    said = aura_says("chat", "--checkpoint", str(other), *ask, code=EXIT_USAGE)
+    assert "aura chat speaks ChatML only" in said

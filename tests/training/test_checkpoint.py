@@ -73,7 +73,11 @@ def accept(state: checkpoint.State) -> None:
 
 
 def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
-    save(tmp_path, 3)
+    """In tensors and plain JSON, which its group may read: what copies runs is another user than the trainer
+    (roles/run_copies), and safetensors would keep them from him."""
+    files = [*save(tmp_path, 3).iterdir()]
+    assert {file.suffix for file in files} == {".safetensors", ".json"}
+    assert all(file.stat().st_mode & 0o040 for file in files)
     (wanted_model, wanted), (model, optimizer) = trained(3), trained(0)
     state = checkpoint.agree_and_load([tmp_path], model, into(optimizer), ALONE, accept, print)
     assert state == {"step": 3}
@@ -82,18 +86,6 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     for name, tensor in wanted.tensors().items():
         assert torch.equal(optimizer.tensors()[name], tensor), name
     assert optimizer.steps["weight"] == 3
-
-
-def test_its_group_may_read_a_checkpoint(tmp_path: Path) -> None:
-    """What copies runs is another user than the trainer (roles/run_copies); safetensors would keep it from him."""
-    assert all(path.stat().st_mode & 0o040 for path in save(tmp_path, 3).iterdir())
-
-
-def test_nothing_to_load(tmp_path: Path) -> None:
-    model, optimizer = trained(0)
-    assert (
-        checkpoint.agree_and_load([tmp_path / "none"], model, into(optimizer), ALONE, accept, print) is None
-    )
 
 
 def test_a_refused_state_touches_no_parameter(tmp_path: Path) -> None:
@@ -109,13 +101,12 @@ def test_a_refused_state_touches_no_parameter(tmp_path: Path) -> None:
     assert torch.equal(model.weight, before)
 
 
-def test_the_newest_counts_whatever_its_kind(tmp_path: Path) -> None:
+def test_the_newest_counts_whatever_its_kind_and_the_last_attempt_before_the_number_of_steps(
+    tmp_path: Path,
+) -> None:
     for step, kind in ((9, "checkpoint"), (10, "interrupt"), (2, "checkpoint")):
         save(tmp_path, step, kind)
     assert newest(tmp_path) == "interrupt-step-10"
-
-
-def test_the_last_attempt_counts_before_the_number_of_steps(tmp_path: Path) -> None:
     for step, number in ((30, 1), (12, 2), (11, 2)):
         save(tmp_path, step, writer=manifest.Writer(number, f"attempt-{number}"))
     found = newest_valid([tmp_path], print)
@@ -222,21 +213,16 @@ def test_a_manifest_of_something_else_is_refused(other: dict[str, Any], tmp_path
         manifest.read(file.parent)
 
 
-def test_rotation_keeps_as_many_as_it_is_told(tmp_path: Path) -> None:
+def test_rotation_keeps_as_many_as_it_is_told_and_what_is_not_ours(tmp_path: Path) -> None:
+    mine = {"best-so-far", "checkpoint-step-1 (copy)"}
+    for name in (*mine, "checkpoint-step-2.tmp-77"):
+        (tmp_path / name).mkdir()
     for step in range(1, 8):
         newest = save(tmp_path, step)
         checkpoint.rotate(tmp_path, keep=4, keep_every=0, newest=newest)
-        kept = {path.name for path in tmp_path.iterdir()}
+        kept = {path.name for path in tmp_path.iterdir()} - mine
         assert kept == {f"checkpoint-step-{i}" for i in range(max(1, step - 3), step + 1)}
-
-
-def test_rotation_removes_only_what_is_ours(tmp_path: Path) -> None:
-    mine = {"best-so-far", "checkpoint-step-1 (copy)", "superseded-checkpoint-step-9-1"}
-    for name in (*mine, "damaged-checkpoint-step-2", "checkpoint-step-2.tmp-77"):
-        (tmp_path / name).mkdir()
-    save(tmp_path, 1)
-    checkpoint.rotate(tmp_path, keep=1, keep_every=0, newest=save(tmp_path, 3))
-    assert {path.name for path in tmp_path.iterdir()} == {*mine, "checkpoint-step-3"}
+    assert all((tmp_path / name).exists() for name in mine)
 
 
 def test_a_save_that_fails_for_whatever_reason_does_not_count(
@@ -329,6 +315,8 @@ def test_an_end_at_any_moment_of_a_save_loses_that_save_at_most(
     assert process.exitcode == (-signal.SIGKILL if ending == "killed" else 75)
     assert newest(tmp_path) == f"checkpoint-step-{2 if moment == 5 else 1}"
     assert ending == "killed" or not list(tmp_path.glob("*.tmp-*"))
+    checkpoint.tidy(tmp_path, step=2, number=0)
+    assert not list(tmp_path.glob("*.tmp-*"))
 
 
 def test_a_damaged_newer_one_does_not_push_out_good_ones_nor_is_it_deleted(tmp_path: Path) -> None:
@@ -360,6 +348,8 @@ def test_what_was_killed_while_it_removed_one_leaves_no_damaged_one(where: str, 
     assert newest(tmp_path, pytest.fail) == left
     checkpoint.tidy(tmp_path, step=2, number=0)
     assert [path.name for path in tmp_path.iterdir()] == [left]
+    checkpoint.tidy(tmp_path / "new", step=0, number=0)
+    assert (tmp_path / "new").is_dir()  # how much room it has may be asked before it holds anything
 
 
 def test_who_is_killed_while_it_forgets_its_copies_leaves_no_damaged_one(tmp_path: Path) -> None:
@@ -378,28 +368,12 @@ def test_a_step_that_is_computed_again_replaces_the_old_one(tmp_path: Path) -> N
     manifest.verify(path)
 
 
-def test_what_a_killed_save_left_is_ignored_and_removed(tmp_path: Path) -> None:
-    path = save(tmp_path, 2)
-    shutil.copytree(path, tmp_path / "checkpoint-step-3.tmp-99")
-    assert newest(tmp_path) == "checkpoint-step-2"
-    checkpoint.tidy(tmp_path, step=2, number=0)
-    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint-step-2"]
-    checkpoint.tidy(tmp_path / "new", step=0, number=0)
-    assert (tmp_path / "new").is_dir()  # how much room it has may be asked before it holds anything
-
-
 def test_a_full_disk_is_an_error_of_the_disk_and_leaves_the_older_one_alone(small_disk: Path) -> None:
     save(small_disk, 1)
     with pytest.raises(OSError, match="No space left on device"):
         write(small_disk, "checkpoint-step-2", *trained(1, width=100), {"step": 2})
     assert [path.name for path in small_disk.iterdir()] == ["checkpoint-step-1"]
     manifest.verify(small_disk / "checkpoint-step-1")
-
-
-def test_the_state_is_plain_json(tmp_path: Path) -> None:
-    path = save(tmp_path, 1)
-    assert {file.suffix for file in path.iterdir()} == {".safetensors", ".json"}
-    assert json.loads((path / "manifest.json").read_text())["step"] == 1
 
 
 def test_a_checkpoint_from_before_a_setting_existed_can_be_resumed(corpus: Corpus) -> None:

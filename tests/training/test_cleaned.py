@@ -134,21 +134,22 @@ def test_where_nothing_is_left_it_says_why(tmp_path: Path) -> None:
             build(cleaned(file, tmp_path / "c", Bad()), tmp_path / "c", SETTINGS)
 
 
-def test_it_is_for_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="are for files"):
-        main(["--dataset", "c4", "--clean", "--output", str(tmp_path / "c")])
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--languages", "es"], "add --clean"),
-        (["--clean", "--languages", "es", "ca"], "no limits for the language ca: --languages takes en, es"),
+        (["--dataset", "c4", "--clean"], "are for files"),
+        (["--input", "a.txt", "--languages", "es"], "add --clean"),
+        (
+            ["--input", "a.txt", "--clean", "--languages", "es", "ca"],
+            "no limits for the language ca: --languages takes en, es",
+        ),
     ],
 )
-def test_only_languages_with_limits_can_be_wanted(tmp_path: Path, words: list[str], sentence: str) -> None:
+def test_only_files_are_cleaned_and_only_languages_with_limits_can_be_wanted(
+    tmp_path: Path, words: list[str], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        main(["--input", "a.txt", *words, "--output", str(tmp_path / "c")])
+        main([*words, "--output", str(tmp_path / "c")])
 
 
 def test_what_went_follows_from_the_languages() -> None:

@@ -23,7 +23,6 @@ from torch import Tensor
 
 LENGTHS = (0, 1, 127, 128, 129, 1000, 5000)
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
-GPT2_MEDIUM = 354_823_168
 
 
 def random(length: int, seed: int = 0) -> Tensor:
@@ -56,12 +55,6 @@ def test_as_many_bytes_as_the_formula_says(format_: str, length: int) -> None:
     decoded = decode(buffer, format_, length)
     assert decoded.dtype == torch.float32 and decoded.shape == values.shape
     assert decoded.isfinite().all()
-
-
-@pytest.mark.parametrize("format_", FORMATS)
-def test_scales_weigh_little(format_: str) -> None:
-    bits = 8 * bytes_of(format_, GPT2_MEDIUM) / GPT2_MEDIUM
-    assert BITS[format_] <= bits <= BITS[format_] + 8 / BLOCK + 1e-6
 
 
 def test_fp32_is_exact_and_bf16_rounded_to_nearest() -> None:
@@ -171,24 +164,6 @@ def test_too_large_is_a_flag_and_too_small_is_zero(format_: str) -> None:
     assert not decode(encode(torch.full((BLOCK,), 2.0 ** (SMALLEST - 7)), format_), format_, BLOCK).any()
     largest = torch.full((BLOCK,), torch.finfo(torch.float32).max)
     assert not decode(encode(largest, format_), format_, BLOCK).isfinite().all()
-
-
-@pytest.mark.parametrize("format_", QUANTISED)
-def test_replicas_stay_equal_and_errors_never_add_up(format_: str) -> None:
-    """As leg 2 does it: an owner sends the difference between its master and what the replicas hold."""
-    torch.manual_seed(0)
-    master = torch.randn(1000)
-    replicas = [master.clone() for _ in range(3)]
-    errors = []
-    for step in range(60):
-        master += 0.01 * torch.randn(1000, generator=torch.Generator().manual_seed(step))
-        buffer = encode(master - replicas[0], format_)
-        for replica in replicas:
-            replica += decode(buffer, format_, 1000)
-        assert all(torch.equal(replica, replicas[0]) for replica in replicas)
-        errors.append((master - replicas[0]).square().mean().sqrt().item())
-    assert max(errors[30:]) < 1.5 * max(errors[:30])
-    assert max(errors) < (0.003 if format_ == "int4" else 0.0003)
 
 
 def test_a_buffer_of_another_length_is_refused() -> None:

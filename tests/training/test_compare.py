@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from aura.commands import cli, compare
+from aura.commands import compare
 from aura.corpus.corpus import Corpus
 from aura.run.runlog import COLUMNS
-from conftest import prepare
+from conftest import Aura, prepare
 from trainers import complete, start, stop_at
 
 
@@ -37,11 +37,10 @@ def damaged(run: Path, to: Path, file: str, old: str, new: str) -> Path:
 
 
 def test_two_runs_side_by_side(
-    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, aura_says: Aura
 ) -> None:
     monkeypatch.chdir(runs[0].parents[1])
-    assert cli.main(["compare", "words", "runs/letters"]) == 0
-    shown = capsys.readouterr().out
+    shown = aura_says("compare", "words", "runs/letters")
     rows = {row[0]: row[1:] for line in shown.splitlines() if len(row := re.split(r"  +", line)) == 3}
     assert rows["preset (family)"] == ["gpt2-nano (gpt2)"] * 2
     assert rows["vocabulary"] == ["300", "270"]
@@ -59,13 +58,12 @@ def test_two_runs_side_by_side(
     ][1][:6]
     assert "times the tokens" in shown
     monkeypatch.setenv("AURA_LANG", "es")
-    assert cli.main(["compare", "words", "letters"]) == 0
-    assert "words llega a" in capsys.readouterr().out
+    said = aura_says("compare", "words", "letters")
+    assert "words llega a" in said
 
 
-def test_for_machines(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["compare", *map(str, runs), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+def test_for_machines(runs: tuple[Path, Path], aura_says: Aura) -> None:
+    told = json.loads(aura_says("compare", *map(str, runs), "--json"))
     words, letters = told["runs"]
     assert (words["ranks"], letters["ranks"], letters["step"], letters["on_gpu"]) == (2, 1, 40, False)
     assert [point["tokens"] for point in words["curve"]] == [32 * step for step in (8, 16, 24, 32, 40)]
@@ -79,7 +77,7 @@ def test_for_machines(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str
 
 
 def test_seconds_are_those_of_the_steps_whatever_counts_as_a_token(
-    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: tuple[Path, Path], tmp_path: Path, aura_says: Aura
 ) -> None:
     """Of dialogues only answers count; an epoch begins its seconds anew; the first step after a start is slow."""
     tuned = damaged(runs[1], tmp_path / "tuned", "training_log.csv", r"(?s)\n.*", "\n")
@@ -88,8 +86,8 @@ def test_seconds_are_those_of_the_steps_whatever_counts_as_a_token(
         for values in ((10, 1, 70, 5, 2.5), (20, 1, 140, 5, 5), (21, 2, 147, 5, 40), (30, 2, 210, 5, 42)):
             row = dict(zip(place, values, strict=True))
             log.write(",".join(str(row.get(name, "")) for name in COLUMNS) + "\n")
-    assert cli.main(["compare", str(runs[0]), str(tuned), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"][1]["seconds"] == pytest.approx(47)
+    said = aura_says("compare", str(runs[0]), str(tuned), "--json")
+    assert json.loads(said)["runs"][1]["seconds"] == pytest.approx(47)
 
 
 def test_between_two_validations() -> None:
@@ -104,39 +102,33 @@ def test_between_two_validations() -> None:
 
 
 def test_a_run_that_is_under_way_or_was_killed_is_compared_as_far_as_it_is(
-    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: tuple[Path, Path], tmp_path: Path, aura_says: Aura
 ) -> None:
     young = damaged(runs[1], tmp_path / "young", "training_log.csv", r"(?s)\n24,.*", "\n24,1,7")
     (young / "done.json").unlink()
-    assert cli.main(["compare", str(runs[0]), str(young)]) == 0
-    assert re.search(r"steps +40 / 40 +20 / 40", capsys.readouterr().out)
+    said = aura_says("compare", str(runs[0]), str(young))
+    assert re.search(r"steps +40 / 40 +20 / 40", said)
 
 
 def test_hours_are_those_of_gpus_where_there_are_some_and_of_who_was_there(
-    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: tuple[Path, Path], tmp_path: Path, aura_says: Aura
 ) -> None:
     card = damaged(runs[0], tmp_path / "card", "rank-0/status.json", '"device": "cpu"', '"device": "cuda:0"')
     less = damaged(card, tmp_path / "less", "rank-0/status.json", r'"away": \[\]', '"away": [1]')
-    assert cli.main(["compare", str(card), str(less), str(runs[1])]) == 0
-    shown = capsys.readouterr().out
+    shown = aura_says("compare", str(card), str(less), str(runs[1]))
     two, one, none = re.search(r"GPU-hours +(\S+) +(\S+) +(\S+)", shown).groups()
     assert float(two) == pytest.approx(2 * float(one), rel=0.01) and none == "-"
     assert re.search(r"rank-hours \(no GPU\) +- +- +\d", shown)
 
 
-def test_a_log_of_an_older_release(
-    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_of_an_older_release(runs: tuple[Path, Path], tmp_path: Path, aura_says: Aura) -> None:
     old = damaged(runs[1], tmp_path / "old", "training_log.csv", r"(?m),[^,\n]*$", "")
-    assert cli.main(["compare", str(runs[0]), str(old)]) == 0
-    shown = capsys.readouterr().out
+    shown = aura_says("compare", str(runs[0]), str(old))
     assert "old has no bits per byte yet" in shown and "reaches" not in shown
     assert re.search(r"validation loss \(nats per token\) +\d\S+ +\d", shown)
 
 
-def test_what_is_no_run_is_said(
-    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_run_is_said(runs: tuple[Path, Path], tmp_path: Path, aura_says: Aura) -> None:
     damaged(runs[1], tmp_path / "begun", "training_log.csv", r"(?s)\n.*", "\n")
     damaged(runs[1], tmp_path / "broken", "model_config.json", "parameters", "p")
     damaged(runs[1], tmp_path / "strange", "training_log.csv", "40,1", "forty,1")
@@ -146,7 +138,5 @@ def test_what_is_no_run_is_said(
         ("broken", 65, "cannot be read as a run: KeyError('parameters')"),
         ("strange", 65, "cannot be read as a run"),
     ):
-        assert cli.main(["compare", str(runs[0]), str(tmp_path / name)]) == code
-        assert sentence in capsys.readouterr().err
-    assert cli.main(["compare", str(runs[0])]) == 64
-    assert "Two runs or more" in capsys.readouterr().err
+        assert sentence in aura_says("compare", str(runs[0]), str(tmp_path / name), code=code)
+    assert "Two runs or more" in aura_says("compare", str(runs[0]), code=64)

@@ -15,7 +15,7 @@ from aura.commands import cli
 from aura.errors import EXIT_USAGE, ConfigError
 from aura.optim.schedule import warmup_steps
 from aura.run import attempt
-from conftest import BOUND
+from conftest import BOUND, Aura
 
 TRAINING = Path(config.__file__).parents[1]
 
@@ -49,7 +49,6 @@ MUON_NEEDS = "optimizer=muon needs parameter_format=fp32 and moment_format"
         ("gpt2-nano", {"stepps": "3"}, ["'stepps'", "Did you mean 'steps'?", "weight_decay"]),
         ("gpt2-nano", {"preset": "x"}, ["Unknown preset 'x'"]),
         ("gpt2-nano", {"steps": "many"}, ["steps='many'", "whole number"]),
-        ("gpt2-nano", {"steps": "2.5"}, ["steps='2.5'", "whole number"]),
         ("gpt2-nano", {"steps": 2.0}, ["whole number"]),
         ("gpt2-nano", {"steps": True}, ["whole number"]),
         ("gpt2-nano", {"steps": "0"}, ["steps=0", "at least 1"]),
@@ -68,7 +67,6 @@ MUON_NEEDS = "optimizer=muon needs parameter_format=fp32 and moment_format"
         ("gpt2", {"global_batch_tokens": -1024}, ["global_batch_tokens=-1024 must be at least 0"]),
         ("gpt2", {"tokens": "2.5"}, ["tokens='2.5' is not a whole number"]),
         ("gpt2", {"tokens": "1.5e0"}, ["tokens='1.5e0' is not a whole number"]),
-        ("gpt2", {"tokens": "many"}, ["tokens='many' is not a whole number"]),
         ("gpt2", {"tokens": "1e9", "steps": "5"}, [f"tokens and steps {TWICE}"]),
         ("gpt2", {"tokens": 5, "epochs": 2}, [f"tokens and epochs {TWICE}"]),
         ("gpt2", {"steps": 5, "epochs": 2}, [f"epochs and steps {TWICE}"]),
@@ -83,7 +81,6 @@ MUON_NEEDS = "optimizer=muon needs parameter_format=fp32 and moment_format"
         ("gpt2-nano", {"delay": 0.5, "optimizer": "adamw"}, ["a delay ruins what AdamW learns"]),
         ("gpt2-nano", MUON | {"precision": "bf16", "parameter_format": "bf16"}, [MUON_NEEDS]),
         ("gpt2-nano", MUON | {"moment_format": "int8"}, [MUON_NEEDS]),
-        ("gpt2-nano", MUON | {"moment_format": "bf16"}, [MUON_NEEDS]),
         ("gpt2-nano", HRM | {"layers": 3}, ["layers=3 cannot be divided between the two stacks"]),
         ("gpt2-nano", HRM | {"d_model": 60, "heads": 4}, ["heads of 15 elements"]),
         ("gpt2-nano", HRM | {"dropout": 0.1}, ["has no dropout"]),
@@ -175,17 +172,16 @@ LONG = "x" * 300  # no file system has such a name
     ids=lambda words: " ".join(words[:2]).replace(LONG, "LONG"),
 )
 def test_a_name_that_the_system_refuses_is_one_sentence(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aura_says: Aura
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("t.txt").write_text("uno dos tres")
-    assert cli.main(words) == EXIT_USAGE
-    said = capsys.readouterr().err
+    said = aura_says(*words, code=EXIT_USAGE)
     assert "File name too long" in said and said.count("\n") == 1, said
 
 
 def test_what_one_may_not_read_is_one_sentence_and_a_disk_that_fails_another_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aura_says: Aura
 ) -> None:
     (tmp_path / "mine").mkdir(mode=0)
     command = [*BOUND, sys.executable, "-m", "aura", "fingerprint", str(tmp_path / "mine/c")]
@@ -197,22 +193,17 @@ def test_what_one_may_not_read_is_one_sentence_and_a_disk_that_fails_another_cod
         raise OSError(errno.EIO, "Input/output error", *argv)
 
     monkeypatch.setattr(cli, "version", failing)
-    assert cli.main(["version", "/mnt/c"]) == 1
-    assert "/mnt/c: Input/output error. See to the disk" in capsys.readouterr().err
+    assert "/mnt/c: Input/output error. See to the disk" in aura_says("version", "/mnt/c", code=1)
     with pytest.raises(OSError, match="Input/output"):
         cli.main(["version"])  # of no file: somebody has to find where
 
 
-def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--help"]) == 0
-    text = capsys.readouterr().out
-    for command in cli.COMMANDS:
-        assert command in text
-    assert cli.main(["--version"]) == 0
-    assert cli.main(["version"]) == 0
-    assert "torch" in json.loads(capsys.readouterr().out.split("\n", 1)[1])
-    assert cli.main(["prepar"]) == 64
-    assert "Did you mean 'prepare'?" in capsys.readouterr().err
+def test_help_and_version(aura_says: Aura) -> None:
+    help_ = aura_says("--help")
+    assert all(command in help_ for command in cli.COMMANDS)
+    assert aura_says("--version")
+    assert "torch" in json.loads(aura_says("version"))
+    assert "Did you mean 'prepare'?" in aura_says("prepar", code=EXIT_USAGE)
 
 
 @pytest.mark.parametrize("style", ["-", "_"])
@@ -277,16 +268,11 @@ NEEDED = "--corpus/--dataset-path, --preset/--custom-preset/--model-preset"
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_one_sentence_in_the_language_of_the_run(
-    line: str, english: str, spanish: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, english: str, spanish: str, monkeypatch: pytest.MonkeyPatch, aura_says: Aura
 ) -> None:
     for language, sentence in (("en", english), ("es", spanish)):
         monkeypatch.setenv("AURA_LANG", language)
-        try:
-            code = cli.main(line.split())
-        except SystemExit as ended:
-            code = ended.code  # type: ignore[assignment]
-        assert code == 64
-        assert capsys.readouterr() == ("", sentence + "\n")
+        assert aura_says(*line.split(), code=EXIT_USAGE) == sentence + "\n"
 
 
 def test_of_two_ways_to_say_the_warm_up_a_persons_own_is_meant() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aura.config import SETTINGS, resolve
+from aura.config import SETTINGS
 from aura.errors import ConfigError
 from aura.texts import console
 from spanish import english_in
@@ -150,35 +150,6 @@ def test_an_unknown_language_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     set_locale(monkeypatch, AURA_LANG="de")
     with pytest.raises(ConfigError, match=r"AURA_LANG='de' is unknown\. There are: es, en\."):
         console.text("alone")
-
-
-EPOCH = {"number": 1, "epochs": 5, "train": 2.0813, "validation": 2.0456, "seconds": 318.4}
-
-
-def test_the_lines_of_the_guides(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_locale(monkeypatch)
-    config = resolve("gpt2-medium")
-    spanish = [
-        console.text("distributed", backend="nccl"),
-        console.model(config),
-        console.precision("fp32"),
-        console.text("step", epoch=1, number=200, loss=2.1345, sync="OK"),
-        console.text("epoch", **EPOCH),
-        console.completed(ranks_compared=True),
-    ]
-    assert spanish == [
-        "Modo Distribuido. Backend=nccl. Sincronizando...",
-        "Config personalizada 'gpt2-medium': d_model=1024, layers=24, heads=16, seq_len=1024",
-        "Precisión activa: fp32 | Autocast=OFF | GradScaler=OFF",
-        "Epoch 1 | Step 200 | Loss: 2.1345 | Sync=OK",
-        "Epoch 1/5 | Loss entrenamiento: 2.0813 | Loss validación: 2.0456 | Duración epoch: 318.4s",
-        "Entrenamiento completado. Gradientes sincronizados.",
-    ]
-    set_locale(monkeypatch, AURA_LANG="en")
-    assert console.text("epoch", **EPOCH) == (
-        "Epoch 1/5 | Training loss: 2.0813 | Validation loss: 2.0456 | Epoch took: 318.4s"
-    )
-    assert console.completed(ranks_compared=False) == "Training completed."
 
 
 def test_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:

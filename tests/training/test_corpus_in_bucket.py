@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from aura.commands import cli
 from aura.corpus import remote
-from aura.corpus.corpus import META, Corpus
-from aura.errors import EXIT_DATA, EXIT_OK, EXIT_TEMPORARY, EXIT_USAGE
+from aura.corpus.corpus import META, Corpus, fingerprint_of
+from aura.errors import EXIT_DATA, EXIT_TEMPORARY, EXIT_USAGE
 from aura.storage import cache
-from conftest import flip_a_bit
+from aura.storage.address import Address, place
+from conftest import Aura, flip_a_bit
 from object_storage import KEY, SECRET, Storage
 
 WHERE = "s3://data/corpora/es"
-Told = tuple[int, str]
-Aura = Callable[..., Told]
-
-
-@pytest.fixture
-def aura(capfd: pytest.CaptureFixture[str]) -> Aura:
-    """The exit code, and what was said."""
-
-    def aura(*words: str) -> Told:
-        code = cli.main(list(words))
-        output = capfd.readouterr()
-        return code, output.out + output.err
-
-    return aura
 
 
 def preparing(text: Path, address: str = WHERE) -> list[str]:
@@ -58,84 +44,79 @@ def upload(bucket: Storage, corpus: Corpus, address: str = WHERE) -> Path:
 
 
 def test_what_is_prepared_is_there_whole_and_is_left_alone(
-    bucket: Storage, text: Path, corpus: Corpus, aura: Aura, tmp_path: Path
+    bucket: Storage, text: Path, corpus: Corpus, aura_says: Aura, tmp_path: Path
 ) -> None:
-    code, said = aura(*preparing(text))
-    assert code == EXIT_OK, said
+    said = aura_says(*preparing(text))
     assert f"{WHERE} is complete." in said and corpus.fingerprint in said
     assert there(bucket) == files_of(corpus.path)
     assert bucket.of("PUT")[-1].endswith(META), "what makes it a corpus went before something else"
 
     bucket.mend()
-    code, said = aura(*preparing(text))
-    assert (code, bucket.of("PUT")) == (EXIT_OK, [])
+    said = aura_says(*preparing(text))
+    assert bucket.of("PUT") == []
     assert f"{WHERE} is up to date." in said and corpus.fingerprint in said
 
     (tmp_path / "other.txt").write_text("Un texto distinto.\n\nY otro.\n" * 200, encoding="utf-8")
-    code, said = aura(*preparing(tmp_path / "other.txt"))
-    assert (code, bucket.of("PUT")) == (EXIT_DATA, [])
+    said = aura_says(*preparing(tmp_path / "other.txt"), code=EXIT_DATA)
+    assert bucket.of("PUT") == []
     assert "holds a corpus from other text or settings" in said
     assert there(bucket) == files_of(corpus.path)
 
     # Whoever has prepared it has it already.
     bucket.mend()
-    assert aura("fingerprint", WHERE) == (EXIT_OK, f"{corpus.fingerprint}\n")
+    assert aura_says("fingerprint", WHERE) == f"{corpus.fingerprint}\n"
     assert bucket.of("GET") == ["/data/corpora/es/meta.json"]
 
 
 def test_a_mixture_goes_there_and_comes_back(
-    bucket: Storage, text: Path, aura: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Storage, text: Path, aura_says: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "other.txt").write_text("Un texto distinto, y más.\n\n" * 2000, encoding="utf-8")
     parts = [f"{text}=0.7", f"{tmp_path}/other.txt=0.3"]
     words = ["prepare", "--dataset", *parts, "--vocab-size", "300", "--validation-fraction", "0.3"]
-    code, said = aura(*words, "--output", WHERE)
-    assert code == EXIT_OK, said
+    aura_says(*words, "--output", WHERE)
     assert {"validation-0-00000.bin", "validation-1-00000.bin"} < there(bucket).keys()
     monkeypatch.setenv("AURA_CACHE", str(tmp_path / "another"))
-    assert aura("fingerprint", WHERE)[0] == EXIT_OK
+    aura_says("fingerprint", WHERE)
     (fetched,) = (tmp_path / "another").rglob(META)
     assert files_of(fetched.parent) == there(bucket)
 
 
 def test_an_upload_that_breaks_off_leaves_no_corpus_and_goes_on(
-    bucket: Storage, text: Path, corpus: Corpus, aura: Aura
+    bucket: Storage, text: Path, corpus: Corpus, aura_says: Aura
 ) -> None:
     bucket.fail("PUT /data/corpora/es/validation", 500)
-    code, said = aura(*preparing(text))
-    assert code == EXIT_TEMPORARY
+    said = aura_says(*preparing(text), code=EXIT_TEMPORARY)
     assert "does not answer as it should (InternalError)" in said
     assert "the same command sends what is missing" in said
     assert "train-00000.bin" in there(bucket) and META not in there(bucket)
-    code, said = aura("fingerprint", WHERE)
-    assert (code, said) == (
-        EXIT_DATA,
-        f"There is no corpus in {WHERE} (meta.json is missing); make one with: aura prepare --output {WHERE} …\n",
+    assert aura_says("fingerprint", WHERE, code=EXIT_DATA) == (
+        f"There is no corpus in {WHERE} (meta.json is missing); make one with: aura prepare --output {WHERE} …\n"
     )
 
     bucket.mend()
-    assert aura(*preparing(text))[0] == EXIT_OK
+    aura_says(*preparing(text))
     assert [path.rpartition("/")[2] for path in bucket.of("PUT")] == ["validation-00000.bin", META]
     assert there(bucket) == files_of(corpus.path)
 
 
 def test_it_is_fetched_once_with_every_byte(
-    bucket: Storage, corpus: Corpus, aura: Aura, tmp_path: Path
+    bucket: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path
 ) -> None:
     upload(bucket, corpus)
-    code, said = aura("fingerprint", WHERE)
-    assert code == EXIT_OK and said.endswith(f"{corpus.fingerprint}\n")
+    said = aura_says("fingerprint", WHERE)
+    assert said.endswith(f"{corpus.fingerprint}\n")
     assert "the next start fetches nothing" in said
     (kept,) = [path.parent for path in (tmp_path / "cache").rglob(META)]
     assert files_of(kept) == files_of(corpus.path)
 
     bucket.mend()
-    assert aura("fingerprint", WHERE) == (EXIT_OK, f"{corpus.fingerprint}\n")
+    assert aura_says("fingerprint", WHERE) == f"{corpus.fingerprint}\n"
     assert set(bucket.of("GET") + bucket.of("HEAD")) == {"/data/corpora/es/meta.json"}
 
     # A cache that somebody has damaged is mended, with what is missing only.
     (kept / "validation-00000.bin").write_bytes(b"")
-    assert aura("fingerprint", WHERE)[0] == EXIT_OK
+    aura_says("fingerprint", WHERE)
     assert [path.rpartition("/")[2] for path in bucket.of("GET")][1:] == [
         "meta.json",
         "validation-00000.bin",
@@ -144,120 +125,101 @@ def test_it_is_fetched_once_with_every_byte(
     assert files_of(kept) == files_of(corpus.path)
 
 
-def test_a_connection_that_is_cut_is_taken_up(bucket: Storage, corpus: Corpus, aura: Aura) -> None:
-    upload(bucket, corpus)
-    bucket.cut("train-00000.bin", times=2)
-    bucket.fail("tokenizer.json", 503, times=1)
-    code, said = aura("fingerprint", WHERE)
-    assert code == EXIT_OK, said
-    assert bucket.of("GET").count("/data/corpora/es/train-00000.bin") == 3
-
-
 def test_what_is_torn_is_not_used_and_not_fetched_twice(
-    bucket: Storage, corpus: Corpus, aura: Aura, tmp_path: Path
+    bucket: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path
 ) -> None:
     upload(bucket, corpus)
     bucket.cut("validation-00000.bin", times=1000)
-    code, said = aura("fingerprint", WHERE)
-    assert (code, said.count("\n")) == (EXIT_TEMPORARY, 1), said
+    said = aura_says("fingerprint", WHERE, code=EXIT_TEMPORARY)
+    assert said.count("\n") == 1, said
     assert f"{WHERE} does not answer as it should" in said
     assert not [*(tmp_path / "cache").rglob(META)]
 
+    # A cut and an error now and then are overcome at once.
     bucket.mend()
-    assert aura("fingerprint", WHERE)[0] == EXIT_OK
-    assert "/data/corpora/es/train-00000.bin" not in bucket.of("GET")
+    bucket.cut("validation-00000.bin", times=2)
+    bucket.fail("meta.json", 503, times=1)
+    aura_says("fingerprint", WHERE)
+    fetched = bucket.of("GET")
+    assert "/data/corpora/es/train-00000.bin" not in fetched
+    assert fetched.count("/data/corpora/es/validation-00000.bin") == 3
 
 
 def test_other_bytes_than_those_that_were_prepared_are_refused(
-    bucket: Storage, corpus: Corpus, aura: Aura, tmp_path: Path
+    bucket: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path
 ) -> None:
     directory = upload(bucket, corpus)
     flip_a_bit(directory / "train-00000.bin")
     bucket.settle()
-    code, said = aura("fingerprint", WHERE)
-    assert code == EXIT_DATA
+    said = aura_says("fingerprint", WHERE, code=EXIT_DATA)
     assert f"{WHERE}/train-00000.bin is damaged (its SHA-256 differs): it is not used." in said
     assert not [*(tmp_path / "cache").rglob(META)]
-    # Names that lead elsewhere are refused before anything is fetched.
-    meta = (directory / META).read_text().replace("train-00000.bin", "../../../../key")
-    (directory / META).write_text(meta)
-    bucket.settle()
-    assert "does not match its own fingerprint" in aura("fingerprint", WHERE)[1]
-
-
-def test_a_name_that_leads_elsewhere_is_refused(bucket: Storage, corpus: Corpus, aura: Aura) -> None:
-    import json
-
-    from aura.corpus.corpus import fingerprint_of
-
-    directory = upload(bucket, corpus)
+    # Names that lead elsewhere are refused before anything is fetched, also with the fingerprint that is theirs.
     meta = json.loads((directory / META).read_text())
     meta["files"]["train"][0]["name"] = "../../../../.ssh/authorized_keys"
-    meta["fingerprint"] = fingerprint_of(meta)
-    (directory / META).write_text(json.dumps(meta))
-    bucket.settle()
-    code, said = aura("fingerprint", WHERE)
-    assert code == EXIT_DATA and "which no corpus has: it is not used" in said
-    assert bucket.of("GET") == ["/data/corpora/es/meta.json"]
+    for known, sentence in (
+        (meta["fingerprint"], "does not match its own fingerprint"),
+        (fingerprint_of(meta), "which no corpus has: it is not used"),
+    ):
+        (directory / META).write_text(json.dumps(meta | {"fingerprint": known}))
+        bucket.settle()
+        bucket.mend()
+        assert sentence in aura_says("fingerprint", WHERE, code=EXIT_DATA)
+        assert bucket.of("GET") == ["/data/corpora/es/meta.json"]
 
 
 def test_without_a_server_the_one_of_before_is_taken(
-    bucket: Storage, corpus: Corpus, aura: Aura, monkeypatch: pytest.MonkeyPatch
+    bucket: Storage, corpus: Corpus, aura_says: Aura, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload(bucket, corpus)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    code, said = aura("fingerprint", WHERE)
-    assert (code, said) == (
-        EXIT_TEMPORARY,
-        f"{WHERE} does not answer as it should (EndpointConnectionError).\n",
-    )
+    said = aura_says("fingerprint", WHERE, code=EXIT_TEMPORARY)
+    assert said == f"{WHERE} does not answer as it should (EndpointConnectionError).\n"
     monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.environment["AWS_ENDPOINT_URL"])
-    assert aura("fingerprint", WHERE)[0] == EXIT_OK
+    aura_says("fingerprint", WHERE)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    code, said = aura("fingerprint", WHERE)
-    assert code == EXIT_OK and said.endswith(f"{corpus.fingerprint}\n")
+    said = aura_says("fingerprint", WHERE)
+    assert said.endswith(f"{corpus.fingerprint}\n")
     assert "What was fetched before is taken: " in said
 
 
 def test_a_full_disk_is_one_sentence(
-    bucket: Storage, corpus: Corpus, aura: Aura, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Storage, corpus: Corpus, aura_says: Aura, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload(bucket, corpus)
     monkeypatch.setenv("AURA_CACHE", str(small_disk))
-    code, said = aura("fingerprint", WHERE)
-    assert (code, said.count("\n")) == (EXIT_DATA, 1)
+    said = aura_says("fingerprint", WHERE, code=EXIT_DATA)
+    assert said.count("\n") == 1
     assert "make room, or name another place with AURA_CACHE. Nothing was fetched." in said
     monkeypatch.setattr(cache, "check_room", lambda *_: None)  # somebody else has filled it meanwhile
-    code, said = aura("fingerprint", WHERE)
-    assert (code, said.count("\n")) == (EXIT_DATA, 1), said
+    said = aura_says("fingerprint", WHERE, code=EXIT_DATA)
+    assert said.count("\n") == 1, said
     assert "is full. What has come is kept there" in said
     assert not [*small_disk.rglob(META)]
 
 
 @pytest.mark.parametrize(
-    ("changes", "address", "code", "sentence"),
+    ("changes", "address", "sentence"),
     [
-        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, WHERE, EXIT_USAGE, "the server refuses the key ("),
-        ({"AWS_ACCESS_KEY_ID": "NOBODY"}, WHERE, EXIT_USAGE, "the server refuses the key ("),
-        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, WHERE, EXIT_USAGE, "with which key. Put one"),
-        ({"AWS_PROFILE": "none-such"}, WHERE, EXIT_USAGE, "the settings of AWS cannot be used (The config profile"),
-        ({"AWS_ENDPOINT_URL": "127.0.0.1"}, WHERE, EXIT_USAGE,
-         "the settings of AWS cannot be used (Invalid endpoint"),
-        ({}, "s3://nobody-has-it/corpora/es", EXIT_USAGE, "there is no bucket nobody-has-it."),
-        ({}, "s3://data", EXIT_USAGE, "s3://data is a whole bucket: name a directory in it, such as s3://data/aura."),
-        ({}, "s3:/data/es", EXIT_USAGE, "s3:/data/es is no address in object storage: it has to be like s3://"),
-        ({}, "r2://data/es", EXIT_USAGE, "r2://data/es is no address in object storage"),
-        ({}, "s3://data/../es", EXIT_USAGE, "s3://data/../es is no address in object storage"),
+        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, WHERE, "the server refuses the key ("),
+        ({"AWS_ACCESS_KEY_ID": "NOBODY"}, WHERE, "the server refuses the key ("),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, WHERE, "with which key. Put one"),
+        ({"AWS_PROFILE": "none-such"}, WHERE, "the settings of AWS cannot be used (The config profile"),
+        ({"AWS_ENDPOINT_URL": "127.0.0.1"}, WHERE, "the settings of AWS cannot be used (Invalid endpoint"),
+        ({}, "s3://nobody-has-it/corpora/es", "there is no bucket nobody-has-it."),
+        ({}, "s3://data", "s3://data is a whole bucket: name a directory in it, such as s3://data/aura."),
+        ({}, "s3:/data/es", "s3:/data/es is no address in object storage: it has to be like s3://"),
+        ({}, "r2://data/es", "r2://data/es is no address in object storage"),
+        ({}, "s3://data/../es", "s3://data/../es is no address in object storage"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_before_the_work_begins(
     changes: dict[str, str],
     address: str,
-    code: int,
     sentence: str,
     bucket: Storage,
     text: Path,
-    aura: Aura,
+    aura_says: Aura,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -266,8 +228,8 @@ def test_what_is_wrong_is_said_before_the_work_begins(
             monkeypatch.setenv(name, value)
         else:
             monkeypatch.delenv(name)
-    got, said = aura(*preparing(text, address))
-    assert (got, said.count("\n")) == (code, 1), said
+    said = aura_says(*preparing(text, address), code=EXIT_USAGE)
+    assert said.count("\n") == 1, said
     assert sentence in said
     assert SECRET not in said and KEY not in said
     assert there(bucket) == {}
@@ -275,47 +237,45 @@ def test_what_is_wrong_is_said_before_the_work_begins(
 
 
 def test_a_corpus_of_ones_own_directory(
-    bucket: Storage, corpus: Corpus, aura: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload(bucket, corpus)
     bucket.fail("validation", 500)
     words = ("fetch", WHERE, "--output", str(tmp_path / "corpora/es"))
-    assert aura(*words)[0] == EXIT_TEMPORARY
+    aura_says(*words, code=EXIT_TEMPORARY)
     assert not (tmp_path / "corpora/es").exists()
     bucket.mend()
-    assert aura(*words)[0] == EXIT_OK
+    aura_says(*words)
     assert "/data/corpora/es/train-00000.bin" not in bucket.of("GET")
     assert files_of(tmp_path / "corpora/es") == files_of(corpus.path)
     bucket.mend()
-    code, said = aura(*words)
-    assert (code, said) == (EXIT_OK, f"{tmp_path}/corpora/es is up to date.\n{corpus.fingerprint}\n")
+    assert aura_says(*words) == f"{tmp_path}/corpora/es is up to date.\n{corpus.fingerprint}\n"
     assert len(bucket.of("GET")) == 1
 
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    code, said = aura("fetch", WHERE, "--output", ".")
-    assert (code, said.count("\n")) == (EXIT_USAGE, 1) and "the directory in which you are" in said
+    said = aura_says("fetch", WHERE, "--output", ".", code=EXIT_USAGE)
+    assert said.count("\n") == 1 and "the directory in which you are" in said
     monkeypatch.chdir(tmp_path / "corpora/es")
-    assert aura("fetch", WHERE, "--output", ".")[0] == EXIT_OK  # it is there
+    aura_says("fetch", WHERE, "--output", ".")  # it is there
     monkeypatch.chdir(tmp_path)
 
     # What is damaged is fetched again, and nothing else; also where its length is right.
     flip_a_bit(tmp_path / "corpora/es/train-00000.bin")
     (tmp_path / "corpora/es/validation-00000.bin").unlink()
     bucket.mend()
-    code, said = aura(*words)
-    assert (code, "is up to date" in said) == (EXIT_OK, False)
+    assert "is up to date" not in aura_says(*words)
     fetched = [path.rpartition("/")[2] for path in bucket.of("GET")]
     assert sorted(fetched) == [META, META, "train-00000.bin", "validation-00000.bin"]
     assert files_of(tmp_path / "corpora/es") == files_of(corpus.path)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    assert aura(*words)[0] == EXIT_OK
+    aura_says(*words)
     flip_a_bit(tmp_path / "corpora/es/train-00000.bin")
-    assert aura(*words)[0] == EXIT_TEMPORARY
+    aura_says(*words, code=EXIT_TEMPORARY)
 
 
 def test_the_key_of_a_service_is_read_from_its_file(
-    bucket: Storage, corpus: Corpus, aura: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As systemd gives it: the environment names a directory, no key."""
     upload(bucket, corpus)
@@ -326,7 +286,7 @@ def test_the_key_of_a_service_is_read_from_its_file(
     (tmp_path / "config").write_text(f"[default]\nendpoint_url = {bucket.environment['AWS_ENDPOINT_URL']}\n")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    assert aura("fingerprint", WHERE)[0] == EXIT_OK
+    aura_says("fingerprint", WHERE)
 
 
 def test_who_names_no_address_does_not_load_the_libraries(corpus: Corpus) -> None:
@@ -342,16 +302,14 @@ print([name for name in ("s3fs", "fsspec", "botocore", "aiohttp") if name in sys
     assert said.splitlines()[-1] == "[]"
 
 
-def test_a_plan_reads_what_the_corpus_says_only(bucket: Storage, corpus: Corpus, aura: Aura) -> None:
+def test_a_plan_reads_what_the_corpus_says_only(bucket: Storage, corpus: Corpus, aura_says: Aura) -> None:
     upload(bucket, corpus)
     words = ("plan", "--preset", "gpt2-nano", "--corpus", WHERE, "--gpu", "3060", "--epochs", "2")
-    assert aura(*words, "--vocab-size", "300")[0] == EXIT_OK
+    aura_says(*words, "--vocab-size", "300")
     assert set(bucket.of("GET") + bucket.of("HEAD")) == {"/data/corpora/es/meta.json"}
 
 
 def test_names_in_the_cache_do_not_meet() -> None:
-    from aura.storage.address import Address, place
-
     one, other = place("s3://data/a/b"), place("s3://data/a%2Fb/")
     assert isinstance(one, Address) and isinstance(other, Address)
     assert remote.prepared(one) != remote.prepared(other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 from aura.corpus.corpus import Corpus
-from aura.model.gpt import GPT
 from aura.optim.loss_scale import LossScale
-from aura.optim.muon import optimizer_of
 from aura.strategy.delayed import Delayed
-from aura.strategy.interface import clip_factor
+from playing import Setting
 from sharded_ranks import Rank, Task, batches_of, check_equal, complete, losses, parameters
+from test_learning import plain
 from trainers import (
     Fault,
     at_step,
@@ -34,48 +32,14 @@ MUON = {"optimizer": "muon", "clip": 0.2}
 RUN = "--optimizer muon --lr 0.02 --gradient-accumulation-steps 4 --batch-size 1 --steps 8 --save-every 3 "
 
 
-def reference(task: Task) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """What the ranks of the task have to arrive at, in one process and by the definition: w + (w - the w before)."""
-    config, predicted = task.config, task.config.predicted_weights
-    everybody = [batches_of(task, rank) for rank in range(task.world_size)]
-    model = GPT(config)
-    named = dict(model.named_parameters())
-    optimizer = optimizer_of(model, config)
-    exact = {name: p.detach().clone() for name, p in named.items()}
-    before = {name: p.clone() for name, p in exact.items()}
-    late = math.ceil(config.delay * task.micro_batches)
-    losses = []
-    weights_before_last = exact
-    for step in range(task.steps):
-        for parameter in named.values():
-            parameter.grad = None
-        loss_sum = tokens = 0.0
-        for place in range(task.micro_batches):
-            # In the first step nothing is late.
-            used = weights_before_last if place < late else exact
-            with torch.no_grad():
-                for name, parameter in named.items():
-                    parameter.copy_(used[name])
-            for batches in everybody:
-                batch = batches[step][place]
-                loss = model.loss_sum(batch[:, :-1], batch[:, 1:])
-                loss.backward()
-                loss_sum, tokens = loss_sum + loss.item(), tokens + batch[:, 1:].numel()
-        gradients = [p.grad for p in named.values() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) / tokens
-        for gradient in gradients:
-            gradient.mul_(clip_factor(norm, config.clip, int(tokens)))
-        with torch.no_grad():
-            for name, parameter in named.items():
-                parameter.copy_(exact[name])
-            optimizer.step(config.lr)
-        after = {name: p.detach().clone() for name, p in named.items()}
-        weights_before_last = {
-            name: exact[name] + (exact[name] - before[name]) if predicted else exact[name] for name in exact
-        }
-        before, exact = exact, after
-        losses.append(loss_sum / tokens)
-    return exact, losses
+def reference(task: Task, predicted: bool) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """What the ranks of the task have to arrive at, in one process and by the definition."""
+    ranks = [batches_of(task, rank) for rank in range(task.world_size)]
+    batches = [
+        torch.stack([torch.cat(parts) for parts in zip(*of_step, strict=True)], dim=1)
+        for of_step in zip(*ranks, strict=True)
+    ]
+    return plain(task.config, Setting(late=task.config.delay, predicted=float(predicted)), batches)
 
 
 @pytest.mark.parametrize("predicted", [True, False], ids=["predicted", "plain"])
@@ -90,15 +54,12 @@ def test_late_micro_batches_see_the_weights_of_the_definition(
     task = Task(tmp_path, 3, settings, steps=5, micro_batches=2, sequences=12, nodes=nodes, wire=wire)
     found = complete(task)
     check_equal(found, task.steps)
-    weights, wanted = reference(task)
+    weights, wanted = reference(task, predicted)
     got = losses(found[0])
     assert got == pytest.approx(wanted, abs=2e-4 if wire == "fp32" else 5e-3)
     for name, weight in parameters(task).items() if wire == "fp32" else ():
         torch.testing.assert_close(weight, weights[name], atol=2e-3, rtol=0)
-    other = dict(settings, predicted_weights=not predicted)
-    assert got != pytest.approx(
-        reference(Task(tmp_path, 3, other, steps=5, micro_batches=2, sequences=12))[1], abs=2e-3
-    )
+    assert got != pytest.approx(reference(task, not predicted)[1], abs=2e-3)
 
 
 def test_gradients_that_had_to_wait_leave_once(tmp_path: Path) -> None:

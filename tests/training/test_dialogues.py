@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from aura.commands import cli
 from aura.corpus import chatml, dialogues, remote
 from aura.corpus.corpus import INITIAL, NOT_LEARNT, checksums
 from aura.corpus.listener import NOBODY
 from aura.corpus.windows import IGNORED, Windows, inputs_and_targets
-from aura.errors import AuraError
+from aura.errors import EXIT_DATA, EXIT_USAGE, AuraError
+from conftest import Aura
 from dialogue_files import SEQ_LEN, prepared, twenty, written
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -131,23 +131,18 @@ def test_a_target_is_the_next_token_or_none() -> None:
     assert targets.tolist() == [[IGNORED, 7, IGNORED]]
 
 
-def test_a_dataset_is_taken_but_for_what_is_no_dialogue(
-    base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dataset_is_taken_but_for_what_is_no_dialogue(base: Path, tmp_path: Path, aura_says: Aura) -> None:
     """A directory that is one; of the hub it would be a name."""
     written(tmp_path / "set", [*twenty(), {"prompt": None, "completion": "hola"}], "train.jsonl")
     words = ["tune", str(base), "--dataset", str(tmp_path / "set"), "--corpus", str(tmp_path / "corpus")]
-    assert cli.main([*words, "--only-prepare"]) == 0
-    assert "Row 21 is left out: it is no dialogue" in capfd.readouterr().out
+    assert "Row 21 is left out: it is no dialogue" in aura_says(*words, "--only-prepare")
     meta = json.loads((tmp_path / "corpus/meta.json").read_text())
     assert sum(meta["documents"].values()) == 20
     assert meta["provenance"]["no_dialogues"] == 1
-    assert cli.main([*words, "--only-prepare"]) == 0
-    assert "up to date" in capfd.readouterr().out
+    assert "up to date" in aura_says(*words, "--only-prepare")
     written(tmp_path / "set", twenty()[1:], "train.jsonl")
-    assert cli.main([*words, "--only-prepare"]) == 65
-    assert cli.main([*words[:2], "--dataset", "nvidia/ClimbMix"]) == 64
-    assert "cc-by-nc-4.0" in capfd.readouterr().err
+    aura_says(*words, "--only-prepare", code=EXIT_DATA)
+    assert "cc-by-nc-4.0" in aura_says(*words[:2], "--dataset", "nvidia/ClimbMix", code=EXIT_USAGE)
 
 
 def test_validation_has_dialogues_of_its_own(base: Path, tmp_path: Path) -> None:
@@ -219,10 +214,9 @@ def test_a_list_and_other_forms_are_read(tmp_path: Path) -> None:
         list(dialogues.read([written(tmp_path, [], "a.txt")], IGNORING))
 
 
-def test_it_can_be_fetched_from_object_storage(base: Path, tmp_path: Path) -> None:
+def test_it_can_be_fetched_from_object_storage(base: Path, tmp_path: Path, aura_says: Aura) -> None:
     own = prepared(base, tmp_path, twenty())
     names = checksums(json.loads((own.path / "meta.json").read_text()))
     assert all(remote.FILE.fullmatch(name) for name in names)
     assert (own.path / INITIAL).stat().st_mode & 0o777 == 0o644
-    with pytest.raises(SystemExit):
-        cli.main(["tune", str(base), "--data", "a", "--corpus", "s3://bucket/a"])
+    aura_says("tune", str(base), "--data", "a", "--corpus", "s3://bucket/a", code=EXIT_USAGE)

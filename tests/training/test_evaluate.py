@@ -135,16 +135,7 @@ def test_a_text_begins_behind_the_end_of_another(run: Path, tmp_path: Path, end:
 def by_hand(model: Path, tasks: Path, output: Path) -> dict[str, dict[str, float]]:
     """As the harness's own documentation says."""
     settings = f"pretrained={model},add_bos_token=True,dtype=auto"
-    command = [
-        evaluate.ENVIRONMENT.python(),
-        "-m",
-        "lm_eval",
-        "run",
-        "--model",
-        "hf",
-        "--model_args",
-        settings,
-    ]
+    command = [evaluate.ENVIRONMENT.python(), *"-m lm_eval run --model hf --model_args".split(), settings]
     command += ["--tasks", ",".join(TASKS), "--include_path", tasks, "--output_path", output]
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([*command, "--device", "cpu"], env=variables, check=True, timeout=300)

@@ -12,7 +12,6 @@ import torch
 from aura import durable
 from aura.checkpoint import manifest
 from aura.commands import export as export_command
-from aura.commands import sample as sample_command
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, TOKENIZER_CONFIG, Corpus, special_of
 from aura.errors import ConfigError, DataError
@@ -90,33 +89,6 @@ def test_transformers_reads_and_writes_text_alike(corpus: Corpus, run_dir: Path,
     assert (theirs.eos_token, theirs.pad_token, theirs.model_max_length) == (END_OF_TEXT, END_OF_TEXT, 16)
     assert theirs.padding_side  # a batch can be made
     assert theirs(["el", TEXT], padding=True)["input_ids"][0][-1] == ours.token_to_id(END_OF_TEXT)
-
-
-def test_greedy_generation_agrees_token_by_token(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from transformers import AutoTokenizer, GPT2LMHeadModel
-
-    output = tmp_path / "final"
-    path = run_dir / "checkpoints" / "checkpoint-step-40"
-    export_command.main(["--checkpoint", str(path), "--output", str(output)])
-    trained = sample.load(path)
-    model, tokenizer = trained.model, trained.tokenizer
-    theirs, their_tokenizer = GPT2LMHeadModel.from_pretrained(output), AutoTokenizer.from_pretrained(output)
-    for prompt in ("el", "la casa", "¿"):
-        begin = [tokenizer.token_to_id(END_OF_TEXT), *tokenizer.encode(prompt).ids]
-        count = model.seq_len - len(begin)
-        made = sample.generate(model, begin, count, export.token_ids(tokenizer), 0, 0, 0, begin[:1])
-        ours = [*begin, *made]
-        generated = theirs.generate(torch.tensor([begin]), max_new_tokens=count, do_sample=False)[0].tolist()
-        assert generated == ours
-        assert their_tokenizer.decode(ours) == tokenizer.decode(ours, skip_special_tokens=False)
-        # The command says the same, from the checkpoint and from what was exported.
-        capsys.readouterr()
-        words = ["--prompt", prompt, "--tokens", str(count), "--temperature", "0"]
-        for place in (path, output):
-            assert sample_command.main(["--checkpoint", str(place), *words]) == 0
-            assert capsys.readouterr().out == tokenizer.decode(ours) + "\n"
 
 
 def test_a_tokenizer_with_a_padding_token(corpus: Corpus, tmp_path: Path) -> None:

@@ -76,24 +76,26 @@ def working_gang(start: Start, faults: dict[int, str] | None = None, least: floa
     return gang
 
 
-def test_all_ranks_get_the_same_attempt_and_leave_in_good_order(start: Start) -> None:
-    gang = [start(rank, seconds=1) for rank in (2, 1, 0)]
-    assert [rank.end(40) for rank in gang] == [0, 0, 0]
-    assert len({rank.lines("ATTEMPT")[0] for rank in gang}) == 1
-
-
-@pytest.mark.parametrize("killed", [0, 2])
-def test_a_killed_rank_is_named_within_15_seconds_and_a_new_attempt_forms(start: Start, killed: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "guilty"), [(signal.SIGKILL, 0), (signal.SIGKILL, 2), (signal.SIGSTOP, 1)]
+)
+def test_a_rank_that_is_killed_or_frozen_is_named_within_15_seconds_and_a_new_attempt_forms(
+    start: Start, number: signal.Signals, guilty: int
+) -> None:
     gang = working_gang(start)
-    gang[killed].process.kill()
+    os.kill(gang[guilty].pid, number)
     deadline = time.monotonic() + 15
-    for survivor in (gang[1], gang[2 - killed]):
+    survivors = [rank for rank in gang if rank.rank != guilty]
+    for survivor in survivors:
         assert survivor.end(max(0.1, deadline - time.monotonic())) == 75
-        assert f"rank {killed} on node{killed}" in survivor.lines("BROKEN")[0]
+        assert f"rank {guilty} on node{guilty}" in survivor.lines("BROKEN")[0]
+    if number == signal.SIGSTOP:
+        os.kill(gang[guilty].pid, signal.SIGCONT)
+        assert gang[guilty].end(15) == 75, "it wakes up and goes on"
 
     again = [start(rank, seconds=1) for rank in range(3)]
     assert [rank.end(40) for rank in again] == [0, 0, 0]
-    assert again[0].lines("ATTEMPT") != gang[1].lines("ATTEMPT")
+    assert again[0].lines("ATTEMPT") != survivors[0].lines("ATTEMPT")
 
 
 def test_rank_0_does_not_wait_for_the_dead_to_hear_the_verdict(start: Start) -> None:
@@ -102,12 +104,6 @@ def test_rank_0_does_not_wait_for_the_dead_to_hear_the_verdict(start: Start) -> 
     for rank in gang[1:]:
         rank.process.kill()
     assert gang[0].end(20) == 75
-
-
-def test_rank_0_whose_own_store_gives_no_answer_any_more_ends_and_so_do_the_others(start: Start) -> None:
-    for rank in working_gang(start, {0: "deaf"}):
-        assert rank.end(25) == 75, rank.text
-        assert "rank 0 on node0" in rank.lines("BROKEN")[0]
 
 
 def test_rank_0_that_waits_ends_when_its_own_store_gives_no_answer(start: Start) -> None:
@@ -128,16 +124,6 @@ def test_a_rank_leaves_though_the_store_gives_no_answer(start: Start) -> None:
     assert [rank.end(50) for rank in gang] == [0, 0, 0]
 
 
-def test_a_frozen_rank_is_named_and_ends_itself_when_it_wakes_up(start: Start) -> None:
-    gang = working_gang(start)
-    os.kill(gang[1].pid, signal.SIGSTOP)
-    for survivor in (gang[0], gang[2]):
-        assert survivor.end(15) == 75
-        assert "rank 1 on node1" in survivor.lines("BROKEN")[0]
-    os.kill(gang[1].pid, signal.SIGCONT)
-    assert gang[1].end(15) == 75
-
-
 def test_a_duplicate_start_is_turned_away_and_disturbs_nobody(start: Start) -> None:
     gang = working_gang(start)
     duplicate = start(1)
@@ -155,26 +141,29 @@ def test_a_rank_that_restarts_before_the_seal_takes_its_own_place(start: Start) 
     second = start(1, seconds=1)
     second.says("has joined")
     third = start(2, seconds=1)
-    assert [rank.end(40) for rank in (rank0, second, third)] == [0, 0, 0]
+    gang = (rank0, second, third)
+    assert [rank.end(40) for rank in gang] == [0, 0, 0]
+    assert len({rank.lines("ATTEMPT")[0] for rank in gang}) == 1
 
 
-def test_another_world_size_or_run_is_refused_for_good(start: Start) -> None:
+def test_who_does_not_belong_is_refused_and_rank_0_waits_on(start: Start) -> None:
+    """On the rendezvous address, and on no other."""
     rank0 = start(0)
     rank0.says("waits for")
-    wrong_size, wrong_run = start(1, world_size=2), start(2, run="other")
+    listening = [
+        connection.laddr.ip
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == rank0.port
+    ]
+    assert listening == ["127.0.0.1"]
+    wrong_size, wrong_run, second = start(1, world_size=2), start(2, run="other"), start(0)
     assert wrong_size.end(20) == 64
     assert "3 ranks" in wrong_size.lines("MISMATCH")[0]
     assert wrong_run.end(20) == 64
     assert "'other'" in wrong_run.lines("MISMATCH")[0]
-    assert rank0.process.exitcode is None
-
-
-def test_a_taken_port_is_a_sentence(start: Start) -> None:
-    rank0 = start(0)
-    rank0.says("waits for")
-    second = start(0)
     assert second.end(20) == 75
     assert "cannot be opened" in second.lines("BROKEN")[0]
+    assert rank0.process.exitcode is None
 
 
 @pytest.mark.parametrize("guilty", [0, 2])
@@ -195,39 +184,31 @@ def test_a_refusal_does_not_wait_for_a_rank_that_never_comes(start: Start) -> No
     assert "rank 1 did not come to hear it" in rank0.text
 
 
-@pytest.mark.parametrize("guilty", [0, 2])
-def test_a_member_that_gives_up_ends_all_with_its_sentence_and_code(start: Start, guilty: int) -> None:
-    gang = working_gang(start, {guilty: "give-up"})
-    for rank in gang:
-        assert rank.end(20) == 64, rank.text
-        if rank.rank != guilty:
-            assert f"rank {guilty} on node{guilty} (127.0.0.1): out of memory" in rank.lines("BROKEN")[0]
-
-
-@pytest.mark.parametrize("guilty", [0, 1])
-def test_a_main_thread_that_hangs_is_named_although_its_heartbeat_goes_on(start: Start, guilty: int) -> None:
-    for rank in working_gang(start, {guilty: "hang"}, least=5):
-        assert rank.end(25) == 75, rank.text
-        (sentence,) = rank.lines("BROKEN")
-        assert sentence.startswith(f"rank {guilty} on node{guilty}"), sentence
-        assert "hangs: step 20 has not ended" in sentence
+@pytest.mark.parametrize(
+    ("fault", "guilty", "code", "sentence"),
+    [
+        ("deaf", 0, 75, ""),  # its own store gives it no answer any more
+        ("give-up", 0, 64, " (127.0.0.1): out of memory"),
+        ("give-up", 2, 64, " (127.0.0.1): out of memory"),
+        # The main thread; its heartbeat goes on.
+        ("hang", 0, 75, " (127.0.0.1) hangs: step 20 has not ended"),
+        ("hang", 1, 75, " (127.0.0.1) hangs: step 20 has not ended"),
+    ],
+)
+def test_a_member_that_fails_ends_all_with_its_sentence_and_code(
+    start: Start, fault: str, guilty: int, code: int, sentence: str
+) -> None:
+    for rank in working_gang(start, {guilty: fault}, least=5 if fault == "hang" else 30):
+        assert rank.end(25) == code, rank.text
+        if fault != "give-up" or rank.rank != guilty:
+            (said,) = rank.lines("BROKEN")
+            assert f"rank {guilty} on node{guilty}{sentence}" in said
 
 
 def test_a_rank_that_has_slept_ends_itself(start: Start) -> None:
     gang = working_gang(start, {1: "sleep"})
     assert gang[1].end(20) == 75
     assert "rank 1 on node1 (127.0.0.1) was frozen for 6" in gang[1].lines("BROKEN")[0]
-
-
-def test_the_store_listens_on_the_rendezvous_address_only(start: Start) -> None:
-    rank0 = start(0)
-    rank0.says("waits for")
-    listening = [
-        connection.laddr.ip
-        for connection in psutil.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == rank0.port
-    ]
-    assert listening == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize("moment", ["while they meet", "while they work"])

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura.commands import sample as sample_command
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import TOKENIZER, Corpus
 from aura.families.hrm_text import CALLS, HRM_TEXT, backward_depth
 from aura.model import export
 from aura.model.hrm_text import HrmText
 from aura.plan.flops import flops_per_token
+from conftest import Aura
 from safetensors.torch import load_file
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -120,7 +120,7 @@ def test_the_plan_counts_the_matrix_products(step: int, depth: int) -> None:
 
 
 def test_a_run_of_the_smallest_formats_is_exported_and_continues_a_text(
-    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Corpus, tmp_path: Path, aura_says: Aura
 ) -> None:
     formats = "--precision bf16 --parameter-format bf16 --moment-format int8 --gradient-accumulation-steps 2"
     (trainer,) = complete(start(tmp_path, corpus, 1, f"{RUN} {formats} --gradient-checkpointing --steps 4"))
@@ -131,8 +131,7 @@ def test_a_run_of_the_smallest_formats_is_exported_and_continues_a_text(
     said = []
     for place in (checkpoint, final):
         words = ["--checkpoint", str(place), "--prompt", "la casa", "--tokens", "5", "--temperature", "0"]
-        assert sample_command.main(words) == 0
-        said.append(capsys.readouterr().out)
+        said.append(aura_says("sample", *words))
     assert said[0] == said[1] and said[0].startswith("la casa")
 
 

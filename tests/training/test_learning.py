@@ -25,46 +25,57 @@ RANKS, MICRO_BATCHES = Setting.ranks, Setting.micro_batches
 
 
 def config_of(optimizer: str) -> TrainConfig:
-    small = {"layers": 1, "d_model": 32, "heads": 2, "seq_len": 8, "vocab_size": 300}
+    small = {"layers": 1, "d_model": 32, "heads": 2, "seq_len": 8, "vocab_size": 300, "lr": LR}
     return resolve("gpt2-nano", {**small, "steps": STEPS, "optimizer": optimizer, "clip": 0.1})
 
 
-def batches(config: TrainConfig) -> list[Tensor]:
+def drawn(config: TrainConfig) -> list[Tensor]:
     shape = (RANKS, MICRO_BATCHES, config.seq_len + 1)
     torch.manual_seed(0)
     return [torch.randint(0, config.vocab_size, shape) for _ in range(STEPS)]
 
 
-def plain(config: TrainConfig, setting: Setting) -> Tensor:
-    """All weights in the end; in a step the first micro-batches of all ranks do not know the last update."""
+def plain(
+    config: TrainConfig, setting: Setting, batches: list[Tensor]
+) -> tuple[dict[str, Tensor], list[float]]:
+    """All weights in the end, and the loss of each step; in a step the first micro-batches of all ranks do not know the
+    last update. batches: of every step (windows at a time, micro-batches, seq_len + 1)."""
     model = GPT(config)
     optimizer = optimizer_of(model, config)
-    parameters = list(model.parameters())
-    history = [[p.detach().clone() for p in parameters]] * 3
-    for step, batch in enumerate(batches(config)):
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    history, losses = [[p.detach().clone() for p in parameters]] * 3, []
+    for step, batch in enumerate(batches):
         long_before, before, now = history[-3:]
         old = [b + setting.predicted * (b - c) for b, c in zip(before, long_before, strict=True)]
-        total = [torch.zeros_like(p) for p in parameters]
-        for number in range(MICRO_BATCHES):
-            late = step >= setting.after * config.steps and number < setting.late * MICRO_BATCHES
+        total, loss_sum = [torch.zeros_like(p) for p in parameters], 0.0
+        tokens = batch[..., 1:].numel()
+        for number in range(batch.shape[1]):
+            late = step >= setting.after * config.steps and number < setting.late * batch.shape[1]
             for p, weight in zip(parameters, old if late else now, strict=True):
                 p.data.copy_(weight)
             for window in batch[:, number]:
                 loss = model.loss_sum(window[None, :-1], window[None, 1:])
+                loss_sum += loss.item()
                 for sum_, part in zip(total, torch.autograd.grad(loss, parameters), strict=True):
-                    sum_ += part / (RANKS * MICRO_BATCHES * config.seq_len)
+                    sum_ += part / tokens
+        losses.append(loss_sum / tokens)
         for p, weight, sum_ in zip(parameters, now, total, strict=True):
             p.data.copy_(weight)
             p.grad = sum_
         torch.nn.utils.clip_grad_norm_(parameters, config.clip)
-        optimizer.step(LR)
+        optimizer.step(config.lr)
         history.append([p.detach().clone() for p in parameters])
-    return torch.cat([weight.view(-1) for weight in history[-1]])
+    return dict(zip(names, history[-1], strict=True)), losses
+
+
+def flat(config: TrainConfig, setting: Setting) -> Tensor:
+    weights, _ = plain(config, setting, drawn(config))
+    return torch.cat([weight.view(-1) for weight in weights.values()])
 
 
 def played(config: TrainConfig, setting: Setting) -> FiveRanks:
     ranks = FiveRanks(config, setting)
-    for batch in batches(config):
+    for batch in drawn(config):
         ranks.step(batch, LR)
     return ranks
 
@@ -84,12 +95,12 @@ def played(config: TrainConfig, setting: Setting) -> FiveRanks:
 )
 def test_late_micro_batches_compute_on_the_weights_they_know(optimizer: str, setting: Setting) -> None:
     config = config_of(optimizer)
-    wanted = plain(config, setting)
+    wanted = flat(config, setting)
     assert (played(config, setting).versions[0] - wanted).abs().max() < 1e-4
     if setting.late:
         # Each of the setting's words shows.
         for name in setting.own():
-            other = plain(config, replace(setting, **{name: getattr(Setting, name)}))
+            other = flat(config, replace(setting, **{name: getattr(Setting, name)}))
             assert (wanted - other).abs().max() > 1e-3, name
 
 
@@ -108,7 +119,7 @@ def test_who_is_alone_in_rounds_learns_what_it_does_without(late: float) -> None
     alone = Setting(ranks=1, local_steps=2, late=late, outer_momentum=0.0)
     rounds, synchronous = FiveRounds(config, alone), FiveRanks(config, Setting(ranks=1))
     five, weights = FiveRounds(config, replace(alone, ranks=RANKS)), []
-    for step, batch in enumerate(batches(config), 1):
+    for step, batch in enumerate(drawn(config), 1):
         for players in (rounds, synchronous):
             players.step(batch[:1], LR)
         five.step(batch, LR)
