@@ -47,11 +47,9 @@ def learnt_by_heart(config: TrainConfig, tokens: list[int]) -> LanguageModel:
 
 
 def spanish_lines(count: int) -> list[str]:
-    rng, more = (
-        random.Random(0),
-        "¿Cuánto? ¡1.234,56 €! «así» – … 🙂 l'aigua  dos\ttres\n\n fin ñandú ÁÉ 2026".split(" "),
-    )
-    return [" ".join(rng.choices(WORDS.split() + more, k=12)).capitalize() for _ in range(count)]
+    rng, words = random.Random(0), WORDS.split()
+    words += "¿Cuánto? ¡1.234,56 €! «así» – … 🙂 l'aigua  dos\ttres\n\n fin ñandú ÁÉ 2026".split(" ")
+    return [" ".join(rng.choices(words, k=12)).capitalize() for _ in range(count)]
 
 
 def tuned_run(run_dir: Path, corpus: Corpus, **settings: object) -> Path:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import signal
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +35,7 @@ from aura.run import measure
 from aura.strategy import formats
 from aura.strategy.codec import BLOCK
 from conftest import Aura
-from trainers import Fault, at_step, both, complete, send_self, start
+from trainers import Fault, complete, start, stop_at
 
 MUON = {"optimizer": "muon"}
 NANO = resolve("gpt2-nano")
@@ -339,9 +338,7 @@ RUN += "--save-every 3 "
 
 
 def test_a_run_chooses_and_goes_on_as_it_has_begun(corpus: Corpus, tmp_path: Path) -> None:
-    everybody = range(3)
-    stop = both(as_if(1e5), at_step(5, send_self(signal.SIGTERM)))
-    stopped = complete(start(tmp_path / "a", corpus, 3, RUN, dict.fromkeys(everybody, stop)))
+    stopped = stop_at(5, tmp_path / "a", corpus, 3, RUN, before=as_if(1e5))
     said = stopped[0].text
     assert "Measured for strategy=auto: 1 Mbit/s from every node at once, a micro-batch" in said
     assert "  wire=int4 delay=0.5: 0.54" in said and "strategy=auto: wire=int4 delay=0.5, " in said

@@ -19,7 +19,18 @@ from aura.errors import ConfigError
 from aura.run.balance import RECORD
 from aura.run.division import Division, read_decisions, shares_by_speed
 from aura.run.meter import Meter
-from trainers import Fault, Trainer, at_step, before_micro_batch, both, complete, curve, send_self, start
+from trainers import (
+    Fault,
+    Trainer,
+    at_step,
+    before_micro_batch,
+    both,
+    complete,
+    curve,
+    send_self,
+    start,
+    stop_at,
+)
 
 # 9 steps of 24 windows, in micro-batches of two; the first decision, after step 5, is for step 7.
 RUN = "--global-batch-tokens 384 --steps 9 --save-every 4 --log-every 3 --lr 1e-2 --validate-every 100 "
@@ -82,8 +93,7 @@ def test_a_checkpoint_holds_the_shares_and_other_ranks_begin_anew(corpus: Corpus
     shares.write_text('{"step": 3, "shares": [10, 8, 6]}\n{"step": 6, "shares": [12, 10, 2]}\n')
     settings = f"{SPEED}--shares-from {shares}"
     straight = complete(start(tmp_path / "straight", corpus, 3, settings))
-    stop = dict.fromkeys(range(3), at_step(3, send_self(signal.SIGTERM)))
-    stopped = complete(start(tmp_path / "stopped", corpus, 3, settings, stop))
+    stopped = stop_at(3, tmp_path / "stopped", corpus, 3, settings)
     state = stopped[0].state("interrupt-step-4")["division"]
     assert state["from_step"] == {"5": [10, 8, 6], "6": [12, 10, 2]}
     record = tmp_path / "stopped/node0/run" / RECORD

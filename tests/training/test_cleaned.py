@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from aura.corpus.prepare import build
 from aura.corpus.sources import LocalFiles
 from aura.corpus.work import Settings
 from aura.errors import ConfigError, DataError
+from services import wait_until
 from test_prepare import documents_of
 from test_prepare_resume import content, stopped_at
 
@@ -95,21 +94,20 @@ def test_it_is_looked_at_once_and_anew_where_text_or_settings_differ(
     with pytest.raises(DataError, match="other text or settings"):
         build(LocalFiles([file]), output, SETTINGS)
     (output / corpora.META).rename(tmp_path / "meta")
-    for path in output.iterdir():
-        path.unlink()
-    build(cleaned(file, output, cleaner), output, SETTINGS)
-    assert cleaner.calls == 1
-    assert (output / corpora.META).read_bytes() == (tmp_path / "meta").read_bytes()
-    for path in output.iterdir():
-        path.unlink()
-    build(cleaned(file, output, cleaner, limit=2), output, SETTINGS)
-    assert cleaner.calls == 2
-    for damage in ("{", "[]"):
-        (tmp_path / "c.removed.json").write_text(damage)
+
+    def anew(**settings: int) -> int:
+        """How often it has been looked at then."""
         for path in output.iterdir():
             path.unlink()
-        build(cleaned(file, output, cleaner), output, SETTINGS)
-    assert cleaner.calls == 4
+        build(cleaned(file, output, cleaner, **settings), output, SETTINGS)
+        return cleaner.calls
+
+    assert anew() == 1
+    assert (output / corpora.META).read_bytes() == (tmp_path / "meta").read_bytes()
+    assert anew(limit=2) == 2
+    for calls, damage in ((3, "{"), (4, "[]")):
+        (tmp_path / "c.removed.json").write_text(damage)
+        assert anew() == calls
 
 
 def test_interrupted_it_ends_with_the_same_bytes(
@@ -259,10 +257,7 @@ def test_datatrove_ends_with_who_asked_it(tmp_path: Path) -> None:
         ]
 
     def until(true: bool) -> None:
-        deadline = time.monotonic() + 60
-        while bool(at_work()) != true:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: bool(at_work()) == true, 60, lambda: f"at work is {not true}")
 
     for number in (signal.SIGKILL, signal.SIGTERM):
         with subprocess.Popen(
@@ -307,16 +302,11 @@ def test_datatrove_called_by_hand_says_the_same(
         (number, reason)
         for number, reason, _ in unwanted.found_by_datatrove(iter(enumerate(texts)), tmp_path, 2, ["es"])
     )
-    interpreter = unwanted.ENVIRONMENT.python()
-    asked = json.dumps([unwanted.LIMITS["es"], texts])
-    said = subprocess.run(
-        [str(interpreter), "-c", BY_HAND],
-        input=asked,
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ,
+    asked, command = (
+        json.dumps([unwanted.LIMITS["es"], texts]),
+        [unwanted.ENVIRONMENT.python(), "-c", BY_HAND],
     )
+    said = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
     expected: list[Any] = json.loads(said.stdout.splitlines()[-1])
     assert found == {number: reason for number, reason in enumerate(expected) if reason}
     assert len(found) == 4
@@ -346,12 +336,6 @@ def test_words_are_those_of_datatrove(code: str, language: str, file: str) -> No
     root = Path(__file__).parents[2]
     texts = (root / file).read_text().split("\n\n")
     texts += ["", " \n", "(p.ej. EE. UU.\n:-) a las 9 a.m.): etc.,\t«c'est»\xa0it's, I'd've :( : ) don't"]
-    command = [
-        str(unwanted.ENVIRONMENT.python()),
-        "-c",
-        WORDS,
-        str(Path(unwanted.__file__).parent),
-        code,
-        language,
-    ]
+    python, steps = unwanted.ENVIRONMENT.python(), Path(unwanted.__file__).parent
+    command = [python, "-c", WORDS, steps, code, language]
     subprocess.run(command, input=json.dumps(texts), check=True, text=True)

@@ -374,10 +374,8 @@ def test_a_server_that_fails_for_a_while_is_one_sentence_and_then_it_goes_on(
     run: Path, target: Target, copy: Aura, bucket: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.fail(f"PUT {STEP_200}optimizer", 500)
-    assert copy() == (
-        EXIT_TEMPORARY,
-        f"{BUCKET} does not answer as it should (InternalError). It is tried again.\n",
-    )
+    said = copy(code=EXIT_TEMPORARY)
+    assert said == f"{BUCKET} does not answer as it should (InternalError). It is tried again.\n"
     assert not [*target.share.rglob(manifest.MANIFEST)]
     bucket.mend()
     # A cut and two errors are overcome at once.

@@ -16,6 +16,7 @@ from aura.corpus import sources
 from aura.corpus.work import Settings
 from aura.errors import EXIT_USAGE, ConfigError, Parser
 from aura.run import attempt
+from conftest import Aura
 
 ROOT = Path(aura.__file__).parents[2]
 PAGE = ROOT / "docs" / "guide-commands.md"
@@ -155,21 +156,16 @@ def test_every_playbook_and_inventory_exists() -> None:
 
 
 @pytest.mark.parametrize("line", launches())
-def test_what_a_playbook_is_told_are_settings_of_the_preset(
-    line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_playbook_is_told_are_settings_of_the_preset(line: str, aura_says: Aura) -> None:
     told = dict(word.split("=", 1) for word in re.findall(r"-e (\S+=\S+)", line))
     judged = runpy.run_path(str(ROOT / "plugins/filter/run_request.py"))
     plays = yaml.safe_load((ROOT / "playbooks/launch.yml").read_text(encoding="utf-8"))
     (more,) = [play["vars"]["request_more"] for play in plays if "request_more" in play.get("vars", {})]
     settings = [f"{name}={value}" for name, value in judged["preset_settings"](told, *more).items()]
-    words = [
-        "config",
-        "--preset",
-        told.get("preset", "gpt2-medium"),
+    aura_says(
+        *("config", "--preset", told.get("preset", "gpt2-medium")),
         *(["--set", *settings] if settings else []),
-    ]
-    assert cli.main(words) == 0, capsys.readouterr().err
+    )
 
 
 def missing(name: str) -> str:
@@ -213,12 +209,9 @@ def test_text_is_not_taken_for_a_corpus(tmp_path: Path, monkeypatch: pytest.Monk
     assert prepare.main(advice.split()) == 0
 
 
-def test_what_belongs_to_the_preparation_is_said_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_belongs_to_the_preparation_is_said_to(aura_says: Aura) -> None:
     words = "--dataset_path corpus --tokenizer_name_or_path t --validation_split=0.01 --epochs 3".split()
-    with pytest.raises(SystemExit) as ended:
-        cli.train(words)
-    assert ended.value.code == EXIT_USAGE
-    assert capsys.readouterr().err == (
+    assert aura_says("train", *words, code=EXIT_USAGE) == (
         "aura train: --tokenizer-name-or-path, --validation-split: for `aura prepare`, not here. "
         "See aura prepare --help.\n"
     )
