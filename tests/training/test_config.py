@@ -172,11 +172,12 @@ LONG = "x" * 300  # no file system has such a name
     ids=lambda words: " ".join(words[:2]).replace(LONG, "LONG"),
 )
 def test_a_name_that_the_system_refuses_is_one_sentence(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aura_says: Aura
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("t.txt").write_text("uno dos tres")
-    said = aura_says(*words, code=EXIT_USAGE)
+    assert cli.main(words) == EXIT_USAGE
+    said = capsys.readouterr().err
     assert "File name too long" in said and said.count("\n") == 1, said
 
 
