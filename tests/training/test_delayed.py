@@ -39,7 +39,7 @@ def reference(task: Task, predicted: bool) -> tuple[dict[str, torch.Tensor], lis
         torch.stack([torch.cat(parts) for parts in zip(*of_step, strict=True)], dim=1)
         for of_step in zip(*ranks, strict=True)
     ]
-    return plain(task.config, Setting(late=task.config.delay, predicted=float(predicted)), batches)
+    return plain(task.config, Setting(late=task.config.delay, predicted=predicted), batches)
 
 
 @pytest.mark.parametrize("predicted", [True, False], ids=["predicted", "plain"])
