@@ -61,9 +61,8 @@ class FiveRanks:
         self.optimizer = optimizer_of(self.masters, config)
         # What replicas hold after the last update, the one before and the one before that
         self.versions = [self.master.clone() for _ in range(3)]
-        self.late = math.ceil(
-            setting.late * setting.micro_batches
-        )  # micro-batches: they miss the last update
+        # Micro-batches that do not know the last update
+        self.late = math.ceil(setting.late * setting.micro_batches)
         self.first_late = round(setting.after * config.steps)  # step
         self.steps = 0
 

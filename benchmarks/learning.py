@@ -38,9 +38,8 @@ from measuring import Kept, corpus_of, interval, options_of_jobs, part_until, sh
 from measuring import Row as Line
 from playing import Setting
 
-Losses = Callable[
-    ..., list[float]
-]  # of an optimizer, an arm, a learning rate and a part of the tokens, by seed
+# Of an optimizer, an arm, a learning rate and a part of the tokens, by seed
+Losses = Callable[..., list[float]]
 
 
 @dataclass(frozen=True)

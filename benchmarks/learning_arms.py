@@ -38,7 +38,7 @@ ASKED: list[tuple[str, Setting, str, str]] = [
     ("int4 + 1/2 late, predicted", replace(INT4_LATE, late=0.5), "delays", "delays"),
     ("int8 + 1 late, predicted", replace(LATE, gradients="int8", differences="int8"), "delays", ""),
     ("int4 + 1 late, predicted", INT4_LATE, "main", ""),
-    ("int4 + 1 late after a quarter, predicted", replace(INT4_LATE, after=0.25), "main", "delays"),
+    ("int4 + 1 late after a quarter, predicted", replace(INT4_LATE, after=0.25), "main", ""),
     ("rounds of 5", Setting(local_steps=5), "rounds", ""),
     ("rounds of 10", Setting(local_steps=10), "rounds", ""),
     ("rounds of 30", Setting(local_steps=30), "rounds", "rounds"),

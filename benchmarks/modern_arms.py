@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from aura.config import TrainConfig
 from aura.families.family import mlp_width
 from aura.model.family import model_of
@@ -87,10 +88,10 @@ class GELU(nn.Module):
 
 
 class WithGELU(Qwen3):
-    def _initialise(self, config: TrainConfig) -> None:
+    def _initialise(self, config: TrainConfig) -> torch.Generator:
         for block in self.layers:
             block.mlp = GELU(config)
-        super()._initialise(config)
+        return super()._initialise(config)
 
 
 def model_for(arm: Arm, config: TrainConfig) -> LanguageModel:

@@ -26,7 +26,7 @@ class InRounds:
         nodes = [f"node{number}" for number in range(arm.nodes)]
         ranks = Ranks(rank, nodes, torch.device("cpu"), Waiting(self.gpu))
         self.strategy = Rounds(self.model, ranks, config)
-        self.strategy.local = Update([], self.gpu, waits.update[rank])
+        self.strategy.optimizer = Update([], self.gpu, waits.update[rank])
         self.strategy.start()
         self.gpu.nothing_before(time.perf_counter())
 

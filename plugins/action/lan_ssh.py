@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import re
@@ -220,7 +221,10 @@ def look(network: str, addresses: list[str], port: int) -> dict[str, Any]:
     router = gateway(routes, card, own)
     asked = addresses or to_ask(own, network)
     machines, without = scan(asked, port, str(own.ip), router, bool(addresses))
-    resolvers = [path.read_text() for path in map(Path, RESOLVER_FILES) if path.is_file()]
+    resolvers = []
+    for path in map(Path, RESOLVER_FILES):
+        with contextlib.suppress(OSError):
+            resolvers.append(path.read_text())
     here = {
         "card": card, "address": str(own.ip), "prefix": own.network.prefixlen, "network": str(own.network),
         "gateway": router, "nameservers": nameservers(resolvers, router) if router else [], "asked": len(asked),

@@ -183,14 +183,12 @@ def _record(said: str) -> dict[str, Any]:
     return record
 
 
-def active_problem(
-    active: Sequence[Mapping[str, Any]], script: Mapping[str, Any], node: str, run: str, join: bool
-) -> str:
-    """Why nothing can be started on the node where these ranks are active, or this script (as rank-status says them);
-    nothing, where they train in this very run and others are to join them."""
-    is_script = script.get("active", False)
-    is_same = not is_script and {rank["run"] for rank in active} == {run}
-    if not (active or is_script) or (is_same and join):
+def active_problem(units: str, node: str, ranks: Sequence[Mapping[str, Any]], run: str, join: bool) -> str:
+    """Why nothing can be started on the node where these units are active; nothing, where they train in this very run
+    and others are to join them. ranks: what rank-status says of those that are."""
+    is_script = "aura-script" in units
+    is_same = not is_script and {rank["run"] for rank in ranks} == {run}
+    if not units or (is_same and join):
         return ""
     what, saves = ("script", "its ranks may save") if is_script else ("run", "every rank saves")
     said = (

@@ -101,7 +101,12 @@ def cards(addresses: str, routes: str, nm_devices: str) -> list[dict[str, object
 
 
 def texts_of(pattern: str) -> dict[str, str]:
-    return {path: node_files.read(path) for path in sorted(glob.glob(pattern))}
+    """Whole: what cannot be read is no empty file."""
+    found: dict[str, str] = {}
+    for path in sorted(glob.glob(pattern)):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            found[path] = file.read()
+    return found
 
 
 def netplan_files() -> dict[str, str]:

@@ -139,6 +139,11 @@ def test_a_reset_takes_empty_directories_only(tmp_path: Path) -> None:
     assert empty.exists()
 
 
+def test_a_size_of_the_journal_that_journald_does_not_take_is_refused() -> None:
+    said = problems("base", **data("/var/lib/aura", {}, {}), journal_max="1 GB")
+    assert "base_journal_max is 1 GB, which journald does not take" in said
+
+
 @pytest.mark.parametrize(
     ("seen", "sentence"),
     [

@@ -56,10 +56,11 @@ def test_all_that_cannot_be_is_said_of_every_node(tmp_path: Path) -> None:
         name: {"lan_address": f"198.18.50.{170 + number}", "first_user": "ada"} | said
         for number, (name, (said, _)) in enumerate(WRONG.items())
     }
-    code, said = checked(tmp_path, nodes, wsl=("check1", "check7"))
+    code, said = checked(tmp_path, nodes | {"none": {"first_user": "ada"}}, wsl=("check1", "check7"))
     assert code != 0
     sentences = [
         *(sentence for _, sentence in WRONG.values()),
+        "none has no lan_address",
         "check7 is in the group `wsl`, but no node of",
     ]
     assert [sentence for sentence in sentences if sentence not in said] == [], said

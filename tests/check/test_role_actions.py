@@ -306,7 +306,13 @@ def test_what_can_cut_the_connection_is_shown_and_handed_on(
     """Nothing is written by the module, and in a check nobody is called."""
     old, new = tmp_path / "old", tmp_path / "50-aura.yaml"
     old.write_text("old\n")
+    link, same = tmp_path / "link", tmp_path / "same"
+    link.symlink_to("elsewhere")
+    same.write_text("same\n")
+    same.chmod(0o644)
     files = [
+        {"path": str(same), "content": "same\n"},
+        {"path": str(link), "link": "here"},
         {"path": str(old), "absent": True},
         {"path": str(new), "content": "password: hush\n", "mode": "0600"},
     ]
@@ -321,9 +327,12 @@ def test_what_can_cut_the_connection_is_shown_and_handed_on(
     told = {"files": files, "through": {**plan, "why": "the card is down"}}
     check = answer(monkeypatch, capsys, **told, _ansible_check_mode=True)
     assert (check["changed"], check.get("id"), called) == (True, None, [])
-    assert [one.get("before", "").endswith("old\n") for one in check["diff"]] == [True, False, False]
-    assert [one.get("after", "").endswith("hush\n") for one in check["diff"]] == [False, True, False]
-    assert check["diff"][2] == {"prepared": "the card is down\n"}
+    assert check["paths"] == [str(link), str(old), str(new)]
+    of_link, of_old, of_new, why = check["diff"]
+    assert "elsewhere" in of_link["before"] and "here" in of_link["after"]
+    assert of_old["before"].endswith("old\n") and not of_old["after"].endswith("old\n")
+    assert of_new["after"].endswith("hush\n") and not of_new["before"].endswith("hush\n")
+    assert why == {"prepared": "the card is down\n"}
     done = answer(monkeypatch, capsys, **told)
     assert (done["id"], done["ansible_facts"]) == ("1", {"node_looks": {}})
     assert json.loads(called[0]) == {**plan, "files": files}

@@ -255,7 +255,8 @@ from ansible.plugins.action import ActionBase
 
 class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
-        assert list(self._task.args["look"]) == ["units", "upgrades"]
+        look = self._task.args["look"]
+        assert (look["units"], bool(look["upgrades"])) == (["aura-script.service"], task_vars["upgraded"])
         return {"changed": False, **task_vars["recorded"]}
 """
 
@@ -280,7 +281,8 @@ def test_it_is_refused_before_the_first_node_goes(playbook: str, tmp_path: Path)
         "node1": node(**waits),
         "node2": node(**PASSPHRASE, **waits, **script),
     }
-    hosts = {name: {"recorded": recorded, "ansible_connection": "local"} for name, recorded in nodes.items()}
+    known = {"ansible_connection": "local", "upgraded": playbook == "upgrade"}
+    hosts = {name: {"recorded": recorded, **known} for name, recorded in nodes.items()}
 
     def run(*words: str) -> tuple[int, str]:
         plays, groups = [before | {"tasks": [turn, say]}], {"cluster": {"hosts": hosts}}

@@ -188,16 +188,18 @@ IDLE = {
 
 def test_a_run_is_joined_by_its_name_and_nothing_else_that_is_active() -> None:
     ranks = trains("node0", 0, 2)["trainer_status"]
-    assert gang.active_problem([], {}, "node1", "probe", False) == ""
-    assert gang.active_problem(ranks, {}, "node0", "probe", True) == ""
-    said = gang.active_problem(ranks, {}, "node0", "probe", False)
+    unit = "aura-train@0.service loaded active running Aura trainer, local rank 0"
+    assert gang.active_problem("", "node1", [], "probe", False) == ""
+    assert gang.active_problem(unit, "node0", ranks, "probe", True) == ""
+    said = gang.active_problem(unit, "node0", ranks, "probe", False)
     assert said.startswith("A run is active on node0.") and "end it (every rank saves first) with:" in said
     assert said.endswith("the same with -e join=true")
     for join in (True, False):
-        other = gang.active_problem(ranks, {}, "node0", "other", join)
+        other = gang.active_problem(unit, "node0", ranks, "other", join)
         assert other.startswith("A run is active on node0.") and "join=true" not in other
-        script = gang.active_problem([], {"active": True}, "node0", "probe", join)
+        script = gang.active_problem(f"{unit}\naura-script.service loaded", "node0", ranks, "probe", join)
         assert script.startswith("A script is active on node0.") and "its ranks may save" in script
+        assert gang.active_problem(unit, "node0", [], "probe", join) != "", "nobody knows which one that is"
 
 
 def problem(*nodes: dict[str, Any], left_out: Sequence[str] = ()) -> str:

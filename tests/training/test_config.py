@@ -269,11 +269,12 @@ NEEDED = "--corpus/--dataset-path, --preset/--custom-preset/--model-preset"
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_one_sentence_in_the_language_of_the_run(
-    line: str, english: str, spanish: str, monkeypatch: pytest.MonkeyPatch, aura_says: Aura
+    line: str, english: str, spanish: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for language, sentence in (("en", english), ("es", spanish)):
         monkeypatch.setenv("AURA_LANG", language)
-        assert aura_says(*line.split(), code=EXIT_USAGE) == sentence + "\n"
+        assert cli.main(line.split()) == EXIT_USAGE
+        assert capsys.readouterr() == ("", sentence + "\n")
 
 
 def test_of_two_ways_to_say_the_warm_up_a_persons_own_is_meant() -> None:

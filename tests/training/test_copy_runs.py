@@ -367,6 +367,8 @@ def test_a_run_that_cannot_be_read_holds_up_no_other_one(run: Path, target: Targ
     assert "a-broken-one cannot be copied now: " in said
     assert "lost+found" not in said, said
     assert tree(target.share.with_name("rank-study") / "checkpoints") == tree(run / "checkpoints")
+    shutil.rmtree(run.parent / "a-broken-one")
+    assert "lost+found" not in copy()
 
 
 @in_a_bucket
@@ -390,7 +392,7 @@ def test_a_server_that_fails_for_a_while_is_one_sentence_and_then_it_goes_on(
 
 @in_a_bucket
 def test_a_wrong_key_is_one_sentence_whatever_the_number_of_runs(
-    run: Path, copy: Aura, monkeypatch: pytest.MonkeyPatch
+    run: Path, copy: Aura, bucket: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(run.parent / "second", 100)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
@@ -398,6 +400,7 @@ def test_a_wrong_key_is_one_sentence_whatever_the_number_of_runs(
     assert said.count("\n") == 1, said
     assert "the server refuses the key (SignatureDoesNotMatch)." in said
     assert said.endswith("It is tried again.\n")
+    assert not [*(bucket.files / "data").rglob("*")]
     assert KEY not in said and SECRET not in said and "wrong" not in said
 
 

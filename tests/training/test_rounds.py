@@ -25,7 +25,7 @@ from aura.strategy.sharded import Sharded
 from safetensors.torch import load_file
 from services import wait_until
 from sharded_ranks import Rank, Task, batches_of, check_equal, complete, losses, parameters
-from trainers import at_step, curve, send_self, start, stop_at
+from trainers import at_step, curve, infinite_gradient, send_self, start, stop_at
 from trainers import complete as completed
 
 ROUNDS = {"strategy": "rounds", "local_steps": 3, "outer_lr": 0.9, "outer_momentum": 0.5, "clip": 0.2}
@@ -246,6 +246,14 @@ def test_a_run_without_rounds_goes_on_with_them(corpus: Corpus, tmp_path: Path) 
     ranks = completed(start(tmp_path, corpus, 2, RUN))
     assert "strategy sharded -> rounds" in ranks[0].text
     assert len({trainer.files("checkpoint-step-12")[0] for trainer in ranks}) == 1
+
+
+def test_a_gradient_that_is_not_finite_is_named(corpus: Corpus, tmp_path: Path) -> None:
+    ranks = start(tmp_path, corpus, 2, RUN, faults={1: infinite_gradient(7)})
+    for trainer in ranks:
+        assert trainer.end() == 65, trainer.text
+        assert "The gradient is not finite at step 7 on rank 1 on node1." in trainer.text
+        assert trainer.checkpoints() == ["checkpoint-step-6"]
 
 
 def test_ranks_are_compared_where_they_have_agreed(corpus: Corpus, tmp_path: Path) -> None:

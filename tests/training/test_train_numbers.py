@@ -100,7 +100,7 @@ def infinite_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "fault", "world_size"), [("loss", infinite_loss, 2), ("gradient", infinite_gradient(8), 1)]
+    ("what", "fault", "world_size"), [("loss", infinite_loss, 2), ("gradient", infinite_gradient(8), 2)]
 )
 def test_what_is_not_finite_names_its_rank_and_stops_before_the_optimizer_step(
     what: str, fault: Fault, world_size: int, corpus: Corpus, tmp_path: Path
