@@ -114,11 +114,10 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Parser, "parse_args", accept)
     monkeypatch.setattr(prepare, "build", build)
     monkeypatch.setattr(prepare, "_into_a_bucket", into_a_bucket)
-    monkeypatch.setattr(cli, "corpus_here", lambda place: place)
+    monkeypatch.setattr(cli, "corpus_here", lambda place: Path(str(place)))
     monkeypatch.setattr(sources, "find_files", no_files)
     monkeypatch.setattr(attempt, "run", run)
     monkeypatch.setattr(notify, "beside", lambda *_: None)
-    monkeypatch.setattr(cli, "_check_corpus", lambda *_: None)
     monkeypatch.setattr(cli, "_of_this_run", lambda *_: None)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from aura import __version__
 from aura.cluster.activity import Activity
-from aura.commands.fetched import checkpoint_in, corpus_here
 from aura.commands.flags import add_flags, given_settings, number
+from aura.commands.named import corpus_here
 from aura.config import DDP
 from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
 from aura.plan.auto import resolve_here, take_best_gpu
@@ -134,7 +134,8 @@ def train(argv: list[str]) -> int:
         config = resolve_here(arguments.preset, given, corpus, run_dir, put, arguments.hours)
         if arguments.plan:
             config = replayed(config, arguments.plan, given)
-        _check_corpus(corpus, config.vocab_size)
+        if corpus.is_file():
+            raise ConfigError("corpus_is_a_file", path=corpus, vocab_size=config.vocab_size)
         resume_from = _of_this_run(arguments.resume_from, run_dir)
         if arguments.shares_from and config.balance != "speed":
             raise ConfigError("shares_from_needs_speed", path=arguments.shares_from, balance=config.balance)
@@ -245,17 +246,17 @@ def _train_parser() -> Parser:
     return parser
 
 
-def _check_corpus(corpus: Path, vocab_size: int) -> None:
-    if corpus.is_file():
-        raise ConfigError("corpus_is_a_file", path=corpus, vocab_size=vocab_size)
-
-
 def _of_this_run(checkpoint: Path | Address | None, run_dir: Path) -> Path | None:
     """The checkpoint that is named, in the directory of the run. Raises ConfigError."""
     checkpoints = run_dir / "checkpoints"
     if checkpoint is None:
         return None
-    checkpoint = checkpoint_in(checkpoint, checkpoints)
+    if isinstance(checkpoint, Address):
+        from aura.commands.bars import Bars
+        from aura.copies.fetch import fetch
+
+        with Bars() as bars:
+            checkpoint = fetch(checkpoint, checkpoints, bars)
     if checkpoint.resolve().parent != checkpoints.resolve():
         raise ConfigError("checkpoint_elsewhere", path=checkpoint, checkpoints=checkpoints)
     if not checkpoint.is_dir() or not CHECKPOINT.fullmatch(checkpoint.name):

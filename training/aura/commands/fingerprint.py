@@ -3,7 +3,7 @@ corpus in object storage is fetched first."""
 
 from __future__ import annotations
 
-from aura.commands.fetched import corpus_here
+from aura.commands.named import corpus_here
 from aura.corpus.corpus import verify
 from aura.errors import Parser
 from aura.storage.address import place

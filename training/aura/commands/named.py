@@ -1,6 +1,7 @@
-"""What a command line calls a model: a run, by its directory or its name in runs/, a checkpoint, or an exported model.
+"""What a command line calls a model: a run, by its directory or its name in runs/, a checkpoint, or an exported model;
+and what it names in object storage, on this machine.
 
-torch is imported only to look for one.
+torch is imported only to look for a model; the cache, the bars and s3fs only for an address.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from aura.checkpoint.manifest import MANIFEST
-from aura.commands.fetched import checkpoint_here
 from aura.errors import ConfigError, Parser
 from aura.storage.address import Address, place
 
@@ -27,12 +27,27 @@ def places(named: Path) -> tuple[Path, Path]:
     return named, Path("runs", named)
 
 
+def corpus_here(named: Path | Address) -> Path:
+    """Raises ConfigError, DataError, Unreachable."""
+    if isinstance(named, Path):
+        return named
+    from aura.commands.bars import Bars
+    from aura.corpus.remote import fetch
+
+    with Bars() as bars:
+        return fetch(named, bars)
+
+
 def model_named(named: Path | Address) -> Model:
     """Raises ConfigError where there is none, DataError, Unreachable."""
+    if isinstance(named, Address):
+        from aura.commands.bars import Bars
+        from aura.copies.fetch import fetch_to_use
+
+        with Bars() as bars:
+            return Model(fetch_to_use(named, bars), None)
     from aura.model import export
 
-    if isinstance(named, Address):
-        return Model(checkpoint_here(named), None)
     for path in places(named):
         if export.is_exported(path) or (path / MANIFEST).exists():
             return Model(path, None)

@@ -1,4 +1,4 @@
-"""`aura plan`: the command line of aura/plan/plan.py. Standard library, and rich where it is: a controller can plan."""
+"""`aura plan`: the command line of aura/plan/plan.py. Standard library only: a controller can plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aura.plan.candidates import Decision, cluster_of, decide, exchanging
 from aura.plan.filling import filled_line, filling
 from aura.plan.gpus import Gpu
 from aura.plan.memory import GIB
-from aura.plan.plan import Plan, plan_for
+from aura.plan.plan import plan_for
 from aura.plan.shapes import with_vocabulary
 from aura.plan.sizing import Cards
 from aura.storage.address import Address, place
@@ -71,7 +71,9 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         print(json.dumps(plan.as_json() | (decision.as_json() if decision else {}) | auto, indent=2))
     else:
-        _show(plan)
+        rows = list(plan.rows())
+        width = max(len(name) for name, _ in rows)
+        print(*(f"{name:{width}}  {value}" for name, value in rows), *plan.lines()[len(rows) :], sep="\n")
         if filled != asked:
             print(text("plan_note", sentence=filled_line(asked, filled, ranks)))
     if decision and not arguments.json:
@@ -131,26 +133,6 @@ def _device(name: str | None, tflops: float | None, memory_gb: float | None) -> 
 
 def _warn(sentence: str) -> None:
     print(sentence, file=sys.stderr)
-
-
-def _show(plan: Plan) -> None:
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:  # a controller
-        print("\n".join(plan.lines()))
-        return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, value in plan.rows():
-        table.add_row(name, value)
-    console = Console(highlight=False)
-    console.print(table)
-    for sentence in plan.assumptions:
-        console.print(text("plan_assumed", sentence=sentence), soft_wrap=True, markup=False)
-    for sentence in plan.notes:
-        console.print(text("plan_note", sentence=sentence), soft_wrap=True, markup=False)
 
 
 def _parser() -> Parser:
