@@ -35,10 +35,7 @@ def make_settings(number: int, patience: float = 2.0) -> list[Settings]:
     """Settings of so many nodes, node0 the coordinator, with short measurements."""
     peers = {f"node{i}": f"127.0.0.{i + 2}" for i in range(number)}
     rendezvous, ephemeral = free_port(), free_port()
-    return [
-        Settings(name, peers, rendezvous, ephemeral, patience, measure_seconds=0.4, expected_mbit=1)
-        for name in peers
-    ]
+    return [Settings(name, peers, rendezvous, ephemeral, patience, expected_mbit=1) for name in peers]
 
 
 def run_together(nodes: list[Settings], limit: float = 20) -> dict[str, Json]:
@@ -60,7 +57,7 @@ def test_five_healthy_nodes_as_commands() -> None:
     peers = ",".join(f"node{i}=127.0.0.{i + 2}" for i in range(5))
     options = [f"--peers={peers}", f"--rendezvous-port={rendezvous}", f"--ephemeral-port={ephemeral}"]
     processes = []
-    options += ["--expected-mbit=1", "--measure-seconds=0.4"]
+    options += ["--expected-mbit=1"]
     for i in range(5):
         command = [sys.executable, "-S", "-m", "aura", "probe", f"--node=node{i}", *options]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TRAINING))

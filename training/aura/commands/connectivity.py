@@ -1,4 +1,4 @@
-"""`python -m aura.commands.connectivity [EVIDENCE] [--json FILE]`: what playbooks/connectivity.yml reports.
+"""`python -m aura.commands.connectivity [--json FILE] < EVIDENCE`: what playbooks/connectivity.yml reports.
 
 Standard library only: it runs on the controller. Exit codes: 0 nothing failed (there may be warnings), 2 at least one
 check failed, 1 the input could not be read.
@@ -17,12 +17,10 @@ from aura.check.connectivity.report import as_json, draw, judge, worst
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Judges what the nodes found out about their connectivity.")
-    parser.add_argument("evidence", nargs="?", default="-", help="a file; - (default) is standard input")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the machine-readable result")
     given = parser.parse_args(argv)
     try:
-        text = sys.stdin.read() if given.evidence == "-" else Path(given.evidence).read_text()
-        evidence = read_evidence(text)
+        evidence = read_evidence(sys.stdin.read())
         checks = judge(evidence)
         if given.json:
             given.json.write_text(json.dumps(as_json(evidence, checks), indent=2) + "\n")

@@ -25,7 +25,6 @@ def parse(argv: list[str]) -> tuple[Settings, float]:
     option("--rendezvous-port", type=int, default=12355, help="MASTER_PORT (default 12355)")
     option("--ephemeral-port", type=int, required=True, help="any free high port, the same on all nodes")
     option("--expected-mbit", type=float, default=1000, help="the links' speed in Mbit/s (default 1000)")
-    option("--measure-seconds", type=float, default=0.4, help="seconds per ordered pair (default 0.4)")
     option("--patience", type=float, default=12, help="seconds that a peer may be late (default 12)")
     option("--time-limit", type=float, default=55, help="seconds for everything (default 55)")
     given = parser.parse_args(argv)
@@ -43,7 +42,6 @@ def parse(argv: list[str]) -> tuple[Settings, float]:
         rendezvous_port=given.rendezvous_port,
         ephemeral_port=given.ephemeral_port,
         patience=given.patience,
-        measure_seconds=given.measure_seconds,
         expected_mbit=given.expected_mbit,
     )
     return settings, given.time_limit

@@ -64,8 +64,6 @@ def unlike_builds(releases: dict[str, str | None]) -> str:
 
 
 def check_release(evidence: Evidence) -> list[Check]:
-    if not evidence.probed:
-        return unknown("release", "no node could be probed")
     releases: dict[str, str | None] = {node.name: node.about.get("release") for node in evidence.probed}
     common, odd = odd_ones_out({name: trainer_of(release) for name, release in releases.items()})
     if common is None:
@@ -100,8 +98,6 @@ def comparable(versions: dict[str, str]) -> dict[str, str]:
 
 
 def check_versions(evidence: Evidence) -> list[Check]:
-    if not evidence.probed:
-        return unknown("versions", "no node could be probed")
     versions: dict[str, dict[str, str]] = {
         node.name: comparable(node.about.get("versions") or {}) for node in evidence.probed
     }

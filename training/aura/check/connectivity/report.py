@@ -30,50 +30,32 @@ from aura.check.connectivity.nodes import (
 from aura.check.connectivity.pairs import RATE_FAIL, RATE_WARN, check_bandwidth, check_tcp
 
 MARKS: dict[Status, str] = {"ok": "✓", "warning": "!", "failed": "✗"}
-TITLES = {
-    "answers": "answers over SSH",
-    "trainer": "trainer installed",
-    "probe": "probe ran",
-    "address": "LAN address",
-    "hostname": "hostname",
-    "names": "names resolve",
-    "interface": "interface",
-    "link": "link speed",
-    "rendezvous_port": "port is free",
-    "tcp_rendezvous": "TCP, rendezvous",
-    "tcp_ephemeral": "TCP, any port",
-    "bandwidth": "bandwidth",
-    "clock": "clocks",
-    "release": "release",
-    "versions": "versions",
-    "disk": "free disk",
-    "all_reduce": "all_reduce",
-}
-CHECKS: dict[str, Callable[[Evidence], list[Check]]] = {
-    "answers": check_answers,
-    "trainer": check_trainer,
-    "probe": check_probe,
-    "address": check_address,
-    "hostname": check_hostname,
-    "names": check_names,
-    "interface": check_interface,
-    "link": check_link,
-    "rendezvous_port": check_rendezvous_port,
-    "tcp_rendezvous": lambda evidence: check_tcp(evidence, "rendezvous"),
-    "tcp_ephemeral": lambda evidence: check_tcp(evidence, "ephemeral"),
-    "bandwidth": check_bandwidth,
-    "clock": check_clock,
-    "release": check_release,
-    "versions": check_versions,
-    "disk": check_disk,
-    "all_reduce": check_all_reduce,
+# What a person calls it, and what it finds.
+CHECKS: dict[str, tuple[str, Callable[[Evidence], list[Check]]]] = {
+    "answers": ("answers over SSH", check_answers),
+    "trainer": ("trainer installed", check_trainer),
+    "probe": ("probe ran", check_probe),
+    "address": ("LAN address", check_address),
+    "hostname": ("hostname", check_hostname),
+    "names": ("names resolve", check_names),
+    "interface": ("interface", check_interface),
+    "link": ("link speed", check_link),
+    "rendezvous_port": ("port is free", check_rendezvous_port),
+    "tcp_rendezvous": ("TCP, rendezvous", lambda evidence: check_tcp(evidence, "rendezvous")),
+    "tcp_ephemeral": ("TCP, any port", lambda evidence: check_tcp(evidence, "ephemeral")),
+    "bandwidth": ("bandwidth", check_bandwidth),
+    "clock": ("clocks", check_clock),
+    "release": ("release", check_release),
+    "versions": ("versions", check_versions),
+    "disk": ("free disk", check_disk),
+    "all_reduce": ("all_reduce", check_all_reduce),
 }
 
 
 def judge(evidence: Evidence) -> list[Check]:
     """All checks, in order. With no document at all, the checks that need one say so in one line each."""
     found: list[Check] = []
-    for name, check in CHECKS.items():
+    for name, (_, check) in CHECKS.items():
         if not evidence.probed and name not in ("answers", "trainer", "probe"):
             found += unknown(name, "no node could be probed")
         else:
@@ -112,7 +94,7 @@ def draw_matrix(evidence: Evidence) -> list[str]:
 
 def draw(evidence: Evidence, checks: list[Check]) -> list[str]:
     """The report for people. Checks that could not be made, all for the same reason, share one line."""
-    margin = max(map(len, TITLES.values())) + 4
+    margin = max(len(title) for title, _ in CHECKS.values()) + 4
     lines: list[str] = []
 
     def write(text: str, first_indent: int, indent: int) -> None:
@@ -129,10 +111,11 @@ def draw(evidence: Evidence, checks: list[Check]) -> list[str]:
 
     unmade: dict[str, list[str]] = {}
     for check in checks:
+        title, _ = CHECKS[check.id]
         if check.message.startswith("not checked: "):
-            unmade.setdefault(check.message, []).append(TITLES[check.id])
+            unmade.setdefault(check.message, []).append(title)
             continue
-        write(f"{MARKS[check.status]} {TITLES[check.id]:{margin - 4}}  {check.message}", 0, margin)
+        write(f"{MARKS[check.status]} {title:{margin - 4}}  {check.message}", 0, margin)
         if check.remedy:
             write(f"→ {check.remedy}", margin, margin + 2)
         if check is [other for other in checks if other.id == "bandwidth"][-1]:

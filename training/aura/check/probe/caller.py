@@ -128,14 +128,14 @@ def measure_clock(settings: Settings, port: int, exchanges: int = 16) -> Json:
 
 
 def send_bytes(settings: Settings, peer: str, port: int) -> Json:
-    """Sends to the peer for `measure_seconds`; the rate is what the peer counted. Never raises."""
+    """Sends to the peer for `limits.MEASURE` seconds; the rate is what the peer counted. Never raises."""
     try:
         line = connect(settings, peer, port, "bandwidth")
         try:
             line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SEND_BUFFER)
             line.socket.settimeout(limits.CONNECT_TIMEOUT)
             payload = bytes(limits.CHUNK)
-            end = time.monotonic() + settings.measure_seconds
+            end = time.monotonic() + limits.MEASURE
             while time.monotonic() < end:
                 line.socket.sendall(payload)
             line.socket.shutdown(socket.SHUT_WR)

@@ -23,7 +23,6 @@ class Settings:
     rendezvous_port: int
     ephemeral_port: int
     patience: float = 12.0  # seconds a peer may take to answer
-    measure_seconds: float = 0.4  # per ordered pair
     expected_mbit: float = 1000.0  # link speed; what is well below is measured a second time
     now: Callable[[], float] = time.time  # the clock that is compared
 
