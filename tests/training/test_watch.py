@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,7 +158,7 @@ def test_recorded_readings_are_judged_again_and_passed_on(
 ) -> None:
     file = tmp_path / "readings.jsonl"
     sequence = readings(*steady(3), *steady(20, temperature=85), xids={1: FALLEN})
-    file.write_text("".join(json.dumps(reading.as_json()) + "\n" for reading in sequence))
+    file.write_text("".join(json.dumps(asdict(reading)) + "\n" for reading in sequence))
     assert [reading_of(json.loads(line)) for line in file.read_text().splitlines()] == sequence
     places = {name: tmp_path / name for name in ("state", "faults", "queue")}
     words = [word for name, path in places.items() for word in (f"--{name}", str(path))] + ["--node", "node3"]
@@ -180,7 +180,7 @@ def test_recorded_readings_are_judged_again_and_passed_on(
 
     # What still holds is said once, also by who is started again; after a repair it is looked at anew.
     later = [replace(reading, time=reading.time + 100) for reading in sequence[3:]]
-    file.write_text("".join(json.dumps(reading.as_json()) + "\n" for reading in later))
+    file.write_text("".join(json.dumps(asdict(reading)) + "\n" for reading in later))
     assert watch.main([*words, "--replay", str(file)]) == 0
     assert capsys.readouterr().out == ""
     (places["faults"] / "GPU-1.json").unlink()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Watcher:
             reading = Reading(time.time(), boot(), gpus, xids, cuda, answered)
             if self.arguments.record:
                 with self.arguments.record.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(reading.as_json()) + "\n")
+                    file.write(json.dumps(asdict(reading)) + "\n")
             yield reading
             if self.arguments.once:
                 return

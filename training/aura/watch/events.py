@@ -34,43 +34,15 @@ class Event:
         """Two events with the same one say the same."""
         return ":".join(filter(None, (self.kind, self.host, self.run, str(self.facts.get("key", "")))))
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def this_node() -> str:
     """Its name in the cluster: AURA_NODE, or what the machine calls itself."""
     return os.environ.get("AURA_NODE") or socket.gethostname().partition(".")[0]
 
 
-def event_of(content: dict[str, Any]) -> Event:
-    """What `as_json` was made of. Raises TypeError for anything else."""
-    return Event(**content)
-
-
 def payload(event: Event, cluster: str) -> dict[str, Any]:
-    """What a webhook gets: the same keys for every kind of event."""
-    return {
-        "schema": SCHEMA,
-        "event": event.kind,
-        "severity": event.severity,
-        "cluster": cluster,
-        "host": event.host,
-        "rank": event.rank,
-        "run": event.run,
-        "attempt": event.attempt,
-        "step": event.step,
-        "message": event.message[:LONGEST],
-        "remedy": event.remedy,
-        "facts": event.facts,
-        "ts": event.ts,
-        "dedup_key": event.dedup_key,
-    }
-
-
-def title_of(event: Event, cluster: str) -> str:
-    return " · ".join(filter(None, (cluster, event.host, event.kind)))
-
-
-def body_of(event: Event) -> str:
-    return "\n".join(filter(None, (event.message[:LONGEST], event.remedy)))
+    """What a webhook gets beside the message: the same keys for every kind of event."""
+    content = asdict(event)
+    del content["message"]
+    more = {"event": content.pop("kind"), "cluster": cluster, "dedup_key": event.dedup_key}
+    return {"schema": SCHEMA, **content, **more}

@@ -13,12 +13,11 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aura.durable import write_atomically
-from aura.watch.events import Event, event_of
+from aura.watch.events import Event
 
 MOST = 1000  # files; with more of them the oldest are thrown away. Not by age: the clock may have been wrong
 
@@ -48,7 +47,7 @@ class Queue:
         for path in paths[max(0, len(paths) - MOST) :]:
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
-                entry = Entry(path, event_of(content["event"]), content["pending"])
+                entry = Entry(path, Event(**content["event"]), content["pending"])
             except FileNotFoundError:
                 continue
             except (ValueError, KeyError, TypeError):
@@ -61,8 +60,7 @@ class Queue:
         if pending:
             self._write(entry.path, entry.event, pending)
         else:
-            with suppress(FileNotFoundError):
-                entry.path.unlink()
+            entry.path.unlink(missing_ok=True)
 
     def _write(self, path: Path, event: Event, pending: list[str] | None) -> None:
-        write_atomically(path, {"event": event.as_json(), "pending": pending}, flushed=True)
+        write_atomically(path, {"event": asdict(event), "pending": pending}, flushed=True)

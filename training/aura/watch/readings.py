@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -36,12 +36,9 @@ class Reading:
     cuda: list[tuple[str, str]] = field(default_factory=list)  # UUID ("" if unknown), what a rank's CUDA said
     answered: bool = True  # else the driver has not yet, and no card in `gpus` does not mean that one is gone
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def reading_of(content: dict[str, Any]) -> Reading:
-    """What `as_json` was made of. Raises TypeError and KeyError for anything else."""
+    """Of its JSON. Raises TypeError and KeyError for anything else."""
     lists = {
         "gpus": [GpuReading(**gpu) for gpu in content["gpus"]],
         "xids": [(str(pci), int(number), str(words)) for pci, number, words in content.get("xids", [])],

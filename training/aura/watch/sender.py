@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from aura.durable import write_atomically
 from aura.texts.console import text
-from aura.watch.events import Event, event_of
+from aura.watch.events import Event
 from aura.watch.queue import Entry, Queue
 from aura.watch.services import Service, Services
 
@@ -95,7 +95,7 @@ class Sender:
 
     def _is_repeated(self, event: Event) -> bool:
         if held := self.memory.held.get(event.dedup_key):
-            held.count, held.last = held.count + 1, event.as_json()
+            held.count, held.last = held.count + 1, asdict(event)
         else:
             self.memory.held[event.dedup_key] = Held(time.time())
         self.memory.save()
@@ -108,7 +108,7 @@ class Sender:
                 continue
             del self.memory.held[key]
             if held.count:
-                last = event_of(held.last)
+                last = Event(**held.last)
                 message = text(
                     "event_repeated", count=held.count, minutes=self.quiet / 60, message=last.message
                 )

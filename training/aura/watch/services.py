@@ -25,7 +25,7 @@ from apprise.plugins.custom_json import NotifyJSON
 
 from aura.errors import ConfigError, did_you_mean
 from aura.texts.console import text
-from aura.watch.events import CRITICAL, WARNING, Event, body_of, payload, title_of
+from aura.watch.events import CRITICAL, LONGEST, WARNING, Event, payload
 
 TIMEOUT = 30.0  # seconds for one message to one service
 HEARTBEAT_TIMEOUT = 10.0
@@ -56,11 +56,11 @@ class Service:
         """Why it was not delivered; empty when it was."""
         for plugin in self.apprise:
             if isinstance(plugin, NotifyJSON):  # its own five keys give way to ours
-                ours = {key: value for key, value in payload(event, cluster).items() if key != "message"}
-                plugin.payload_extras = dict.fromkeys(("version", "title", "type", "attachments"), "") | ours
+                its = dict.fromkeys(("version", "title", "type", "attachments"), "")
+                plugin.payload_extras = its | payload(event, cluster)
         answer = self.apprise.notify(
-            body=body_of(event),
-            title=title_of(event, cluster),
+            body="\n".join(filter(None, (event.message[:LONGEST], event.remedy))),
+            title=" · ".join(filter(None, (cluster, event.host, event.kind))),
             notify_type=LEVELS.get(event.severity, apprise.NotifyType.INFO),
             body_format=apprise.NotifyFormat.TEXT,
             timeout=TIMEOUT,
