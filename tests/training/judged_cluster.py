@@ -23,11 +23,10 @@ def document(name: str) -> Json:
     found: Json = {
         "schema": 1,
         "node": name,
-        "address": ADDRESSES[name],
         "complete": True,
         "coordinator": "node0",
         "busy_ports": {},
-        "tcp": {other: {port: {"ok": True, "milliseconds": 0.4} for port in PORTS} for other in others},
+        "tcp": {other: {port: {"ok": True} for port in PORTS} for other in others},
         "lost": {},
         "bandwidth": {other: {"ok": True, "mbit_per_second": 941.0} for other in others},
         "about": {
@@ -35,20 +34,15 @@ def document(name: str) -> Json:
             "addresses": {"lo": ["127.0.0.1"], "eno1": [ADDRESSES[name]]},
             "interface": "eno1",
             "link": {"speed_mbit": 1000, "duplex": "full", "physical": True},
-            "routes": {other: {"interface": "eno1", "source": ADDRESSES[name]} for other in others},
+            "routes": {other: {"interface": "eno1"} for other in others},
             "resolves": {other: [ADDRESSES[other]] for other in NAMES},
             "release": "3f2a-cu130-91bc",
             "versions": {"python": "3.11.7", "torch": "2.13.0"},
-            "disk": {"path": "/var/lib/aura", "free_bytes": 400e9, "total_bytes": 500e9},
+            "disk": {"path": "/var/lib/aura", "free_bytes": 400e9},
         },
     }
     if name != "node0":
-        found["clock"] = {
-            "ok": True,
-            "reference": "node0",
-            "offset_seconds": 4e-4,
-            "round_trip_seconds": 2e-4,
-        }
+        found["clock"] = {"ok": True, "offset_seconds": 4e-4}
     return found
 
 

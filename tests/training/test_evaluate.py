@@ -157,6 +157,6 @@ def test_what_is_no_model_is_said_before_anything_is_installed(
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="empty is no run with a checkpoint"):
         evaluate.main([str(model), str(tmp_path / "empty")])
-    with pytest.raises(ConfigError, match="--limit and --batch-size must be at least 1"):
+    with pytest.raises(ConfigError, match="--limit 0 must be at least 1"):
         evaluate.main([str(model), "--limit", "0"])
     assert not (tmp_path / "environment").exists()

@@ -20,13 +20,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from aura.texts.console import duration, text
+from aura.texts.console import duration, put, text
 
 SECONDS_PER_LINE = 30.0
-
-
-def say(sentence: str) -> None:
-    print(sentence, flush=True)
 
 
 class Bars:
@@ -47,7 +43,7 @@ class Bars:
             self.progress.stop()
 
     def say(self, sentence: str) -> None:
-        say(sentence)
+        put(sentence)
 
     def warn(self, sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ import threading
 
 from aura.check import allreduce
 from aura.errors import ConfigError, Parser
-from aura.texts.console import text
+from aura.texts.console import put, text
 
 
 def main(argv: list[str]) -> int:
@@ -35,16 +35,10 @@ def main(argv: list[str]) -> int:
     watchdog.daemon = True
     watchdog.start()
     try:
-        allreduce.check(me, given.backend, allreduce.Deadline(given.timeout), say)
+        allreduce.check(me, given.backend, allreduce.Deadline(given.timeout), put)
     finally:
         watchdog.cancel()
     return 0
-
-
-def say(line: str) -> None:
-    """In one write, so that lines of several ranks in one terminal (torchrun) do not mix."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def give_up(me: allreduce.Rank, seconds: float) -> None:

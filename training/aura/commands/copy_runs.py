@@ -9,7 +9,7 @@ from aura.copies.in_bucket import Runs
 from aura.copies.on_disk import Disk
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, Parser
 from aura.storage.address import Address, place
-from aura.texts.console import text
+from aura.texts.console import put, text
 
 
 def main(argv: list[str]) -> int:
@@ -39,20 +39,16 @@ def main(argv: list[str]) -> int:
         "--leave-free", type=float, default=10, metavar="GB", help="space of a disk that is not used up (10)"
     )
     arguments = parser.parse_args(argv)
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-
     pace = Pace(arguments.rate * 1e6)
     target: Target
     if isinstance(arguments.target, Address):
         target = Runs(arguments.target, pace)
     else:
         target = Disk(arguments.target, arguments.leave_free * 1e9, pace)
-    copier = Copier(target, arguments.keep, say)
+    copier = Copier(target, arguments.keep, put)
     try:
         copier.copy_all(arguments.runs)
     except Later as reason:
-        say(text("tried_again", reason=reason))
+        put(text("tried_again", reason=reason))
         return EXIT_TEMPORARY
     return EXIT_OK

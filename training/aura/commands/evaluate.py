@@ -61,8 +61,9 @@ def main(argv: list[str]) -> int:
         "--device", metavar="NAME", help="cpu, cuda, cuda:1 … (the first GPU, if there is one)"
     )
     arguments = parser.parse_args(argv)
-    if min(1 if arguments.limit is None else arguments.limit, arguments.batch_size) < 1:
-        raise ConfigError("evaluate_at_least_1")
+    for name, value in (("limit", arguments.limit), ("batch-size", arguments.batch_size)):
+        if value is not None and value < 1:
+            raise ConfigError("at_least", name=name, value=value, least=1)
     if arguments.include and not arguments.include.is_dir():
         raise ConfigError("evaluate_no_directory", path=arguments.include)
     tasks = list(dict.fromkeys(task for name in arguments.tasks for task in SETS.get(name, (name,))))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aura.commands.bars import Bars, say
+from aura.commands.bars import Bars
 from aura.corpus.remote import fetch_to
 from aura.errors import ConfigError, Parser
 from aura.storage.address import Address, place
+from aura.texts.console import put
 
 
 def main(argv: list[str]) -> int:
@@ -27,5 +28,5 @@ def main(argv: list[str]) -> int:
         raise ConfigError("no_s3_address", word=arguments.address)
     with Bars() as bars:
         corpus = fetch_to(arguments.address, arguments.output, bars)
-    say(corpus.fingerprint)
+    put(corpus.fingerprint)
     return 0

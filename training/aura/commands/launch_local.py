@@ -199,7 +199,7 @@ def main(argv: list[str]) -> int:
 
 def check(count: int, gpus: int, script: Path | None, port: int | None) -> None:
     if count < 1:
-        raise ConfigError("gpus_wrong")
+        raise ConfigError("at_least", name="gpus", value=count, least=1)
     if port is not None:
         check_port("--master-port", port)
     if script and not script.is_file():

@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-from aura.commands.bars import Bars, say
+from aura.commands.bars import Bars
 from aura.commands.flags import add_dataset
 from aura.commands.prepare_sources import source_of, usual_vocabulary
 from aura.corpus import remote
@@ -18,7 +18,7 @@ from aura.corpus.work import Settings
 from aura.errors import ConfigError, Parser
 from aura.storage.address import Address, place
 from aura.storage.bucket import Bucket, Unreachable
-from aura.texts.console import text
+from aura.texts.console import put, text
 
 WORTH_WORKERS = 8_000_000  # bytes of input; below, starting processes costs more than they save
 
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     vocab_size = arguments.vocab_size
     if vocab_size is None and arguments.tokenizer is None:
         vocab_size = usual_vocabulary(arguments.dataset or [])
-        say(text("usual_vocabulary", count=vocab_size))
+        put(text("usual_vocabulary", count=vocab_size))
     small = source.size is not None and source.size < WORTH_WORKERS
     settings = Settings(
         vocab_size=vocab_size,
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     with Bars() as bars:
         corpus = build(source, arguments.output, settings, bars)
     if existed:
-        say(text("up_to_date", path=arguments.output))
+        put(text("up_to_date", path=arguments.output))
     else:
         _say_if_small(settings, corpus)
     _say_what_there_is(corpus)
@@ -72,26 +72,26 @@ def _into_a_bucket(source: Source, settings: Settings, address: Address) -> int:
             except Unreachable as error:
                 raise Unreachable("corpus_not_sent", error=error, path=output) from None
     if there:
-        say(text("up_to_date", path=address))
+        put(text("up_to_date", path=address))
     else:
         _say_if_small(settings, corpus)
-        say(text("corpus_sent", address=address, path=remote.keep(corpus, address)))
+        put(text("corpus_sent", address=address, path=remote.keep(corpus, address)))
     _say_what_there_is(corpus)
     return 0
 
 
 def _say_if_small(settings: Settings, corpus: Corpus) -> None:
     if settings.vocab_size and corpus.vocab_size < settings.vocab_size:
-        say(text("fewer_token_ids", count=corpus.vocab_size))
+        put(text("fewer_token_ids", count=corpus.vocab_size))
 
 
 def _say_what_there_is(corpus: Corpus) -> None:
     for part in corpus.source.get("parts", []):
         share = part["tokens"] / sum(corpus.tokens.values())
-        say(text("part_of_mixture", name=part["name"], share=share, tokens=part["tokens"]))
+        put(text("part_of_mixture", name=part["name"], share=share, tokens=part["tokens"]))
     if any(corpus.skipped.values()):
-        say(text("left_out_in_all", **corpus.skipped))
-    say(
+        put(text("left_out_in_all", **corpus.skipped))
+    put(
         text(
             "prepared",
             **corpus.tokens,

@@ -8,7 +8,6 @@ from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
-from aura.commands.bars import say
 from aura.commands.cleaning import unwanted
 from aura.corpus import remote
 from aura.corpus.catalogue import DATASETS
@@ -20,6 +19,7 @@ from aura.corpus.shards import Workplace
 from aura.corpus.sources import HubDataset, LocalFiles, Source
 from aura.errors import ConfigError
 from aura.storage.address import Address
+from aura.texts.console import put
 
 # A judgement: nobody has measured these for Spanish. Up to 65,536, a token id takes two bytes.
 ONE_LANGUAGE, MORE_LANGUAGES = 32_768, 49_152
@@ -93,7 +93,7 @@ def _part(arguments: Namespace, name: str, weight: float) -> Part:
 def _files(arguments: Namespace, paths: list[Path]) -> LocalFiles:
     for path in paths:
         _check_apart(arguments, path)
-    return LocalFiles(paths, arguments.dataset_column, arguments.documents_per_line, say)
+    return LocalFiles(paths, arguments.dataset_column, arguments.documents_per_line, put)
 
 
 def _languages(arguments: Namespace) -> list[str]:
@@ -110,7 +110,7 @@ def _cleaned(arguments: Namespace, files: LocalFiles, languages: list[str]) -> C
     output = _directory(arguments)
     workers = arguments.workers or len(os.sched_getaffinity(0))
     cleaner = partial(unwanted.found_by_datatrove, workers=workers, languages=languages)
-    return Cleaned(files, _record(output), cleaner, unwanted.settings(languages), say)
+    return Cleaned(files, _record(output), cleaner, unwanted.settings(languages), put)
 
 
 def _record(output: Path) -> Path:

@@ -65,8 +65,8 @@ def check_typed(words: str) -> None:
 def check_choice(arguments: Namespace) -> None:
     """Raises ConfigError."""
     for name in ("tokens", "temperature", "top_k"):
-        if getattr(arguments, name) < 0:
-            raise ConfigError("at_least_0", name=name.replace("_", "-"))
+        if (value := getattr(arguments, name)) < 0:
+            raise ConfigError("at_least", name=name.replace("_", "-"), value=value, least=0)
     # Far beyond these a division by it overflows; long before, it is the likeliest token or any.
     if arguments.temperature and not 1e-3 <= arguments.temperature <= 1e3:
         raise ConfigError("temperature_beyond", value=arguments.temperature)

@@ -16,14 +16,13 @@ import errno
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -96,10 +95,11 @@ class ShardWriter:
         return self.tokens + sum(entry["tokens"] for entry in self.entries)
 
     def flush(self) -> None:
-        flush_to_disk(self.file)
+        self.file.flush()
+        flush(self.path)
 
     def _finish(self) -> None:
-        flush_to_disk(self.file)
+        self.flush()
         self.file.close()
         size = self.tokens * self.width
         digest = self.digest.hexdigest()
@@ -247,8 +247,3 @@ def _locked(place: Workplace, warn: Callable[[str], None]) -> Iterator[None]:
 
 def _exit_in_order(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)  # through the lines above
-
-
-def flush_to_disk(file: IO[Any]) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -56,12 +56,10 @@ class Settings:
             )
         if not 0 < self.validation_fraction < 1:
             raise ConfigError("validation_fraction_wrong", value=self.validation_fraction)
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError("max_tokens_wrong", value=self.max_tokens)
-        if self.workers < 1:
-            raise ConfigError("workers_wrong", value=self.workers)
-        if self.max_errors < 0:
-            raise ConfigError("max_errors_wrong", value=self.max_errors)
+        bounds = (("dataset-max-tokens", self.max_tokens, 1), ("workers", self.workers, 1))
+        for name, value, least in (*bounds, ("max-errors", self.max_errors, 0)):
+            if value is not None and value < least:
+                raise ConfigError("at_least", name=name, value=value, least=least)
 
 
 class Work:

@@ -71,9 +71,10 @@ argparse._ = _error_of_argparse  # type: ignore[attr-defined]
 
 
 def put(line: str, end: str = "\n") -> None:
-    """Print at once (journald shows it without delay), for as long as somebody reads it: `| tee` may be gone."""
+    """Print at once (journald shows it without delay), for as long as somebody reads it: `| tee` may be gone. In one
+    write, so that lines of several ranks in one terminal do not mix."""
     try:
-        print(line, end=end, flush=True)
+        print(line + end, end="", flush=True)
     except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -64,10 +64,9 @@ def find_addresses() -> dict[str, list[str]]:
 
 
 def find_route(address: str) -> Json:
-    """The interface and source address the kernel takes towards an address."""
+    """The interface that the kernel takes towards an address."""
     answer = ask_ip("route", "get", address)
-    route = answer[0] if answer else {}
-    return {"interface": route.get("dev"), "source": route.get("prefsrc"), "via": route.get("gateway")}
+    return {"interface": answer[0].get("dev") if answer else None}
 
 
 def describe_link(interface: str) -> Json:
@@ -127,8 +126,7 @@ def find_versions() -> dict[str, str]:
 
 def describe_disk() -> Json:
     path = STATE_DIRECTORY if STATE_DIRECTORY.exists() else Path("/")
-    usage = shutil.disk_usage(path)
-    return {"path": str(path), "free_bytes": usage.free, "total_bytes": usage.total}
+    return {"path": str(path), "free_bytes": shutil.disk_usage(path).free}
 
 
 def find_port_holder(port: int) -> Json | None:

@@ -17,8 +17,7 @@ from aura.errors import in_words
 
 def run(settings: Settings, document: Json) -> None:
     """Fills the document, section by section, so that what is known can be printed at any moment."""
-    document.update(schema=SCHEMA, node=settings.node, address=settings.address, complete=False)
-    document.update(coordinator=settings.coordinator, ports=settings.ports, peers=dict(settings.peers))
+    document.update(schema=SCHEMA, node=settings.node, coordinator=settings.coordinator, complete=False)
     started = time.monotonic()
     with listening(settings) as host:
         document["busy_ports"] = host.busy
@@ -54,7 +53,6 @@ def run(settings: Settings, document: Json) -> None:
             if complaint:
                 document["left_out"] = complaint
         document["bandwidth"] = rates
-    document["seconds"] = round(time.monotonic() - started, 2)
     document["complete"] = True
 
 
@@ -68,7 +66,7 @@ def follow(
         # Others may still be trying to reach this node: stay until they have given up.
         time.sleep(max(0.0, deadline - time.monotonic()))
         reason = in_words("probe_does_not_answer", node=settings.coordinator)
-        return {"ok": False, "reference": settings.coordinator, "error": reason}, reason
+        return {"ok": False, "error": reason}, reason
     clock = measure_clock(settings, port)
     try:
         control = connect(settings, settings.coordinator, port, "control")
