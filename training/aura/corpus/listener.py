@@ -27,15 +27,28 @@ class Listener(Protocol):
         """A pass over `size` bytes begins; None where it is not known how many there are."""
 
 
-class _NoBar(Bar):
-    """Nobody looks at it."""
-
-
-class Silence(Listener):
+class Silence:
     """Hears nothing: a preparation that nobody looks at."""
+
+    def say(self, sentence: str) -> None:
+        pass
+
+    def warn(self, sentence: str) -> None:
+        pass
 
     def start(self, description: str, size: int | None) -> Bar:
         return _NoBar()
+
+
+class _NoBar:
+    def __call__(self, count: int) -> None:
+        pass
+
+    def first_document(self) -> None:
+        pass
+
+    def expect(self, part: float) -> None:
+        pass
 
 
 NOBODY = Silence()
