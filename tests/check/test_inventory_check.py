@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ def checked(
 
 
 def test_an_inventory_that_is_right_is_accepted(tmp_path: Path) -> None:
-    code, said = checked(tmp_path, TWO, wsl=("check1",))
+    key = base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0 " + bytes(32)).decode()
+    (tmp_path / "mine.pub").write_text(f"ssh-ed25519 {key} me@laptop\n")
+    code, said = checked(tmp_path, TWO, wsl=("check1",), ssh_second_key=str(tmp_path / "mine.pub"))
     assert code == 0 and "2 nodes" in said, said
 
 

@@ -314,7 +314,9 @@ def test_too_few_decide_nothing_and_are_told_who_is_lacking() -> None:
 
 def test_of_two_accepted_records_the_one_of_the_newer_ballot_is_proposed() -> None:
     older, newer = (Ballot(1, 4), (0, 3, 4)), (Ballot(2, 0), (0, 1, 2))
-    votes = {rank: Vote(EVERYONE, accepted=accepted) for rank, accepted in ((0, newer), (1, None), (3, older))}
+    votes = {
+        rank: Vote(EVERYONE, accepted=accepted) for rank, accepted in ((0, newer), (1, None), (3, older))
+    }
     ballot = Ballot(3, 1)
     assert next_proposal(ballot, votes, {0, 1, 3}) == Proposal(ballot, EVERYONE, (0, 1, 2))
 
