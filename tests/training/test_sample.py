@@ -9,7 +9,7 @@ from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError, DataError
 from aura.model.gpt import GPT
-from aura.model.sample import generate
+from aura.model.sample import generate, load
 from trainers import complete, start
 
 
@@ -29,6 +29,13 @@ def test_a_trained_model_continues_a_text(
         assert len(texts[-1]) > 30
     assert texts[0] == texts[1] != texts[2]
     assert texts[3] == texts[4]  # the likeliest token each time
+    trained = load(trainer.run_dir / "checkpoints/checkpoint-step-60")
+    model = trained.model.cpu()
+    ids = [trained.tokenizer.token_to_id("<|endoftext|>"), *trained.tokenizer.encode("el perro").ids]
+    with torch.no_grad():
+        for _ in range(30):
+            ids.append(int(model(torch.tensor([ids[-16:]]))[0, -1, :300].argmax()))
+    assert texts[3] == trained.tokenizer.decode(ids) + "\n"
     said = []
     with monkeypatch.context() as spied:
         spied.setattr(sample, "put", lambda piece, end="\n": said.append(piece + end))

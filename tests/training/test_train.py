@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -96,10 +97,13 @@ def test_a_finished_run_says_so_and_does_not_wait_for_others(
     assert again.end() == 0
     assert "is done: 20 steps" in again.text
     assert again.done == reference[0].done
-    # Another length is another run: it goes on.
-    more = complete(start(folder, corpus, 2, "--steps 22"))
-    assert "Changed since step 20: steps 20 -> 22." in more[0].text
-    assert more[0].done["step"] == 22
+    # Another length is another run: it goes on, at the rate that it is given now.
+    more = complete(start(folder, corpus, 2, "--steps 25 --lr 1e-2 --min-lr-ratio 1"))
+    (changed,) = re.findall(r"Changed since step 20: (.*)\.$", more[0].text, re.M)
+    assert {"steps 20 -> 25", "lr 0.002 -> 0.01"} <= set(changed.split(", "))
+    assert more[0].done["step"] == 25
+    with (more[0].run_dir / "training_log.csv").open() as file:
+        assert [float(row["lr"]) for row in csv.DictReader(file)][-1] == 1e-2
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])

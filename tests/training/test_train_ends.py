@@ -108,7 +108,11 @@ def test_epochs_are_counted_in_what_was_seen_whatever_the_number_of_ranks(
     (one,) = complete(start(tmp_path, corpus, 1, settings))
     seen = one.done["tokens_seen"] // 16
     assert 2 * windows <= seen < 2 * windows + 100
-    assert re.findall(r"Epoch \d+/\d+", one.text) == ["Epoch 1/2", "Epoch 2/2"]
+    losses = r"Training loss: \d\.\d{4} \| Validation loss: \d\.\d{4}"
+    assert re.findall(rf"(Epoch \d+/\d+) \| {losses} \| Epoch took: \d+\.\ds$", one.text, re.M) == [
+        "Epoch 1/2",
+        "Epoch 2/2",
+    ]
     # The same run with other ranks is still done.
     assert f"is done: {one.done['step']} steps" in complete(start(tmp_path, corpus, 1, settings))[0].text
 
