@@ -47,7 +47,7 @@ class ActionModule(NodeState):
             enabled = settings.get("enabled", True)
             if enabled and strange:
                 found += [{"role": role, "sentence": sentence} for sentence in strange]
-            elif enabled or one:
+            elif enabled or (one and self._task.register):  # to take back what it has made
                 node = self.seen(self.look_of(role), variables)
                 if node.get("failed") or node.get("unreachable"):
                     return node
