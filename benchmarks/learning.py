@@ -6,8 +6,8 @@ the mean of the differences and its 95 % interval (Student's t over the paired s
 
 About ten minutes on two cores: two seeds of the arms that are asked about most, at the learning rates that were best
 for the synchronous ones. `SEEDS=5` for more seeds; `ARMS=delays` for the finer points, `ARMS=alone` for when one PC, at
-another batch, comes to the loss of five, `ARMS=rounds` for rounds of local steps, `ARMS=ladder` for how the costs
-change with size and length (hours), `ARMS=all`.
+another batch, comes to the loss of five, `ARMS=rounds` for rounds of local steps, `ARMS=all`. How the costs change with
+size and length: ladder.py.
 
 The effects of interest at 350M parameters are some thousandths of a nat: here the arms are ranked, no more. Every run
 is a line in bench-results/learning.jsonl, and what is there already is not computed again. The last line is JSON.
@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 
 import learning_arms as of
@@ -32,8 +31,7 @@ from aura.corpus.corpus import read_corpus
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from five_ranks import train
-from ladder import Rung, show_ladder
-from learning_arms import ALONE, ARMS, FIVE, GROUPS, LADDER, RATES, SYNCHRONOUS
+from learning_arms import ALONE, ARMS, FIVE, GROUPS, RATES, SYNCHRONOUS
 from measuring import Kept, corpus_of, interval, options_of_jobs, part_until, show
 from measuring import Row as Line
 from playing import Setting
@@ -49,13 +47,12 @@ class Job:
     lr: float
     seed: int
     part: float = 1.0  # of the tokens
-    size: str = of.SMALLEST
 
     def config(self) -> TrainConfig:
         own = {"optimizer": self.optimizer, "lr": self.lr, "seed": self.seed}
         steps = round(self.part * of.STEPS * Setting().windows / ARMS[self.arm].windows)
         own |= {"steps": steps, "warmup_steps": round(of.WARMUP[self.optimizer] * steps / of.STEPS)}
-        return resolve("gpt2-nano", {**of.MODEL, **of.SIZES[self.size], **of.SCHEDULE, **own})
+        return resolve("gpt2-nano", {**of.MODEL, **of.SCHEDULE, **own})
 
     def key(self, corpus: str) -> str:
         """Equal where nothing differs that the loss depends on, but for the code."""
@@ -135,22 +132,6 @@ def alone(losses: Losses) -> list[Alone]:
     return found
 
 
-def ladder(kept: Kept, seeds: int) -> list[Rung]:
-    """Short runs of small models first: who stops it has whole rungs."""
-    rungs = []
-    for part, (size, lr) in product(of.LENGTHS, of.RATES_OF_LADDER.items()):
-        arms = (SYNCHRONOUS, *of.ARMS_OF_LADDER)
-        jobs = [Job("muon", arm, lr, seed, part, size) for arm in arms for seed in range(seeds)]
-        losses = [row["loss"] for row in kept.results(jobs)]
-        synchronous, *others = (losses[start : start + seeds] for start in range(0, len(losses), seeds))
-        costs = [[loss - other for loss, other in zip(found, synchronous, strict=True)] for found in others]
-        parameters = GPT(jobs[0].config(), "meta").parameter_count()
-        by_arm = dict(zip(of.ARMS_OF_LADDER, costs, strict=True))
-        steps, loss = jobs[0].config().steps, statistics.mean(synchronous)
-        rungs.append(Rung(size, parameters, steps, lr, loss, by_arm))
-    return rungs
-
-
 def show_all(rows: Sequence[Row], ones: Sequence[Alone], five: float, seeds: int) -> None:
     if rows:
         title = f"Validation loss after one pass, nats per token; differences to the same optimizer, {seeds} seeds"
@@ -165,7 +146,7 @@ def show_all(rows: Sequence[Row], ones: Sequence[Alone], five: float, seeds: int
 
 def main() -> int:
     parser = options_of_jobs(__doc__, "learning", os.cpu_count())
-    add, groups = parser.add_argument, [*GROUPS, ALONE, LADDER]
+    add, groups = parser.add_argument, [*GROUPS, ALONE]
     add("--arms", nargs="+", choices=[*groups, "all"], default=["main"], help="groups of arms (main)")
     add("--seeds", type=int, default=2, metavar="N", help="paired seeds (2)")
     add(
@@ -180,19 +161,15 @@ def main() -> int:
             jobs = [Job(optimizer, arm, lr, seed, part) for seed in range(seeds)]
             return [row["loss"] for row in kept.results(jobs)]
 
-        rungs = ladder(kept, seeds) if LADDER in asked else []
         rows = measure(kept, losses, [group for group in asked if group in GROUPS], seeds, given.part)
         ones = alone(losses) if ALONE in asked else []
         five = statistics.mean(losses("muon", FIVE, RATES["muon"])) if ones else math.nan
     show_all(rows, ones, five, seeds)
-    if rungs:
-        show_ladder(rungs, seeds)
     seconds = round(time.perf_counter() - started)
     print(f"{seconds} s; every run: {given.results}")
     parameters = GPT(Job("adamw", SYNCHRONOUS, 1.0, 0).config(), "meta").parameter_count()
     about = {"bench": "learning", "seeds": seeds, "evidence": "cpu", "parameters": parameters}
     found = {"arms": [row.summary() for row in rows], "alone": [asdict(one) for one in ones]}
-    found["sizes"] = [rung.summary() for rung in rungs]
     print(json.dumps({**about, "part": given.part, "seconds": seconds, **found}))
     return 0
 

@@ -9,14 +9,7 @@ from playing import Setting
 VOCABULARY = 512
 # 134,912 parameters; 384,000 tokens, a third of the text. betas as in gpt2-medium; the last learning rate is zero.
 STEPS = 300
-MODEL = {"seq_len": 32, "vocab_size": VOCABULARY}
-# By its parameters; all but the ladder is measured with the first.
-SIZES = {
-    "0.13M": {"layers": 2, "d_model": 64, "heads": 2},
-    "0.5M": {"layers": 4, "d_model": 96, "heads": 3},
-    "2M": {"layers": 6, "d_model": 160, "heads": 5},
-}
-SMALLEST = "0.13M"
+MODEL = {"layers": 2, "d_model": 64, "heads": 2, "seq_len": 32, "vocab_size": VOCABULARY}
 SCHEDULE = {"min_lr_ratio": 0.0, "beta2": 0.95}
 # With 30 steps of warm-up, some seeds of AdamW stay where pairs of tokens are all that is learnt (4.3 nats).
 WARMUP = {"muon": 30, "adamw": 100}
@@ -54,10 +47,6 @@ GROUPS = {
     for group in ("main", "delays", "rounds")
 }
 ALONE, FIVE = "alone", "int4 + 1 late, predicted"
-# Sizes by lengths (parts of the tokens), at the best of five learning rates: seed 0, all tokens.
-LADDER, LENGTHS = "ladder", (1.0, 3.0)
-RATES_OF_LADDER = {"0.13M": 1.4e-2, "0.5M": 1e-2, "2M": 7e-3}
-ARMS_OF_LADDER = ("int4", "int4 + 1 late after a quarter, predicted")
 # One PC on its own, and the learning rates that are tried. With all 40 windows it computes what five do in fp32.
 ONE_PC = {f"one PC, {windows} windows": Setting(ranks=1, micro_batches=windows) for windows in (20, 10)}
 ARMS = {SYNCHRONOUS: Setting(), **{arm: setting for arm, setting, _, _ in ASKED}, **ONE_PC}

@@ -13,6 +13,13 @@ from controller_node import ControllerNode
 from lab_cluster import LAB, ROOT, Cluster
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test waits for the demo, which has a bound of its own; on a slow machine it alone takes longer."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600, func_only=True))
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """AURA_KEEP_LAB=1 uses the cluster of an earlier demo, and leaves it: for work on these tests."""

@@ -12,11 +12,14 @@ from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from aura.optim.muon import optimizer_of
+from aura.optim.schedule import learning_rate
 from five_ranks import FiveRanks, train
 from five_rounds import FiveRounds
+from ladder import ARMS as ARMS_OF_LADDER
 from ladder import Rung, trend
+from lanes import Lane, Lanes
 from learning import Job
-from learning_arms import ARMS, ARMS_OF_LADDER, GROUPS, RATES, RATES_ALONE, SIZES, SYNCHRONOUS
+from learning_arms import ARMS, GROUPS, RATES, RATES_ALONE, SYNCHRONOUS
 from playing import Setting
 from torch import Tensor
 
@@ -112,6 +115,27 @@ def test_what_the_codec_loses_of_a_difference_stays_in_the_masters(format_: str)
     assert 0 < lost < 0.3 * step
 
 
+def test_lanes_learn_what_five_ranks_learn_one_by_one() -> None:
+    """Of a format only the first step: what a code is rounded to is chance, and Muon makes much of it."""
+    config = config_of("muon")
+    exact = [Setting(), Setting(late=1.0, predicted=True), Setting(late=1.0, predicted=True, after=0.6)]
+    coded = replace(exact[2], gradients="int4", differences="int4")
+    lanes = Lanes(config, [Lane(exact[0], 0, 0.5), *(Lane(setting, 0) for setting in (*exact, coded))])
+    one_by_one = [FiveRanks(config, setting) for setting in (*exact, coded)]
+    for step, batch in enumerate(drawn(config)):
+        lanes.step(batch[None])
+        lr = learning_rate(config, step)
+        for ranks in one_by_one:
+            ranks.step(batch, lr)
+        rows = lanes.versions[0][1:, : lanes.layout.parameters]
+        wanted = torch.stack([ranks.versions[0] for ranks in one_by_one])
+        torch.testing.assert_close(rows[:-1], wanted[:-1], atol=1e-4, rtol=0)
+        if not step:
+            moved = (wanted[-1] - wanted[0]).norm()
+            assert (rows[-1] - wanted[-1]).norm() < 0.1 * moved
+    assert (lanes.versions[0][0] - lanes.versions[0][1]).abs().max() > 1e-3, "another rate"
+
+
 @pytest.mark.parametrize("late", [0.0, 0.5])
 def test_who_is_alone_in_rounds_learns_what_it_does_without(late: float) -> None:
     """Where the outer step goes just as far as the mean; five go elsewhere."""
@@ -142,15 +166,13 @@ def test_one_pass_over_the_text_and_no_more(corpus: Corpus) -> None:
 
 def test_every_run_has_one_key_and_one_pc_sees_as_many_tokens() -> None:
     asked = [(opt, arm) for group in GROUPS.values() for opt, arms in group.items() for arm in arms]
-    asked += [("muon", arm) for arm in ARMS_OF_LADDER]
     assert {arm for _, arm in asked} | RATES_ALONE.keys() == ARMS.keys() and ARMS[SYNCHRONOUS] == Setting()
     jobs = [
-        Job(opt, arm, RATES[opt], seed, part, size)
+        Job(opt, arm, RATES[opt], seed, part)
         for opt in RATES
         for arm in ARMS
         for seed in range(5)
         for part in (0.5, 1.0)
-        for size in SIZES
     ]
     assert len({job.key("") for job in jobs}) == len(jobs)
     assert {job.config().steps * ARMS[job.arm].windows for job in jobs} == {6000, 12000}
@@ -158,9 +180,9 @@ def test_every_run_has_one_key_and_one_pc_sees_as_many_tokens() -> None:
 
 
 def test_the_ladder_s_line_is_the_one_that_its_costs_lie_on() -> None:
-    arm = ARMS_OF_LADDER[0]
+    arm = next(iter(ARMS_OF_LADDER))
     rungs = [
-        Rung("", parameters, steps, 0.01, 3.0, {arm: [0.9 * cost, 1.1 * cost]})
+        Rung("", parameters, steps, 0.01, 3.0, {arm: [0.9 * cost, 1.1 * cost]}, [])
         for parameters in (10**5, 10**6)
         for steps in (300, 900)
         for cost in [20 * parameters**-0.25 * steps**-0.5]
