@@ -141,15 +141,26 @@ def main() -> int:
     add("--rungs", nargs="+", default=["0.13M:300"], metavar="SIZE:STEPS", help=f"of {', '.join(SIZES)}")
     add("--seeds", type=int, default=5, metavar="N", help="paired seeds (5)")
     given = parser.parse_args()
+    wanted = []
+    for rung in given.rungs:
+        size, _, steps = rung.partition(":")
+        if size not in SIZES or not steps.isdecimal():
+            parser.error(f"--rungs {rung}: SIZE:STEPS, with a size of {', '.join(SIZES)}")
+        wanted.append((size, int(steps)))
     device, rungs = "cuda" if torch.cuda.is_available() else "cpu", []
     torch.set_float32_matmul_precision("high")
     results = Path("bench-results/ladder.jsonl")
     results.parent.mkdir(exist_ok=True)
     with corpus_of(given.text, VOCABULARY, VALIDATION) as directory:
         corpus = read_corpus(directory)
-        for size, steps in (rung.split(":") for rung in given.rungs):
+        has = len(Windows(corpus, "train", MODEL["seq_len"])) // Setting().windows
+        if (longest := max(steps for _, steps in wanted)) > has:
+            sys.exit(
+                f"One pass over this text is {has} steps, {longest} are asked for: more text is needed (--text DIR)."
+            )
+        for size, steps in wanted:
             began = time.perf_counter()
-            rungs.append(climbed(size, int(steps), corpus, given.seeds, device))
+            rungs.append(climbed(size, steps, corpus, given.seeds, device))
             print(f"{size}, {steps} steps: {time.perf_counter() - began:.0f} s", flush=True)
             with results.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(rungs[-1].summary()) + "\n")

@@ -105,6 +105,10 @@ class Lanes:
         self.master, self.versions = first, [first.clone() for _ in range(3)]
         self.mean, self.square, self.momentum = (torch.zeros_like(first) for _ in range(3))
         self.rate, self.decay = self.layout.rate.to(device), self.layout.decay.to(device)
+        for lane in lanes:
+            one = lane.setting
+            assert one.late in (0, 1) and one.predicted == bool(one.late) and not one.local_steps
+            assert one.differences == one.gradients
         formats = [lane.setting.gradients for lane in lanes]
         self.exact, self.format = formats.count("fp32"), formats[-1]
         assert formats == ["fp32"] * self.exact + [self.format] * (len(lanes) - self.exact)
@@ -186,8 +190,12 @@ class Lanes:
 def train(
     config: TrainConfig, lanes: Sequence[Lane], train_on: Windows, validate_on: Windows, device: str
 ) -> list[float]:
-    """The losses after one pass over the first windows, as five_ranks.train has them."""
-    play, setting = Lanes(config, lanes, device), lanes[0].setting
+    """The losses after one pass over the first windows, as five_ranks.train has them. Raises ValueError where there are
+    too few."""
+    setting = lanes[0].setting
+    if (needed := config.steps * setting.windows) > len(train_on):
+        raise ValueError(f"{config.steps} steps need {needed} windows of {len(train_on)}")
+    play = Lanes(config, lanes, device)
     orders = [Order(len(train_on), seed) for seed in play.seeds]
     shape = (setting.ranks, setting.micro_batches, -1)
     for step in range(config.steps):

@@ -42,4 +42,4 @@ def test_systemd_takes_the_unit(tells: bool, tmp_path: Path) -> None:
     verified = subprocess.run(
         ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
     )
-    assert "aura-watch.service" not in verified.stderr, verified.stderr
+    assert verified.returncode == 0 and "aura-watch.service" not in verified.stderr, verified.stderr
