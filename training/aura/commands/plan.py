@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     decision = _decision(config, [gpu] * ranks, arguments)
     if config.strategy == "auto":
         chosen = decision.chosen if decision else None
-        config = exchanging(config, chosen.wire if chosen else "fp32", chosen.delay if chosen else 0.0)
+        config = chosen.applied_to(config) if chosen else exchanging(config, "fp32", 0.0)
     plan = plan_for(
         config,
         ranks,

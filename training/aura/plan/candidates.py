@@ -27,10 +27,12 @@ from aura.plan.step_time import (
 )
 from aura.texts.console import text
 
-CHOSEN = ("strategy", "wire", "delay")  # what `auto` decides of a configuration
+CHOSEN = ("strategy", "wire", "delay", "delay_after")  # what `auto` decides of a configuration
 # On one core, of an int4 element; a run measures it. On a GPU it is not known, and not counted.
 CODING_ON_CPU = Coding(encode=4.6e-9, decode=4.0e-9)
 EQUAL = 1.02  # times as long is as fast; the more exact one is taken then
+# Parts of a run, at its beginning, that may go without the delay: what a delay costs is mostly lost there.
+WAITING = (0, 1 / 40, 1 / 20, 1 / 10, 1 / 4)
 DOMINATES = 1.25  # a step that takes so many times its computing: what else would help is said
 
 
@@ -70,7 +72,8 @@ def cluster_of(
 class Candidate:
     wire: str
     delay: float
-    step_seconds: float
+    delay_after: int
+    step_seconds: float  # the mean of the run's
     times_one_pc: float
     loss: Loss
     times_to_loss: float  # how many times as fast as one PC it is at the loss that one PC ends with
@@ -79,8 +82,11 @@ class Candidate:
     @property
     def name(self) -> str:
         if self.delay:
-            return text("candidate_delayed", wire=self.wire, delay=self.delay)
+            return setting_name(self.wire, self.delay, self.delay_after)
         return text("candidate_exact") if self.wire == "fp32" else text("candidate_strict", wire=self.wire)
+
+    def applied_to(self, config: TrainConfig) -> TrainConfig:
+        return exchanging(config, self.wire, self.delay, self.delay_after)
 
     def line(self, tolerance: float) -> str:
         said = text("candidate", name=self.name, step=self.step_seconds, times=self.times_one_pc)
@@ -114,14 +120,19 @@ class Decision:
         return text("setting", name=self.chosen.name, why=self.why)
 
 
-def exchanging(config: TrainConfig, wire: str, delay: float) -> TrainConfig:
-    return replace(config, strategy="sharded", wire=wire, delay=delay)
+def setting_name(wire: str, delay: float, delay_after: int) -> str:
+    said = text("candidate_delayed", wire=wire, delay=delay)
+    return said + (text("candidate_waits", delay_after=delay_after) if delay_after else "")
+
+
+def exchanging(config: TrainConfig, wire: str, delay: float, delay_after: int = 0) -> TrainConfig:
+    return replace(config, strategy="sharded", wire=wire, delay=delay, delay_after=delay_after)
 
 
 def decide(config: TrainConfig, cluster: Cluster) -> Decision:
     """What is the first at the loss that one PC ends with, of the settings whose expected loss is within
     `loss_tolerance`. It changes neither batch nor optimizer."""
-    config = exchanging(config, "fp32", 0.0)
+    config = exchanging(config, "fp32", 0.0, config.delay_after)
     decision = _decided(config, cluster)
     return replace(decision, notes=tuple(_notes(config, cluster, decision)))
 
@@ -134,8 +145,8 @@ def _decided(config: TrainConfig, cluster: Cluster) -> Decision:
 
 
 def _candidates(config: TrainConfig, cluster: Cluster, one_pc: float) -> Iterator[Candidate]:
-    """The exact one first; with a delay the smallest that hides the exchange, where the optimizer bears one."""
-    tokens = _tokens(config, cluster)
+    """The exact one first; with a delay the smallest that hides the exchange, where the optimizer bears one. It begins
+    as late as makes no more difference to the time until the loss than EQUAL."""
     settings = [(wire, 0.0) for wire in ("fp32", "bf16", *CODE_BITS)]
     if config.optimizer == "muon":
         for wire in CODE_BITS:
@@ -145,11 +156,26 @@ def _candidates(config: TrainConfig, cluster: Cluster, one_pc: float) -> Iterato
         other = exchanging(config, wire, delay)
         if wire != "fp32" and wire_bytes(other) == wire_bytes(config):
             continue  # parameters in bf16
-        seconds = step_seconds(other, cluster.works, cluster.nodes, cluster.speed, cluster.codings)
-        has_room = not cluster.rooms or fits(other, cluster.rooms, cluster.on_gpu, len(cluster.works))
-        loss = expected_loss(other)
-        times = one_pc / seconds
-        yield Candidate(wire, delay, seconds, times, loss, times / tokens_factor(loss.nats, tokens), has_room)
+        waits = [0]
+        if delay:
+            waits = (
+                [config.delay_after] if config.delay_after else [int(config.steps * part) for part in WAITING]
+            )
+        found = [_candidate(replace(other, delay_after=steps), cluster, one_pc) for steps in waits]
+        soonest = max(one.times_to_loss for one in found)
+        yield max(
+            (one for one in found if EQUAL * one.times_to_loss >= soonest), key=lambda one: one.delay_after
+        )
+
+
+def _candidate(config: TrainConfig, cluster: Cluster, one_pc: float) -> Candidate:
+    seconds = step_seconds(config, cluster.works, cluster.nodes, cluster.speed, cluster.codings)
+    has_room = not cluster.rooms or fits(config, cluster.rooms, cluster.on_gpu, len(cluster.works))
+    loss, times = expected_loss(config), one_pc / seconds
+    to_loss = times / tokens_factor(loss.nats, _tokens(config, cluster))
+    return Candidate(
+        config.wire, config.delay, config.delay_after, seconds, times, loss, to_loss, fits=has_room
+    )
 
 
 def _best(config: TrainConfig, cluster: Cluster, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:

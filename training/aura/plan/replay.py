@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ class Replay:
     # What was predicted
     step_seconds: float
     one_pc_seconds: float  # for the tokens of a step
-    measured: dict[str, Any] = field(default_factory=dict)  # by which that was decided
+    measured: dict[str, Any]  # by which that was decided
+    delay_after: int = 0  # not in the files of older releases
 
     def as_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -44,7 +45,7 @@ class Replay:
     def applied_to(self, config: TrainConfig) -> TrainConfig:
         """Raises ConfigError where it cannot be."""
         config = replace(config, predicted_weights=self.predicted_weights)
-        return exchanging(config, self.wire, self.delay)
+        return exchanging(config, self.wire, self.delay, self.delay_after)
 
 
 def parse(data: bytes) -> Replay:
@@ -53,6 +54,7 @@ def parse(data: bytes) -> Replay:
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         raise ValueError(f"no {SCHEMA}")
     names = {one.name: one for one in fields(Replay)}
+    values = {"delay_after": 0, **values}
     if missing := sorted(set(names) - set(values)):
         raise ValueError(", ".join(missing))
     kinds: dict[str, type | tuple[type, ...]] = {"str": str, "bool": bool, "int": int, "float": (int, float)}
@@ -65,7 +67,7 @@ def parse(data: bytes) -> Replay:
 def replayed(config: TrainConfig, file: Path, given: Mapping[str, Any]) -> TrainConfig:
     """The configuration with what the file says. given: the settings of the command line. Raises ConfigError."""
     others = {"strategy"} if config.strategy == "rounds" else set()
-    if said := sorted(({"wire", "delay", "predicted_weights"} | others) & set(given)):
+    if said := sorted(({"wire", "delay", "delay_after", "predicted_weights"} | others) & set(given)):
         raise ConfigError("plan_and_settings", file=file, names=", ".join(said))
     try:
         return parse(file.read_bytes()).applied_to(config)

@@ -124,8 +124,7 @@ def steps_in_time(config: TrainConfig, cards: Cards) -> int:
     if cards.nodes > 1 and is_open:
         cluster = cluster_of(config, cards.devices, cards.nodes, cards.link_mbit, cards.mfu)
         if cluster:
-            chosen = decide(config, cluster).chosen
-            config = exchanging(config, chosen.wire, chosen.delay)
+            config = decide(config, cluster).chosen.applied_to(config)
     elif config.strategy == "auto":
         config = exchanging(config, "fp32", 0.0)
     return plan_for(

@@ -17,6 +17,8 @@ Without a delay j = 0, and nothing is hidden. Of unlike ranks the slowest decide
 an exchange begins when the last gradients are there. The legs of wire=int8 and int4 have to be encoded and decoded,
 which is counted as computing.
 
+The first `delay_after` steps have no delay, and a step is the mean over the run.
+
 With strategy=rounds each rank updates everything itself, and once in `local_steps` steps both legs are waited for, less
 what a delay of whole steps hides: a step is longer by the part of that which falls to it.
 
@@ -79,10 +81,22 @@ def step_seconds(
     speed: float,
     codings: Mapping[str, Coding] | None = None,
 ) -> float:
-    """Of all ranks together. speed: bytes per second that every node's link sends while it receives as many."""
+    """Of all ranks together, the mean of the run's. speed: bytes per second that every node's link sends while it
+    receives as many."""
+    late = _step_seconds(config, works, nodes, speed, codings or {})
+    if not config.delay or not config.delay_after or config.strategy == "rounds":
+        return late
+    strict = _step_seconds(replace(config, delay=0.0), works, nodes, speed, codings or {})
+    return late + (strict - late) * min(1.0, config.delay_after / config.steps)
+
+
+def _step_seconds(
+    config: TrainConfig, works: Sequence[Work], nodes: int, speed: float, codings: Mapping[str, Coding]
+) -> float:
+    """With the delay of the configuration from its beginning on."""
     ranks = len(works)
     legs = link_bytes(config, ranks, nodes) / speed
-    coding = coding_seconds(config, ranks, codings or {})
+    coding = coding_seconds(config, ranks, codings)
     computing = [compute_seconds(config, work, ranks) for work in works]
     hidden = [
         late_micro_batches(config.delay, config.local_steps) / config.local_steps * seconds
@@ -103,6 +117,7 @@ def one_pc_seconds(config: TrainConfig, works: Sequence[Work], pcs: int) -> floa
 def smallest_delay(config: TrainConfig, works: Sequence[Work], nodes: int, speed: float) -> float:
     """The least part of a step, in whole micro-batches, that hides the exchange of `config.wire`; 1.0 where none does,
     which hides most."""
+    config = replace(config, delay_after=0)
     hidden = step_seconds(config, works, nodes, math.inf)
     k = max(work.micro_batches for work in works)
     fractions = (fraction(j, k) for j in range(1, k))

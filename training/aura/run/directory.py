@@ -99,7 +99,11 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
     try:
         done = json.loads((run_dir / DONE).read_text(encoding="utf-8"))
         # Before there was micro_batch, who named a batch_size did not say so either.
-        meant = {one.digest() for one in (config, replace(config, micro_batch="auto"))}
+        # The tolerance is how `auto` decided; this was its default.
+        older = replace(config, loss_tolerance=0.02)
+        meant = {
+            one.digest() for each in (config, older) for one in (each, replace(each, micro_batch="auto"))
+        }
         same = done["config_digest"] in meant and done["corpus"] == corpus.fingerprint
         return int(done["step"]) if same else 0
     except (OSError, ValueError, KeyError):
@@ -115,7 +119,8 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
     asked = asdict(store.at_its_rate(config, before))
     if config.strategy == "auto":
         asked |= {name: before.get(name) for name in CHOSEN}
-    asked["micro_batch"] = before["micro_batch"]  # only how it was computed
+    for name in ("micro_batch", "loss_tolerance"):  # only how it was computed
+        asked[name] = before[name]
     if before != asked or state["corpus"] != corpus.fingerprint:
         return 0
     write_done(run_dir, config, corpus, state)

@@ -14,7 +14,7 @@ from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.durable import write_atomically
 from aura.errors import reason_of
-from aura.plan.candidates import Cluster, Decision, decide, exchanging
+from aura.plan.candidates import Cluster, Decision, decide, exchanging, setting_name
 from aura.plan.replay import PLAN, Replay, parse
 from aura.run.division import TakingPart
 from aura.texts.console import Console, text
@@ -83,7 +83,8 @@ def _decided_before(
         return None
     source = next(rank for rank, length in enumerate(there) if length)
     replay = parse(ranks.broadcast_bytes(data, source))
-    return replay, [text("setting_again", name=f"wire={replay.wire} delay={replay.delay:g}", file=file)]
+    name = setting_name(replay.wire, replay.delay, replay.delay_after)
+    return replay, [text("setting_again", name=name, file=file)]
 
 
 def _decided_now(
@@ -102,6 +103,7 @@ def _as_replay(config: TrainConfig, ranks: int, cluster: Cluster, decision: Deci
     return Replay(
         wire=decision.chosen.wire,
         delay=decision.chosen.delay,
+        delay_after=decision.chosen.delay_after,
         predicted_weights=config.predicted_weights,
         ranks=ranks,
         sequences=sum(config.shares(ranks)),

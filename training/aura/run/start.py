@@ -179,7 +179,10 @@ def plan_of(run: Run, said: Sequence[str]) -> Plan:
         is_trained=bool(run.corpus.window),
     )
     if run.ranks.world_size > 1:
-        run.status.set(setting=as_words({name: getattr(run.config, name) for name in CHOSEN}))
+        chosen = {name: getattr(run.config, name) for name in CHOSEN}
+        if not run.config.delay_after:
+            del chosen["delay_after"]
+        run.status.set(setting=as_words(chosen))
     if run.speaker.leads:
         lines = [*plan.lines(), *said]
         for line in lines:
