@@ -31,6 +31,7 @@ from measuring import options, show, write_results
 RUN = ("-e", "preset=gpt2-nano", "-e", "run=faults", "-e", "steps=1000000", "-e", "save_every=20")
 LONGEST = 240.0  # seconds for anything to be well again
 EVERY = 120.0  # seconds from one drawn fault to the next
+FLAP, FLAPS = 20, 15  # seconds, times: ten minutes
 UNIT = "aura-train@0.service"
 
 
@@ -79,9 +80,17 @@ def pause_and_repeated(seen: list[Seen]) -> tuple[float, int]:
 
 class Faults:
     def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+        self.cluster, self.is_launched = cluster, False
 
     # Acts
+
+    def launch(self) -> None:
+        """Once more, where it is under way: then nobody has been away lately."""
+        if self.is_launched:
+            self.cluster.ansible("playbooks/stop.yml")
+        self.cluster.ansible("launch.yml", *RUN)
+        self.is_launched = True
+        self.well()
 
     def kill(self, node: str) -> None:
         self.cluster.sh(node, f"systemctl kill --kill-who=main --signal=KILL {UNIT}")
@@ -92,6 +101,17 @@ class Faults:
         self.cluster.sh(node, f"systemctl kill --kill-who=main --signal=CONT {UNIT}")
 
     # What follows
+
+    def steps(self) -> tuple[int, float]:
+        """Of node1, and when."""
+        return self.cluster.status(["node1"])[0]["step"], time.monotonic()
+
+    def rate(self) -> float:
+        """Steps a second, in a minute without a fault."""
+        first, began = self.steps()
+        time.sleep(60)
+        last, ended = self.steps()
+        return (last - first) / (ended - began)
 
     def trains(self, nodes: list[str], away: list[int]) -> bool:
         try:
@@ -136,13 +156,22 @@ def without(*nodes: str) -> list[str]:
 
 
 def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
-    """Every fault of the table; how often two sides trained."""
+    """Every fault of the table; how often two sides trained. Between two of one node there is a launch, as who stops
+    all for the second time within ten minutes is not waited for."""
     lab, split = faults.cluster.lab, 0
+    faults.launch()
     for node in ("node3", "node0"):
         with faults.watched("node1", rows, f"kill -9 on {node}", "12 s"):
             faults.kill(node)
             time.sleep(4)
             faults.well()
+    with faults.watched("node1", rows, "node2 sends and hears nothing", "50 s"):
+        faults.cluster.cut_off(["node2"], NODES, deaf=True)
+        faults.well(without("node2"), [2])
+    with faults.watched("node1", rows, "… and healed", "25 s"):
+        faults.cluster.mend(["node2"])
+        faults.well()
+    faults.launch()
     for node in ("node3", "node0"):
         others = without(node)
         with faults.watched("node1", rows, f"{node} off", "50 s"):
@@ -152,6 +181,7 @@ def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
             lab("power-on", node, "--no-wait")
             faults.well()
     for small in (["node3", "node4"], ["node0"], ["node0", "node1"]):
+        faults.launch()
         large = without(*small)
         with faults.watched(
             large[0], rows, f"{len(large)}|{len(small)}, {' and '.join(small)} cut off", "50 s"
@@ -164,12 +194,6 @@ def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
         with faults.watched(large[0], rows, "… and healed", "25 s"):
             faults.cluster.mend(small)
             faults.well()
-    with faults.watched("node1", rows, "node2 sends and hears nothing", "50 s"):
-        faults.cluster.cut_off(["node2"], NODES, deaf=True)
-        faults.well(without("node2"), [2])
-    with faults.watched("node1", rows, "… and healed", "25 s"):
-        faults.cluster.mend(["node2"])
-        faults.well()
     for seconds in (5, 20):
         with faults.watched("node1", rows, f"node3 frozen for {seconds} s", "–"):
             faults.freeze("node3", seconds)
@@ -177,15 +201,38 @@ def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
     return split
 
 
+def cable(faults: Faults, rows: list[dict[str, str]]) -> None:
+    """It is out for a while; then it comes and goes."""
+    lab = faults.cluster.lab
+    with faults.watched("node1", rows, "node3's cable out for 150 s", "50 s"):
+        began = time.monotonic()
+        lab("cut", "node3")
+        faults.well(without("node3"), indices(["node3"]))
+        time.sleep(max(0.0, 150 - (time.monotonic() - began)))
+    with faults.watched("node1", rows, "… and in again", "25 s"):
+        lab("heal", "node3")
+        faults.well()
+    faults.launch()
+    rate, (first, began) = faults.rate(), faults.steps()
+    with faults.watched("node1", rows, f"… and out {FLAP} s, in {FLAP} s, {FLAPS} times", "60 s lost"):
+        for _ in range(FLAPS):
+            lab("cut", "node3")
+            time.sleep(FLAP)
+            lab("heal", "node3")
+            time.sleep(FLAP)
+    last, ended = faults.steps()
+    lost = ended - began - (last - first) / rate
+    print(f"of {ended - began:.0f} s the others lost {lost:.0f} s, at the rate of all five")
+    with faults.watched("node1", rows, "… and in to stay", "25 s"):
+        print(f"all train after {faults.well():.0f} s")
+
+
 def drawn(faults: Faults, minutes: float, seed: int) -> tuple[float, float]:
     """Goodput of a run with a fault every two minutes: of what the nodes could have computed that were there, and of
     what all could. Where a fault lasts, its node is not there."""
     chance, lab = random.Random(seed), faults.cluster.lab  # noqa: S311 - not for secrets
-    faults.well()
-    first, began = faults.cluster.status(["node1"])[0]["step"], time.monotonic()
-    time.sleep(60)
-    rate = (faults.cluster.status(["node1"])[0]["step"] - first) / (time.monotonic() - began)
-    first, began, away = faults.cluster.status(["node1"])[0]["step"], time.monotonic(), 0.0
+    faults.launch()
+    rate, (first, began), away = faults.rate(), faults.steps(), 0.0
     while (now := time.monotonic()) - began < 60 * minutes:
         node, kind = chance.choice(NODES), chance.choice(["kill", "off", "cut", "freeze"])
         seconds = 0 if kind == "kill" else chance.choice([5, 20] if kind == "freeze" else [5, 60])
@@ -220,11 +267,11 @@ def main() -> None:
         cluster.lab("exec", "node0", "test", "-x", "/opt/aura/rank-status")
     except AssertionError:
         sys.exit("There is no provisioned lab here: make demo, then make bench-faults again.")
-    cluster.ansible("launch.yml", *RUN)
     rows: list[dict[str, str]] = []
     try:
         faults = Faults(cluster)
-        faults.well()
+        faults.launch()
+        cable(faults, rows)
         split = one_by_one(faults, rows)
         goodput, of_all = drawn(faults, asked.minutes, asked.seed) if asked.minutes else (None, None)
     finally:

@@ -16,7 +16,7 @@ from pathlib import Path
 import gang_worker
 import psutil
 import pytest
-from aura.cluster.gang import check_versions
+from aura.cluster.alike import check_versions
 from aura.cluster.rendezvous import Member
 from aura.commands.launch_local import free_port
 from aura.errors import ConfigError

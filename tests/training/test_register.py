@@ -340,11 +340,18 @@ def test_a_book_keeps_what_was_said(tmp_path: Path) -> None:
 
 def test_who_often_came_back_has_to_stay_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = Book(tmp_path / "vote.json", "a", Vote(Record(1, (0, 1, 2))))
-    assert book.patience(2) == register.STEADY
     for _ in range(2):
-        book.taken_back(2)
+        assert book.patience(2) == register.STEADY
+        book.stopped_for([2])
+    book.taken_back(1)
     again = Book.open(book.path, "a", 3)
-    assert [again.patience(rank) for rank in (1, 2)] == [register.STEADY, 4 * register.STEADY]
+    assert [again.often(rank) for rank in (0, 1, 2)] == [0, 1, 1]
+    assert [again.patience(rank) for rank in (0, 1, 2)] == [5, 20, 20]
+    again.was_left_out()
+    assert [again.often(rank) for rank in (0, 1, 2)] == [0, 1, 0]
+    for _ in range(10):
+        again.stopped_for([2])
+    assert again.patience(2) == register.LATELY
     monkeypatch.setattr(register.time, "time", lambda: 1e10)
     assert again.patience(2) == register.STEADY
 

@@ -136,6 +136,12 @@ class Launch:
         for node in self.nodes.values():
             node.trains_without([])
 
+    def all_train_again(self) -> None:
+        """In another attempt than now."""
+        before = self.nodes[0].status["attempt"]
+        wait_until(lambda: self.nodes[0].status.get("attempt") != before, 60, lambda: self.nodes[0].text)
+        self.all_train()
+
     def end(self) -> None:
         for node in self.nodes.values():
             if node.thread.is_alive():
@@ -328,6 +334,19 @@ def test_who_comes_and_goes_disturbs_nobody(launch: Launch) -> None:
     assert launch.nodes[0].status["attempt"] == launch.nodes[1].status["attempt"] == attempt
 
 
+def test_who_stops_all_again_and_again_is_left_out(running: Launch) -> None:
+    """Though it is soon back each time; then it has to stay for longer."""
+    for _ in range(2):
+        running.nodes[2].started[-1].process.kill()
+        running.all_train_again()
+    running.nodes[2].started[-1].process.kill()
+    for rank in (0, 1):
+        running.nodes[rank].trains_without([2])
+    assert "Rank 2 has been away 3 times within ten minutes" in running.nodes[0].text
+    running.nodes[2].says("it is taken back when it has stayed for 8 s")
+    running.all_train()
+
+
 def another_torch() -> None:
     attempt.versions = lambda backend: {"torch": "1.0", "nccl": ""}  # type: ignore[assignment]
 
@@ -416,3 +435,5 @@ def test_after_a_power_cut_everywhere_who_boots_more_slowly_is_waited_for(
     monkeypatch.setattr(peers, "now", lambda: up)
     assert knocking.is_silent(address)
     assert (knocking.grace(address) > 3600) == is_waited_for
+    monkeypatch.setattr(knocking, "began", up)
+    assert knocking.was_silent(address) == (not is_waited_for)

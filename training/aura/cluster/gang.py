@@ -31,7 +31,7 @@ from aura.cluster.rendezvous import (
     read,
     read_header,
 )
-from aura.errors import EXIT_TEMPORARY, FOR_GOOD, ConfigError
+from aura.errors import EXIT_TEMPORARY, FOR_GOOD
 from aura.texts.console import text
 
 BEAT = 1.0  # seconds between two heartbeats of a member
@@ -48,6 +48,7 @@ class Verdict(NamedTuple):
     sentence: str
     exit_code: int = EXIT_TEMPORARY
     gone: int | None = None  # a rank that ends for good, while the others go on without it
+    cause: int | None = None  # a rank that is alone to blame, and may be back soon
 
     @property
     def is_final(self) -> bool:
@@ -56,36 +57,7 @@ class Verdict(NamedTuple):
     @classmethod
     def said(cls, values: Any) -> Verdict:
         """Raises ValueError, LookupError, TypeError."""
-        return cls(str(values["sentence"]), int(values["exit_code"]), values["gone"])
-
-
-def _versions(with_nccl: bool) -> list[tuple[str, str]]:
-    return [("torch", "torch"), *([("NCCL", "nccl")] if with_nccl else [])]
-
-
-def _usual(members: list[Member], field: str) -> str:
-    found = [str(getattr(member, field)) for member in members]
-    return max(found, key=found.count)
-
-
-def check_versions(members: list[Member], with_nccl: bool) -> None:
-    """Ranks of unlike versions may wait for each other for ever. Raises ConfigError, alike on all of them."""
-    for what, field in _versions(with_nccl):
-        usual = _usual(members, field)
-        odd = [f"{one} {what} {its}" for one in members if (its := getattr(one, field)) != usual]
-        if odd:
-            raise ConfigError("versions_differ", odd=", ".join(odd), usual=f"{what} {usual}")
-
-
-def unlike(member: Member, others: list[Member], with_nccl: bool) -> str:
-    """Why it cannot work with the others, of which there is one at least; empty where it can."""
-    for what, field in _versions(with_nccl):
-        if (its := getattr(member, field)) != (usual := _usual(others, field)):
-            return text("versions_differ", odd=f"{member} {what} {its}", usual=f"{what} {usual}")
-    for field, key in (("settings", "settings_differ"), ("corpus", "corpora_differ")):
-        if getattr(member, field) != _usual(others, field):
-            return text(key, ranks=member)
-    return ""
+        return cls(str(values["sentence"]), int(values["exit_code"]), values["gone"], values["cause"])
 
 
 class Gang:
@@ -178,7 +150,9 @@ class Gang:
         them either. With any other they are started again."""
         self._leaving.set()
         final = Verdict(sentence, exit_code).is_final
-        verdict = Verdict(f"{self._me}: {sentence}", exit_code if final else EXIT_TEMPORARY)
+        verdict = Verdict(f"{self._me}: {sentence}", exit_code)
+        if not final:
+            verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, cause=self._me.rank)
         if final and not alike and self.can_go_on_without(self._me.rank):
             verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, gone=self._me.rank)
         with suppress(RuntimeError):  # the host has ended before us
@@ -234,7 +208,8 @@ class Gang:
         try:
             verdict = self._watch_until_over(store)
         except RuntimeError as error:
-            verdict = Verdict(text("store_ended", member=self._host, error=first_line(error)))
+            sentence = text("store_ended", member=self._host, error=first_line(error))
+            verdict = Verdict(sentence, cause=self._host.rank)
         except GangBroken as error:
             verdict = self._proclaim(store, Verdict(str(error)))
         except Exception as error:
@@ -329,7 +304,7 @@ class Gang:
             silence, claimed = self._silence_of(member, store), store.check([f"claim/{member.rank}"])
             if silence > (SILENCE_HURT if hurt or claimed else SILENCE):
                 key = "silent_and_started_again" if claimed else "silent"
-                return Verdict(text(key, member=member, seconds=silence))
+                return Verdict(text(key, member=member, seconds=silence), cause=member.rank)
         return None
 
     def _find_who_is_back(self, store: Store) -> None:
@@ -344,7 +319,10 @@ class Gang:
                 del self._calls[rank]
                 continue
             self._calls[rank] = (calls, last if calls == before else time_now, since)
-            if self._book and time_now - since >= self._book.patience(rank):
+            if not self._book:
+                continue
+            store.set(f"patience/{rank}", json.dumps(self._book.patience(rank)))
+            if time_now - since >= self._book.patience(rank):
                 if not store.check([f"taken-back/{rank}"]):
                     self._book.taken_back(rank)
                 store.set(f"taken-back/{rank}", "yes")
@@ -366,6 +344,11 @@ class Gang:
         key = f"activity/{member.token}"
         return Report(**read(store, key)) if store.check([key]) else None
 
+    def _on_the_pc_of(self, rank: int) -> list[int]:
+        """What one of its ranks is silent for, all of them are."""
+        addresses = {member.address for member in self.members if member.rank == rank}
+        return [member.rank for member in self.members if member.address in addresses]
+
     def _guard_loop(self) -> None:
         """A store operation can hang: the host's node has lost power, or its address, and then it hangs there too.
         This thread never touches the store."""
@@ -377,7 +360,8 @@ class Gang:
                 return
             last_look = now()
             if silent > SILENCE:
-                self._broken(Verdict(text("silent", member=self._host, seconds=silent)))
+                sentence = text("silent", member=self._host, seconds=silent)
+                self._broken(Verdict(sentence, cause=self._host.rank))
                 return
 
     def _broken(self, verdict: Verdict) -> None:
@@ -387,6 +371,8 @@ class Gang:
             self._verdict = verdict
         if self._book and verdict.gone is not None:
             self._book.left([verdict.gone])
+        if self._book and verdict.cause is not None:
+            self._book.stopped_for(self._on_the_pc_of(verdict.cause))
         self._verdict_known.set()
         if self._on_broken is not None:
             self._on_broken(verdict.sentence, verdict.exit_code)

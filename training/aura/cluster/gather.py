@@ -16,7 +16,8 @@ from typing import Any
 
 from torch.distributed import PrefixStore
 
-from aura.cluster.gang import SILENCE_HURT, Gang, unlike
+from aura.cluster.alike import unlike
+from aura.cluster.gang import SILENCE_HURT, Gang
 from aura.cluster.peers import Peers
 from aura.cluster.place import Place
 from aura.cluster.register import Ballot, Book, Proposal, Record, Vote, enough, lacking, newest, next_proposal
@@ -168,12 +169,15 @@ class Gathering:
                 if member.refusal and member.token not in self.refused:
                     self._refuse(member, member.refusal, under_way)
             self.present = [one for one in self.present if one.token not in self.refused]
+            if under_way:
+                self.present = patiently(self._steady)
             missing = sorted(set(self.ranks) - {member.rank for member in self.present})
             # A launch begins with all of its ranks.
             waited_for = [rank for rank in missing if not under_way or not self._is_left_out(rank)]
             short = patiently(self._lacking) if missing and not waited_for else []
             if not waited_for and not short:
                 if not (odd := patiently(self._odd) if under_way else []):
+                    self._say_who_comes_and_goes(missing)
                     return True
                 for member, reason in odd:
                     self._refuse(member, reason, under_way)
@@ -212,9 +216,31 @@ class Gathering:
     def _is_left_out(self, rank: int) -> bool:
         """Is it waited for no longer?"""
         assert self.coming.book and self.peers
-        if rank in self.coming.book.gone | set(self.refused.values()):
+        if rank in self.coming.book.gone | set(self.refused.values()) or self._comes_and_goes(rank):
             return True
         return now() - self.began > self.peers.grace(self.coming.place.peers[rank])
+
+    def _comes_and_goes(self, rank: int) -> bool:
+        """All would stop for it again and again: for the second time lately its PC was silent, or for the third time it
+        has stopped all. It is left out, also where it is back, until it has stayed."""
+        assert self.coming.book and self.peers
+        book, often = self.coming.book, self.coming.book.often(rank)
+        return (often > 0 and self.peers.was_silent(self.coming.place.peers[rank])) or (
+            often > 1 and not book.has_stayed(rank)
+        )
+
+    def _steady(self) -> list[Member]:
+        """Who is there, without those that come and go where the others may decide without them."""
+        steady = [one for one in self.present if one is self.me or not self._comes_and_goes(one.rank)]
+        members = newest(self._votes()).members
+        return steady if enough([one.rank for one in steady], members) else self.present
+
+    def _say_who_comes_and_goes(self, missing: list[int]) -> None:
+        book = self.coming.book
+        for rank in missing:
+            if book and rank not in book.gone and self._comes_and_goes(rank):
+                times, seconds = book.often(rank) + 1, book.patience(rank)
+                self.coming.report(text("comes_and_goes", rank=rank, times=times, seconds=seconds))
 
     def _trained_before(self) -> bool:
         return any(vote.record.number for vote in self._votes().values())

@@ -167,7 +167,7 @@ class WayIn:
                 self.turned_away_from = attempt
             elif keys.check(f"back/{self.me.rank}"):
                 keys.count(f"back/{self.me.rank}")
-            self._say(text("turned_away", attempt=attempt, rank=self.me.rank))
+            self._say(self._why_it_waits(keys, attempt))
             time.sleep(0.5)
         except RuntimeError:
             self.say_waiting()
@@ -187,6 +187,13 @@ class WayIn:
         except RuntimeError:
             return False
         return bool(header["is_sealed"]) and str(header["launch"]) >= self.coming.place.launch
+
+    def _why_it_waits(self, keys: Patient, attempt: str) -> str:
+        """Who was away several times waits for longer."""
+        rank = self.me.rank
+        if keys.check(key := f"patience/{rank}") and (seconds := keys.read(key)) > register.STEADY:
+            return text("has_to_stay", rank=rank, seconds=seconds)
+        return text("turned_away", attempt=attempt, rank=rank)
 
     def _say(self, sentence: str) -> None:
         if sentence != self.said:
@@ -229,6 +236,8 @@ class WayIn:
             raise GangRefused(me.refusal, me.exit_code)
         else:
             keys.count(f"back/{me.rank}")
+            if coming.book:
+                coming.book.was_left_out()
         return None
 
     def _wait_for_seal(self, store: Patient, keys: Patient, attempt: str) -> Any:

@@ -31,6 +31,7 @@ class Answers:
     has_store: bool = False
     heard: float = 0.0  # when it last answered, with a store or with a refusal
     missing_since: float = 0.0  # when it had no store any more
+    was_silent: bool = False  # at the first knock
 
 
 class Peers:
@@ -63,6 +64,10 @@ class Peers:
         known = self._first[address].is_set()
         return known and now() - self._answers[address].missing_since > patience
 
+    def was_silent(self, address: str) -> bool:
+        """When one knocked there first, though this PC had been up for a while."""
+        return self._answers[address].was_silent and self.began > BOOTING
+
     def grace(self, address: str) -> float:
         """Seconds for which a rank of this PC is waited for."""
         if not self.is_silent(address):
@@ -82,6 +87,8 @@ class Peers:
             answers.has_store = has_store
             if heard:
                 answers.heard = now()
+            elif not self._first[address].is_set():
+                answers.was_silent = True
             self._first[address].set()
             time.sleep(PAUSE)
 

@@ -160,14 +160,18 @@ def _best(config: TrainConfig, measured: Sequence[Measured]) -> Measured:
     """Of the same optimizer and about that size by whom we trust most, else ours of the nearest size. What another
     optimizer loses says something only where there is nothing else."""
 
+    def distance(one: Measured) -> float:
+        return abs(math.log(one.parameters / size))
+
+    def is_far(one: Measured) -> bool:
+        return distance(one) > math.log(NEAR)
+
     def rank(one: Measured) -> tuple[bool, bool, int, float]:
-        distance = abs(math.log(one.parameters / size))
-        is_far = distance > math.log(NEAR)
-        return one.optimizer != config.optimizer, is_far, 0 if is_far else TRUST.index(one.by), distance
+        trust = 0 if is_far(one) else TRUST.index(one.by)
+        return one.optimizer != config.optimizer, is_far(one), trust, distance(one)
 
     size = parameter_count(config)
-    usable = [one for one in measured if one.by != PUBLISHED or 1 / NEAR <= one.parameters / size <= NEAR]
-    return min(usable, key=rank)
+    return min((one for one in measured if one.by != PUBLISHED or not is_far(one)), key=rank)
 
 
 def _words(config: TrainConfig, measured: Measured) -> str:

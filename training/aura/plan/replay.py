@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,15 @@ def parse(data: bytes) -> Replay:
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         raise ValueError(f"no {SCHEMA}")
     names = {one.name: one for one in fields(Replay)}
-    values = {"delay_after": 0, **values}
-    if missing := sorted(set(names) - set(values)):
+    optional = {name for name, one in names.items() if one.default is not MISSING}
+    if missing := sorted(set(names) - set(values) - optional):
         raise ValueError(", ".join(missing))
     kinds: dict[str, type | tuple[type, ...]] = {"str": str, "bool": bool, "int": int, "float": (int, float)}
-    for name, one in names.items():
-        if not isinstance(values[name], kinds.get(str(one.type), dict)):
-            raise ValueError(f"{name}={values[name]!r}")
-    return Replay(**{name: values[name] for name in names})
+    values = {name: values[name] for name in names if name in values}
+    for name, value in values.items():
+        if not isinstance(value, kinds.get(str(names[name].type), dict)):
+            raise ValueError(f"{name}={value!r}")
+    return Replay(**values)
 
 
 def replayed(config: TrainConfig, file: Path, given: Mapping[str, Any]) -> TrainConfig:

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from aura.checkpoint import manifest, store
 from aura.checkpoint.newest import next_writer
 from aura.cluster.activity import Activity
-from aura.cluster.gang import Gang, check_versions
+from aura.cluster.alike import check_versions
+from aura.cluster.gang import Gang
 from aura.cluster.join import join
 from aura.cluster.place import (
     check_compiler,
