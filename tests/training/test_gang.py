@@ -17,10 +17,12 @@ import gang_worker
 import psutil
 import pytest
 from aura.cluster.alike import check_versions
+from aura.cluster.gang import Gang
+from aura.cluster.register import Book, Record, Vote
 from aura.cluster.rendezvous import Member
 from aura.commands.launch_local import free_port
 from aura.errors import ConfigError
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, TCPStore
 from trainers import Forked
 
 # A server process that has imported torch once forks the ranks: importing it in each costs seconds.
@@ -286,3 +288,14 @@ def test_a_rank_that_waited_when_the_cable_was_cut_joins_over_a_new_connection(s
     time.sleep(1)
     third = start(2, seconds=1)
     assert [rank.end(40) for rank in (rank0, waiting, third)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("silent", "blamed"), [([3], [3]), ([1], [1, 2]), ([3, 4], [3, 4]), ([1, 3], [])])
+def test_all_on_a_silent_pc_are_to_blame_and_nobody_where_too_many_are(
+    silent: list[int], blamed: list[int], tmp_path: Path
+) -> None:
+    """It may be the switch then."""
+    members = [Member(rank, pc, pc, str(rank), "gloo") for rank, pc in enumerate("abbcd")]
+    book = Book(tmp_path / "vote.json", "launch", Vote(Record(1, (0, 1, 2, 3, 4))))
+    gang = Gang(members[0], "attempt", members, HashStore(), HashStore(), members[0], 5, book)
+    assert gang._to_blame([members[rank] for rank in silent]) == blamed

@@ -343,17 +343,17 @@ def test_who_often_came_back_has_to_stay_longer(tmp_path: Path, monkeypatch: pyt
     for _ in range(2):
         assert book.patience(2) == register.STEADY
         book.stopped_for([2])
-    book.taken_back(1)
+    book.taken_back(2)
     again = Book.open(book.path, "a", 3)
-    assert [again.often(rank) for rank in (0, 1, 2)] == [0, 1, 1]
-    assert [again.patience(rank) for rank in (0, 1, 2)] == [5, 20, 20]
-    again.was_left_out()
-    assert [again.often(rank) for rank in (0, 1, 2)] == [0, 1, 0]
-    for _ in range(10):
+    assert [(again.often(rank), again.patience(rank)) for rank in (1, 2)] == [(0, 5), (1, 20)]
+    assert [again.has_stayed(rank) for rank in (1, 2)] == [False, True]
+    for _ in range(9):
         again.stopped_for([2])
-    assert again.patience(2) == register.LATELY
+    assert again.patience(2) == register.LATELY and not again.has_stayed(2)
     monkeypatch.setattr(register.time, "time", lambda: 1e10)
     assert again.patience(2) == register.STEADY
+    again.was_left_out()
+    assert not again.stops
 
 
 @pytest.mark.parametrize("content", ["", '{"launch": "b"}', '{"launch": "a", "record": 1}', "[]"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple, NoReturn
@@ -19,6 +19,7 @@ from torch.distributed import PrefixStore, Store
 
 from aura.backend import agreed_backend
 from aura.cluster.activity import Activity, Report, stalled
+from aura.cluster.alike import check_versions
 from aura.cluster.register import Book, enough
 from aura.cluster.rendezvous import (
     PATIENCE,
@@ -48,7 +49,7 @@ class Verdict(NamedTuple):
     sentence: str
     exit_code: int = EXIT_TEMPORARY
     gone: int | None = None  # a rank that ends for good, while the others go on without it
-    cause: int | None = None  # a rank that is alone to blame, and may be back soon
+    causes: Sequence[int] = ()  # ranks that are to blame, and may be back soon
 
     @property
     def is_final(self) -> bool:
@@ -57,7 +58,7 @@ class Verdict(NamedTuple):
     @classmethod
     def said(cls, values: Any) -> Verdict:
         """Raises ValueError, LookupError, TypeError."""
-        return cls(str(values["sentence"]), int(values["exit_code"]), values["gone"], values["cause"])
+        return cls(str(values["sentence"]), int(values["exit_code"]), values["gone"], values["causes"])
 
 
 class Gang:
@@ -102,7 +103,10 @@ class Gang:
         return [member for member in self.members if member.backend == "gloo"]
 
     def agreed_backend(self) -> str:
-        return agreed_backend([one.backend for one in self.members], [one.node for one in self.members])
+        """Raises ConfigError, alike on all of them, where their versions would not work together."""
+        agreed = agreed_backend([one.backend for one in self.members], [one.node for one in self.members])
+        check_versions(self.members, with_nccl=agreed == "nccl")
+        return agreed
 
     def watch(
         self,
@@ -152,7 +156,7 @@ class Gang:
         final = Verdict(sentence, exit_code).is_final
         verdict = Verdict(f"{self._me}: {sentence}", exit_code)
         if not final:
-            verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, cause=self._me.rank)
+            verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, causes=[] if alike else [self._me.rank])
         if final and not alike and self.can_go_on_without(self._me.rank):
             verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, gone=self._me.rank)
         with suppress(RuntimeError):  # the host has ended before us
@@ -209,7 +213,7 @@ class Gang:
             verdict = self._watch_until_over(store)
         except RuntimeError as error:
             sentence = text("store_ended", member=self._host, error=first_line(error))
-            verdict = Verdict(sentence, cause=self._host.rank)
+            verdict = Verdict(sentence, causes=self._to_blame([self._host]))
         except GangBroken as error:
             verdict = self._proclaim(store, Verdict(str(error)))
         except Exception as error:
@@ -304,7 +308,9 @@ class Gang:
             silence, claimed = self._silence_of(member, store), store.check([f"claim/{member.rank}"])
             if silence > (SILENCE_HURT if hurt or claimed else SILENCE):
                 key = "silent_and_started_again" if claimed else "silent"
-                return Verdict(text(key, member=member, seconds=silence), cause=member.rank)
+                silent = [one for one in watched if self._silence_of(one, store) > SILENCE_HURT]
+                sentence = text(key, member=member, seconds=silence)
+                return Verdict(sentence, causes=self._to_blame(silent))
         return None
 
     def _find_who_is_back(self, store: Store) -> None:
@@ -322,7 +328,7 @@ class Gang:
             if not self._book:
                 continue
             store.set(f"patience/{rank}", json.dumps(self._book.patience(rank)))
-            if time_now - since >= self._book.patience(rank):
+            if calls != before and time_now - since >= self._book.patience(rank):
                 if not store.check([f"taken-back/{rank}"]):
                     self._book.taken_back(rank)
                 store.set(f"taken-back/{rank}", "yes")
@@ -344,10 +350,11 @@ class Gang:
         key = f"activity/{member.token}"
         return Report(**read(store, key)) if store.check([key]) else None
 
-    def _on_the_pc_of(self, rank: int) -> list[int]:
-        """What one of its ranks is silent for, all of them are."""
-        addresses = {member.address for member in self.members if member.rank == rank}
-        return [member.rank for member in self.members if member.address in addresses]
+    def _to_blame(self, silent: list[Member]) -> list[int]:
+        """The ranks on their PCs; none where the others cannot do without them: it may be the switch, or this PC."""
+        pcs = {member.address for member in silent}
+        ranks = [member.rank for member in self.members if member.address in pcs]
+        return ranks if self.can_go_on_without(*ranks) else []
 
     def _guard_loop(self) -> None:
         """A store operation can hang: the host's node has lost power, or its address, and then it hangs there too.
@@ -361,7 +368,7 @@ class Gang:
             last_look = now()
             if silent > SILENCE:
                 sentence = text("silent", member=self._host, seconds=silent)
-                self._broken(Verdict(sentence, cause=self._host.rank))
+                self._broken(Verdict(sentence, causes=self._to_blame([self._host])))
                 return
 
     def _broken(self, verdict: Verdict) -> None:
@@ -371,8 +378,8 @@ class Gang:
             self._verdict = verdict
         if self._book and verdict.gone is not None:
             self._book.left([verdict.gone])
-        if self._book and verdict.cause is not None:
-            self._book.stopped_for(self._on_the_pc_of(verdict.cause))
+        if self._book and verdict.causes:
+            self._book.stopped_for(verdict.causes)
         self._verdict_known.set()
         if self._on_broken is not None:
             self._on_broken(verdict.sentence, verdict.exit_code)

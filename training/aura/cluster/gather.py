@@ -177,7 +177,7 @@ class Gathering:
             short = patiently(self._lacking) if missing and not waited_for else []
             if not waited_for and not short:
                 if not (odd := patiently(self._odd) if under_way else []):
-                    self._say_who_comes_and_goes(missing)
+                    self._note_who_comes_and_goes(missing)
                     return True
                 for member, reason in odd:
                     self._refuse(member, reason, under_way)
@@ -235,10 +235,13 @@ class Gathering:
         members = newest(self._votes()).members
         return steady if enough([one.rank for one in steady], members) else self.present
 
-    def _say_who_comes_and_goes(self, missing: list[int]) -> None:
+    def _note_who_comes_and_goes(self, missing: list[int]) -> None:
         book = self.coming.book
-        for rank in missing:
-            if book and rank not in book.gone and self._comes_and_goes(rank):
+        for rank in missing if book else ():
+            assert book
+            if book.has_stayed(rank):  # all have stopped to take it back, and it is gone
+                book.stopped_for([rank])
+            if rank not in book.gone and self._comes_and_goes(rank):
                 times, seconds = book.often(rank) + 1, book.patience(rank)
                 self.coming.report(text("comes_and_goes", rank=rank, times=times, seconds=seconds))
 

@@ -127,10 +127,10 @@ class Book:
     vote: Vote
     may_vote: bool = True
     gone: set[int] = field(default_factory=set)  # nobody waits for these ranks
-    # Lately, when all were started again because of a rank, and when one was taken back: seconds since 1970, which are
-    # compared with this node's only
+    # When all were started again because of a rank, lately, and when it was last taken back: seconds since 1970, which
+    # are compared with this node's only
     stops: dict[int, list[float]] = field(default_factory=dict)
-    returns: dict[int, list[float]] = field(default_factory=dict)
+    back: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path, launch: str, ranks: int) -> Book:
@@ -141,18 +141,18 @@ class Book:
             values = json.loads(path.read_text(encoding="utf-8"))
             if values["launch"] == launch:
                 vote = Vote.from_json(values) if "record" in values else Vote(everyone)
-                stops, returns = (
-                    {int(rank): times for rank, times in values.get(name, {}).items()}
-                    for name in ("stops", "returns")
+                stops, back = (
+                    {int(rank): when for rank, when in values.get(name, {}).items()}
+                    for name in ("stops", "back")
                 )
-                return cls(path, launch, vote, True, set(values.get("gone", ())), stops, returns)
+                return cls(path, launch, vote, True, set(values.get("gone", ())), stops, back)
         except (OSError, ValueError, LookupError, TypeError):
             pass
         return cls(path, launch, Vote(everyone), may_vote=False)
 
     def write(self, vote: Vote) -> None:
         """Raises OSError: who cannot write it down does not say it."""
-        about = {"gone": sorted(self.gone), "stops": self.stops, "returns": self.returns}
+        about = {"gone": sorted(self.gone), "stops": self.stops, "back": self.back}
         content = {"launch": self.launch, **vote.as_json(), **about}
         write_atomically(self.path, content, flushed=True)
         self.vote = vote
@@ -171,7 +171,7 @@ class Book:
     def stopped_for(self, ranks: Collection[int]) -> None:
         """All start again because of these. Where that cannot be written, it is forgotten."""
         for rank in ranks:
-            self.stops[rank] = [*_lately(self.stops, rank), time.time()]
+            self.stops[rank] = [*self._lately(rank), time.time()]
         with suppress(OSError):
             self.write(self.vote)
 
@@ -181,23 +181,21 @@ class Book:
 
     def taken_back(self, rank: int) -> None:
         """Where that cannot be written, it is forgotten."""
-        self.returns[rank] = [*_lately(self.returns, rank), time.time()]
+        self.back[rank] = time.time()
         with suppress(OSError):
             self.write(self.vote)
 
     def often(self, rank: int) -> int:
-        """How often it has been away lately, before this time. Who was back before it was left out has stopped all and
-        was not taken back; who was gone again before all had met was taken back and has stopped nobody."""
-        return max(len(_lately(self.stops, rank)) - 1, len(_lately(self.returns, rank)), 0)
+        """How often it has stopped all lately, before the last time."""
+        return max(len(self._lately(rank)) - 1, 0)
 
     def has_stayed(self, rank: int) -> bool:
-        """It was taken back, and has not been away since."""
-        return max(self.returns.get(rank, []), default=0.0) > max(self.stops.get(rank, []), default=0.0)
+        """It was taken back, and has stopped nobody since."""
+        return self.back.get(rank, 0.0) > max(self.stops.get(rank, []), default=0.0)
 
     def patience(self, rank: int) -> float:
         """Seconds for which a rank that is back has to stay before it is taken back."""
         return min(STEADY * MORE ** self.often(rank), LATELY)
 
-
-def _lately(times: Mapping[int, list[float]], rank: int) -> list[float]:
-    return [when for when in times.get(rank, []) if abs(time.time() - when) < LATELY]
+    def _lately(self, rank: int) -> list[float]:
+        return [when for when in self.stops.get(rank, []) if abs(time.time() - when) < LATELY]

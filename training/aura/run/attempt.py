@@ -20,7 +20,6 @@ import torch.distributed as dist
 from aura.checkpoint import manifest, store
 from aura.checkpoint.newest import next_writer
 from aura.cluster.activity import Activity
-from aura.cluster.alike import check_versions
 from aura.cluster.gang import Gang
 from aura.cluster.join import join
 from aura.cluster.place import (
@@ -207,10 +206,12 @@ class Attempt:
             self.status.set(state="joining", attempt="alone")
             self.stop.waiting = False
             return [place.node]
-        self.status.set(state="joining", message=console.text("waiting_for_ranks"))
+        self.status.set(state="joining")
         run = self.run_dir.absolute().name
         told = versions(self.backend) | {"settings": self.config.digest(), "corpus": corpus.fingerprint}
-        self.members = members = join(place, run, timeout, self.backend, told, report=say, directory=self.own)
+        self.members = members = join(
+            place, run, timeout, self.backend, told, None, self.status.also(say), self.own
+        )
         ranks = tuple(member.rank for member in members.members)
         self.taking_part = replace(self.taking_part, ranks=ranks)
         self.speaker.leads = members.rank == 0
@@ -225,7 +226,6 @@ class Attempt:
         wish, self.backend = self.backend, members.agreed_backend()
         if wish == "nccl" and (slower := members.without_nccl()):
             say(console.text("backend_agreed", backend=self.backend, ranks=", ".join(map(str, slower))))
-        check_versions(members.members, with_nccl=self.backend == "nccl")
         say(console.text("distributed", backend=self.backend))
         self._begin_collectives(members)
         return [member.node for member in members.members]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ class Status:
         self.written = 0.0
         self.trouble: str | None = None  # why the file could not be written; said once
         self.lock = threading.Lock()  # the gang's threads report its end
+
+    def also(self, say: Callable[[str], None]) -> Callable[[str], None]:
+        """That too: what is said is what this rank waits for."""
+
+        def said(sentence: str) -> None:
+            say(sentence)
+            self.set(message=sentence)
+
+        return said
 
     def set(self, at_once: bool = False, **fields: Any) -> None:
         """Written at once when the state or the message changes, otherwise at most once in PAUSE seconds.
