@@ -180,7 +180,7 @@ bench-wire: $(DEV) $(TRAINER) lab-up ## measure five ranks on the lab's shaped l
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/wire.py --lab $(if $(ARMS),--arms $(ARMS))
 
 .PHONY: bench-faults
-bench-faults: $(DEV) $(TRAINER) ## measure what faults cost a run on the lab that make demo has left (15 minutes, and MINUTES=60 of drawn ones)
+bench-faults: $(DEV) $(TRAINER) ## measure what faults cost a run on the lab that make demo has left (35 minutes, and MINUTES=60 of drawn ones)
 	@PYTHONPATH=$(CURDIR)/training:$(CURDIR)/tests/e2e python benchmarks/faults.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 .PHONY: format
