@@ -5,7 +5,8 @@ Real: systemd, the trainers, their sockets and disks; the power of a node, its c
 five trainers share the processors of this machine, so that starting again takes longer than on five PCs.
 
 `pause`: the longest time in which a rank that was not hit did no new step, seen every half second in its status, which
-is written once a second. `repeated`: steps that had been computed and were lost with the attempt.
+is written once a second; `together`: all such times above 3 s. `repeated`: steps that had been computed and were lost
+with the attempt.
 
 Then faults drawn from a seed, one every two minutes for --minutes: goodput is the steps that were done by those that
 would have been done at the rate before the first fault. The last line is JSON.
@@ -31,6 +32,7 @@ from measuring import options, show, write_results
 RUN = ("-e", "preset=gpt2-nano", "-e", "run=faults", "-e", "steps=1000000", "-e", "save_every=20")
 LONGEST = 240.0  # seconds for anything to be well again
 EVERY = 120.0  # seconds from one drawn fault to the next
+USUAL = 3.0  # seconds from one new step to the next that are no pause
 FLAP, FLAPS = 20, 15  # seconds, times: ten minutes
 UNIT = "aura-train@0.service"
 
@@ -67,15 +69,15 @@ class Watch:
         return self.seen
 
 
-def pause_and_repeated(seen: list[Seen]) -> tuple[float, int]:
-    """The longest time without a new step, and the steps that were lost."""
-    longest, last, repeated = 0.0, seen[0], 0
+def pauses_and_repeated(seen: list[Seen]) -> tuple[list[float], int]:
+    """The times without a new step, and how many steps were lost."""
+    pauses, last, repeated = [0.0], seen[0], 0
     for one in seen:
         repeated += max(0, last.step - one.step)
         if one.step != last.step:
-            longest = max(longest, one.time - last.time)
+            pauses.append(one.time - last.time)
             last = one
-    return longest, repeated
+    return pauses, repeated
 
 
 class Faults:
@@ -139,12 +141,11 @@ class Faults:
         watch, began = Watch(self.cluster, node), time.monotonic()
         yield
         time.sleep(2)
-        pause, repeated = pause_and_repeated(watch.stop())
-        row = {"fault": fault, "aim": aim, "pause": f"{pause:.0f} s", "repeated": str(repeated)}
-        rows.append(row)
-        print(
-            f"{fault}: a pause of {pause:.0f} s, {repeated} steps repeated, {time.monotonic() - began:.0f} s"
-        )
+        pauses, repeated = pauses_and_repeated(watch.stop())
+        together = sum(pause for pause in pauses if pause > USUAL)
+        row = {"fault": fault, "aim": aim, "pause": f"{max(pauses):.0f} s", "together": f"{together:.0f} s"}
+        rows.append(row | {"repeated": str(repeated)})
+        print(f"{rows[-1]} in {time.monotonic() - began:.0f} s")
 
 
 def indices(nodes: list[str]) -> list[int]:
@@ -276,7 +277,7 @@ def main() -> None:
         goodput, of_all = drawn(faults, asked.minutes, asked.seed) if asked.minutes else (None, None)
     finally:
         cluster.ansible("playbooks/stop.yml", expect=None if sys.exc_info()[0] else 0)
-    columns = ["fault", "aim", "pause", "repeated"]
+    columns = ["fault", "aim", "pause", "together", "repeated"]
     show("Faults", columns, [[row[name] for name in columns] for row in rows], left=["fault"])
     result = {
         **{

@@ -345,7 +345,7 @@ def test_who_often_came_back_has_to_stay_longer(tmp_path: Path, monkeypatch: pyt
         book.stopped_for([2])
     book.taken_back(2)
     again = Book.open(book.path, "a", 3)
-    assert [(again.often(rank), again.patience(rank)) for rank in (1, 2)] == [(0, 5), (1, 20)]
+    assert [(again.often(rank), again.patience(rank)) for rank in (1, 2)] == [(0, 5), (1, 30)]
     assert [again.has_stayed(rank) for rank in (1, 2)] == [False, True]
     for _ in range(9):
         again.stopped_for([2])

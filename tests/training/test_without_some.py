@@ -343,7 +343,7 @@ def test_who_stops_all_again_and_again_is_left_out(running: Launch) -> None:
     for rank in (0, 1):
         running.nodes[rank].trains_without([2])
     assert "Rank 2 has been away 3 times within ten minutes" in running.nodes[0].text
-    running.nodes[2].says(sentence := "it is taken back when it has stayed for 8 s")
+    running.nodes[2].says(sentence := "it is taken back when it has stayed for 18 s")
     assert sentence in str(running.nodes[2].status["message"])
     running.all_train()
 

@@ -22,7 +22,7 @@ from aura.durable import write_atomically
 
 FILE = "vote.json"  # in the directory of a rank
 STEADY, LATELY = 5.0, 600.0  # seconds
-MORE = 4  # times as long after each time
+MORE = 6  # times as long after each time
 
 
 class Ballot(NamedTuple):
