@@ -202,8 +202,7 @@ def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
     return split
 
 
-def cable(faults: Faults, rows: list[dict[str, str]]) -> None:
-    """It is out for a while; then it comes and goes."""
+def cable_out(faults: Faults, rows: list[dict[str, str]]) -> None:
     lab = faults.cluster.lab
     with faults.watched("node1", rows, "node3's cable out for 150 s", "50 s"):
         began = time.monotonic()
@@ -213,9 +212,13 @@ def cable(faults: Faults, rows: list[dict[str, str]]) -> None:
     with faults.watched("node1", rows, "… and in again", "25 s"):
         lab("heal", "node3")
         faults.well()
+
+
+def cable_comes_and_goes(faults: Faults, rows: list[dict[str, str]]) -> None:
+    lab = faults.cluster.lab
     faults.launch()
     rate, (first, began) = faults.rate(), faults.steps()
-    with faults.watched("node1", rows, f"… and out {FLAP} s, in {FLAP} s, {FLAPS} times", "60 s lost"):
+    with faults.watched("node1", rows, f"node3's cable {FLAPS} times out and in for {FLAP} s", "60 s in all"):
         for _ in range(FLAPS):
             lab("cut", "node3")
             time.sleep(FLAP)
@@ -272,7 +275,8 @@ def main() -> None:
     try:
         faults = Faults(cluster)
         faults.launch()
-        cable(faults, rows)
+        cable_out(faults, rows)
+        cable_comes_and_goes(faults, rows)
         split = one_by_one(faults, rows)
         goodput, of_all = drawn(faults, asked.minutes, asked.seed) if asked.minutes else (None, None)
     finally:
