@@ -105,7 +105,8 @@ class Faults:
     # What follows
 
     def steps(self) -> tuple[int, float]:
-        """Of node1, and when."""
+        """Of node1, and when; a rank that has just started again has done none."""
+        self.cluster.wait("a step", lambda: self.cluster.status(["node1"])[0]["step"] > 0, LONGEST)
         return self.cluster.status(["node1"])[0]["step"], time.monotonic()
 
     def rate(self) -> float:

@@ -352,8 +352,8 @@ def test_who_often_came_back_has_to_stay_longer(tmp_path: Path, monkeypatch: pyt
     assert again.patience(2) == register.LATELY and not again.has_stayed(2)
     monkeypatch.setattr(register.time, "time", lambda: 1e10)
     assert again.patience(2) == register.STEADY
-    again.was_left_out()
-    assert not again.stops
+    again.decided(Record(2, (0, 1, 2)), {"stops": {"1": [1e10, 1e10]}, "back": {}})
+    assert [Book.open(book.path, "a", 3).often(rank) for rank in (1, 2)] == [1, 0]
 
 
 @pytest.mark.parametrize("content", ["", '{"launch": "b"}', '{"launch": "a", "record": 1}', "[]"])

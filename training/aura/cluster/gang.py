@@ -58,7 +58,9 @@ class Verdict(NamedTuple):
     @classmethod
     def said(cls, values: Any) -> Verdict:
         """Raises ValueError, LookupError, TypeError."""
-        return cls(str(values["sentence"]), int(values["exit_code"]), values["gone"], values["causes"])
+        return cls(
+            str(values["sentence"]), int(values["exit_code"]), values["gone"], values.get("causes", ())
+        )
 
 
 class Gang:
@@ -156,7 +158,9 @@ class Gang:
         final = Verdict(sentence, exit_code).is_final
         verdict = Verdict(f"{self._me}: {sentence}", exit_code)
         if not final:
-            verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, causes=[] if alike else [self._me.rank])
+            # Who asks by itself to be started again waits for others.
+            causes = self._to_blame([] if exit_code == EXIT_TEMPORARY else [self._me])
+            verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, causes=causes)
         if final and not alike and self.can_go_on_without(self._me.rank):
             verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, gone=self._me.rank)
         with suppress(RuntimeError):  # the host has ended before us
@@ -321,9 +325,8 @@ class Gang:
                 continue
             calls, time_now = store.add(f"back/{rank}", 0), now()
             before, last, since = self._calls.get(rank, (0, time_now, time_now))
-            if calls == before and time_now - last > SILENCE_HURT:  # it has gone again
-                del self._calls[rank]
-                continue
+            if time_now - last > SILENCE_HURT:  # it was gone, or is
+                since = time_now
             self._calls[rank] = (calls, last if calls == before else time_now, since)
             if not self._book:
                 continue
@@ -344,16 +347,16 @@ class Gang:
         if len(guilty) == self.world_size > 1:
             return Verdict(text("nobody_gets_on", report=report))
         names = ", ".join(str(self.members[place]) for place in guilty)
-        return Verdict(text("hangs", members=names, report=report))
+        to_blame = self._to_blame([self.members[place] for place in guilty])
+        return Verdict(text("hangs", members=names, report=report), causes=to_blame)
 
     def _report_of(self, store: Store, member: Member) -> Report | None:
         key = f"activity/{member.token}"
         return Report(**read(store, key)) if store.check([key]) else None
 
-    def _to_blame(self, silent: list[Member]) -> list[int]:
-        """The ranks on their PCs; none where the others cannot do without them: it may be the switch, or this PC."""
-        pcs = {member.address for member in silent}
-        ranks = [member.rank for member in self.members if member.address in pcs]
+    def _to_blame(self, members: list[Member]) -> list[int]:
+        """Their ranks; none where the others cannot do without them: it may be the switch, or this PC."""
+        ranks = [member.rank for member in members]
         return ranks if self.can_go_on_without(*ranks) else []
 
     def _guard_loop(self) -> None:
@@ -368,7 +371,8 @@ class Gang:
             last_look = now()
             if silent > SILENCE:
                 sentence = text("silent", member=self._host, seconds=silent)
-                self._broken(Verdict(sentence, causes=self._to_blame([self._host])))
+                there = [one for one in self.members if one.address == self._host.address]
+                self._broken(Verdict(sentence, causes=self._to_blame(there)))
                 return
 
     def _broken(self, verdict: Verdict) -> None:

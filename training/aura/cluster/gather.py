@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -88,12 +88,20 @@ class Coming:
             self.book.may_vote = False
             self.report(text("vote_not_written", error=reason_of(error)))
 
-    def learn(self, record: Record) -> None:
+    def learn(self, record: Record, absences: Mapping[str, Any]) -> None:
         """Where it cannot be written, this rank knows less after its next start."""
         if self.book:
             with suppress(OSError):
-                self.book.decided(record)
+                self.book.decided(record, absences)
                 self.book.may_vote = True
+
+    def comes_and_goes(self, rank: int, peers: Peers) -> bool:
+        """All would stop for it again and again: for the second time lately its PC was silent, or for the third time it
+        has stopped all. It is left out, also where it is back, until it has stayed."""
+        assert self.book
+        often = self.book.often(rank)
+        silent = often > 0 and peers.was_silent(self.place.peers[rank])
+        return silent or (often > 1 and not self.book.has_stayed(rank))
 
 
 def vote_of(book: Book | None) -> dict[str, Any] | None:
@@ -216,32 +224,32 @@ class Gathering:
     def _is_left_out(self, rank: int) -> bool:
         """Is it waited for no longer?"""
         assert self.coming.book and self.peers
-        if rank in self.coming.book.gone | set(self.refused.values()) or self._comes_and_goes(rank):
+        if rank in self.coming.book.gone | set(self.refused.values()):
+            return True
+        if self.coming.comes_and_goes(rank, self.peers):
             return True
         return now() - self.began > self.peers.grace(self.coming.place.peers[rank])
 
-    def _comes_and_goes(self, rank: int) -> bool:
-        """All would stop for it again and again: for the second time lately its PC was silent, or for the third time it
-        has stopped all. It is left out, also where it is back, until it has stayed."""
-        assert self.coming.book and self.peers
-        book, often = self.coming.book, self.coming.book.often(rank)
-        return (often > 0 and self.peers.was_silent(self.coming.place.peers[rank])) or (
-            often > 1 and not book.has_stayed(rank)
-        )
-
     def _steady(self) -> list[Member]:
         """Who is there, without those that come and go where the others may decide without them."""
-        steady = [one for one in self.present if one is self.me or not self._comes_and_goes(one.rank)]
-        members = newest(self._votes()).members
-        return steady if enough([one.rank for one in steady], members) else self.present
+        assert self.coming.book and self.peers
+        steady = [
+            one
+            for one in self.present
+            if one is self.me or not self.coming.comes_and_goes(one.rank, self.peers)
+        ]
+        votes = self._votes()
+        voters = [one.rank for one in steady if one.rank in votes]
+        return steady if votes and enough(voters, newest(votes).members) else self.present
 
     def _note_who_comes_and_goes(self, missing: list[int]) -> None:
-        book = self.coming.book
-        for rank in missing if book else ():
-            assert book
-            if book.has_stayed(rank):  # all have stopped to take it back, and it is gone
+        book, peers = self.coming.book, self.peers
+        for rank in missing:
+            if not book or not peers or rank in book.gone | set(self.refused.values()):
+                continue
+            if book.was_taken_back_lately(rank):  # all have stopped for that, and it is gone
                 book.stopped_for([rank])
-            if rank not in book.gone and self._comes_and_goes(rank):
+            if self.coming.comes_and_goes(rank, peers):
                 times, seconds = book.often(rank) + 1, book.patience(rank)
                 self.coming.report(text("comes_and_goes", rank=rank, times=times, seconds=seconds))
 
@@ -315,8 +323,9 @@ class Gathering:
         record = self._decide() if self.coming.book else None
         members = [one for one in self.present if not record or one.rank in record.members]
         sealed = {"host": self.me.rank, "members": [asdict(one) for one in members], "record": record}
-        if record:
-            self.coming.learn(record)
+        if record and self.coming.book:
+            sealed["absences"] = self.coming.book.absences
+            self.coming.learn(record, self.coming.book.absences)
         self.keys.set("sealed", json.dumps(sealed))
         Patient(self.base).set("attempt", json.dumps(self.header | {"is_sealed": True}))
         return members

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from torch.distributed import PrefixStore, Store
 from aura.cluster import register
 from aura.cluster.gang import Gang
 from aura.cluster.gather import GATHERS, LATECOMERS, Coming, Report, gather, proposal_of, vote_of
-from aura.cluster.peers import Peers
+from aura.cluster.peers import GRACE_SILENT, Peers
 from aura.cluster.place import Place
-from aura.cluster.register import Ballot, Book, Record
+from aura.cluster.register import Ballot, Book, Record, enough
 from aura.cluster.rendezvous import (
     CONNECT_TIMEOUT,
     GangBroken,
@@ -134,13 +135,27 @@ class Meeting:
         for address in self.behind:
             if address in there and self.ways_in[address].is_sealed():
                 return address
-        before = [*self.before, *([self.own] if with_own else [])]
+        before = [*self._before_this(), *([self.own] if with_own else [])]
         return next((address for address in before if address in there), None)
 
     def _may_hold(self) -> bool:
         if self.coming.me.refusal and self.coming.is_under_way:
             return False
-        return all(map(self.peers.has_had_its_time, self.before))
+        return all(map(self.peers.has_had_its_time, self._before_this()))
+
+    def _before_this(self) -> Sequence[str]:
+        """The PCs that may hold the store before this one: for a while not those that come and go, where the others may
+        go on without them."""
+        coming, peers = self.coming, self.peers
+        if not coming.is_under_way or now() - peers.began > GRACE_SILENT:
+            return self.before
+        assert coming.book
+        members = set(coming.book.vote.record.members)
+        unsteady = {rank for rank in members if coming.comes_and_goes(rank, peers)}
+        if not enough(members - unsteady, members):
+            return self.before
+        pcs = {coming.place.peers[rank] for rank in unsteady}
+        return [address for address in self.before if address not in pcs]
 
 
 class WayIn:
@@ -226,7 +241,7 @@ class WayIn:
         sealed = self._wait_for_seal(Patient(store), keys, attempt)
         if me in sealed.members:
             if sealed.record:
-                coming.learn(Record(*sealed.record))
+                coming.learn(Record(*sealed.record), sealed.absences)
             watch, host = self._reach(), sealed.host
             size = coming.place.world_size
             return Gang(me, attempt, sealed.members, store, watch, host, size, coming.book)
@@ -236,8 +251,6 @@ class WayIn:
             raise GangRefused(me.refusal, me.exit_code)
         else:
             keys.count(f"back/{me.rank}")
-            if coming.book:
-                coming.book.was_left_out()
         return None
 
     def _wait_for_seal(self, store: Patient, keys: Patient, attempt: str) -> Any:

@@ -65,8 +65,8 @@ class Peers:
         return known and now() - self._answers[address].missing_since > patience
 
     def was_silent(self, address: str) -> bool:
-        """When one knocked there first, though this PC had been up for a while."""
-        return self._answers[address].was_silent and self.began > BOOTING
+        """When one knocked there first, which is not long ago, though this PC had been up for a while."""
+        return self._answers[address].was_silent and self.began > BOOTING and now() - self.began < GRACE
 
     def grace(self, address: str) -> float:
         """Seconds for which a rank of this PC is waited for."""

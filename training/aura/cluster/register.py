@@ -127,8 +127,8 @@ class Book:
     vote: Vote
     may_vote: bool = True
     gone: set[int] = field(default_factory=set)  # nobody waits for these ranks
-    # When all were started again because of a rank, lately, and when it was last taken back: seconds since 1970, which
-    # are compared with this node's only
+    # When all were started again because of a rank, lately, and when it was last taken back: seconds since 1970. All
+    # members have them from the host of their attempt
     stops: dict[int, list[float]] = field(default_factory=dict)
     back: dict[int, float] = field(default_factory=dict)
 
@@ -141,49 +141,56 @@ class Book:
             values = json.loads(path.read_text(encoding="utf-8"))
             if values["launch"] == launch:
                 vote = Vote.from_json(values) if "record" in values else Vote(everyone)
-                stops, back = (
-                    {int(rank): when for rank, when in values.get(name, {}).items()}
-                    for name in ("stops", "back")
-                )
-                return cls(path, launch, vote, True, set(values.get("gone", ())), stops, back)
+                book = cls(path, launch, vote, True, set(values.get("gone", ())))
+                book.take_over(values)
+                return book
         except (OSError, ValueError, LookupError, TypeError):
             pass
         return cls(path, launch, Vote(everyone), may_vote=False)
 
     def write(self, vote: Vote) -> None:
         """Raises OSError: who cannot write it down does not say it."""
-        about = {"gone": sorted(self.gone), "stops": self.stops, "back": self.back}
-        content = {"launch": self.launch, **vote.as_json(), **about}
+        content = {"launch": self.launch, **vote.as_json(), "gone": sorted(self.gone), **self.absences}
         write_atomically(self.path, content, flushed=True)
         self.vote = vote
 
     def left(self, ranks: Collection[int]) -> None:
         """These have said that they leave. Where that cannot be written, they are waited for."""
         self.gone |= set(ranks)
-        with suppress(OSError):
-            self.write(self.vote)
+        self._keep()
 
-    def decided(self, record: Record) -> None:
-        """Raises OSError."""
+    def decided(self, record: Record, absences: Mapping[str, Any] | None = None) -> None:
+        """absences: as the host knows them. Raises OSError."""
         self.gone -= set(record.members)
+        self.take_over(absences or {})
         self.write(self.vote.learn(record))
 
     def stopped_for(self, ranks: Collection[int]) -> None:
-        """All start again because of these. Where that cannot be written, it is forgotten."""
+        """All start again because of these."""
         for rank in ranks:
             self.stops[rank] = [*self._lately(rank), time.time()]
-        with suppress(OSError):
-            self.write(self.vote)
-
-    def was_left_out(self) -> None:
-        """This rank was: that the others were silent for it was its own doing."""
-        self.stops.clear()
+        self._keep()
 
     def taken_back(self, rank: int) -> None:
-        """Where that cannot be written, it is forgotten."""
         self.back[rank] = time.time()
-        with suppress(OSError):
-            self.write(self.vote)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Where that cannot be written, it is forgotten; who does not know what it has promised writes no vote."""
+        if self.may_vote:
+            with suppress(OSError):
+                self.write(self.vote)
+
+    @property
+    def absences(self) -> dict[str, dict[int, Any]]:
+        return {"stops": self.stops, "back": self.back}
+
+    def take_over(self, absences: Mapping[str, Any]) -> None:
+        """From JSON. Raises ValueError, AttributeError."""
+        for name, mine in self.absences.items():
+            if name in absences:
+                mine.clear()
+                mine.update({int(rank): when for rank, when in absences[name].items()})
 
     def often(self, rank: int) -> int:
         """How often it has stopped all lately, before the last time."""
@@ -192,6 +199,9 @@ class Book:
     def has_stayed(self, rank: int) -> bool:
         """It was taken back, and has stopped nobody since."""
         return self.back.get(rank, 0.0) > max(self.stops.get(rank, []), default=0.0)
+
+    def was_taken_back_lately(self, rank: int) -> bool:
+        return self.has_stayed(rank) and time.time() - self.back[rank] < LATELY
 
     def patience(self, rank: int) -> float:
         """Seconds for which a rank that is back has to stay before it is taken back."""

@@ -238,6 +238,7 @@ class Sealed(NamedTuple):
     host: Member
     members: list[Member]  # in the order of their ranks
     record: list[Any] | None  # as register.Record; None where all ranks are needed
+    absences: dict[str, Any]  # as register.Book has them
 
 
 def read_sealed(store: Store) -> Sealed:
@@ -246,7 +247,7 @@ def read_sealed(store: Store) -> Sealed:
     try:
         members = [Member(**entry) for entry in said["members"]]
         host = next(member for member in members if member.rank == said["host"])
-        return Sealed(host, members, said["record"])
+        return Sealed(host, members, said["record"], said.get("absences", {}))
     except (TypeError, KeyError, StopIteration):
         raise _foreign("sealed", said) from None
 

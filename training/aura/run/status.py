@@ -61,8 +61,8 @@ class Status:
         """That too: what is said is what this rank waits for."""
 
         def said(sentence: str) -> None:
-            say(sentence)
             self.set(message=sentence)
+            say(sentence)
 
         return said
 
