@@ -77,7 +77,7 @@ def pauses_and_repeated(seen: list[Seen]) -> tuple[list[float], int]:
         if one.step != last.step:
             pauses.append(one.time - last.time)
             last = one
-    return pauses, repeated
+    return [*pauses, seen[-1].time - last.time], repeated
 
 
 class Faults:

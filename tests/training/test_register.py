@@ -343,7 +343,7 @@ def test_who_often_came_back_has_to_stay_longer(tmp_path: Path, monkeypatch: pyt
     for _ in range(2):
         assert book.patience(2) == register.STEADY
         book.stopped_for([2])
-    book.taken_back(2)
+    book.taken_back([2])
     again = Book.open(book.path, "a", 3)
     assert [(again.often(rank), again.patience(rank)) for rank in (1, 2)] == [(0, 5), (1, 30)]
     assert [again.has_stayed(rank) for rank in (1, 2)] == [False, True]
@@ -352,8 +352,9 @@ def test_who_often_came_back_has_to_stay_longer(tmp_path: Path, monkeypatch: pyt
     assert again.patience(2) == register.LATELY and not again.has_stayed(2)
     monkeypatch.setattr(register.time, "time", lambda: 1e10)
     assert again.patience(2) == register.STEADY
-    again.decided(Record(2, (0, 1, 2)), {"stops": {"1": [1e10, 1e10]}, "back": {}})
-    assert [Book.open(book.path, "a", 3).often(rank) for rank in (1, 2)] == [1, 0]
+    again.stopped_for([0, 0])
+    again.decided(Record(2, (0, 1, 2)), {"stops": {"1": [1e10, 1e10]}, "back": {}}, host=0)
+    assert [Book.open(book.path, "a", 3).often(rank) for rank in (0, 1, 2)] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("content", ["", '{"launch": "b"}', '{"launch": "a", "record": 1}', "[]"])

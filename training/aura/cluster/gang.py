@@ -198,8 +198,9 @@ class Gang:
                 leaving = [one for one in self.members if keys.check(f"away/{one.rank}")]
                 back = [rank for rank in self.absent if keys.check(f"taken-back/{rank}")]
                 time.sleep(0.05)
-        if self._book and leaving:
+        if self._book:
             self._book.left([member.rank for member in leaving])
+            self._book.taken_back(back)
         return leaving, back
 
     def leave(self, timeout: float = 15.0) -> None:
@@ -332,8 +333,6 @@ class Gang:
                 continue
             store.set(f"patience/{rank}", json.dumps(self._book.patience(rank)))
             if calls != before and time_now - since >= self._book.patience(rank):
-                if not store.check([f"taken-back/{rank}"]):
-                    self._book.taken_back(rank)
                 store.set(f"taken-back/{rank}", "yes")
                 self._on_back(rank)
 

@@ -88,11 +88,11 @@ class Coming:
             self.book.may_vote = False
             self.report(text("vote_not_written", error=reason_of(error)))
 
-    def learn(self, record: Record, absences: Mapping[str, Any]) -> None:
+    def learn(self, record: Record, absences: Mapping[str, Any] | None = None, host: int = -1) -> None:
         """Where it cannot be written, this rank knows less after its next start."""
         if self.book:
             with suppress(OSError):
-                self.book.decided(record, absences)
+                self.book.decided(record, absences, host)
                 self.book.may_vote = True
 
     def comes_and_goes(self, rank: int, peers: Peers) -> bool:
@@ -325,7 +325,7 @@ class Gathering:
         sealed = {"host": self.me.rank, "members": [asdict(one) for one in members], "record": record}
         if record and self.coming.book:
             sealed["absences"] = self.coming.book.absences
-            self.coming.learn(record, self.coming.book.absences)
+            self.coming.learn(record)
         self.keys.set("sealed", json.dumps(sealed))
         Patient(self.base).set("attempt", json.dumps(self.header | {"is_sealed": True}))
         return members

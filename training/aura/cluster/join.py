@@ -19,7 +19,7 @@ from aura.cluster.peers import GRACE_SILENT, Peers
 from aura.cluster.place import Place
 from aura.cluster.register import Ballot, Book, Record, enough
 from aura.cluster.rendezvous import (
-    CONNECT_TIMEOUT,
+    KNOCK_TIMEOUT,
     GangBroken,
     GangMismatch,
     GangRefused,
@@ -216,7 +216,9 @@ class WayIn:
         self.said = sentence
 
     def _reach(self) -> Store:
-        return scoped(patiently(lambda: connect(self.address, self.port), 2 * CONNECT_TIMEOUT))
+        """Where the store ends between the knock and torch's first word to it, torch would try for CONNECT_TIMEOUT, and
+        once more."""
+        return scoped(patiently(lambda: connect(self.address, self.port), 2 * KNOCK_TIMEOUT))
 
     def _checked(self, header: dict[str, Any]) -> str:
         """The attempt's id. Raises GangMismatch."""
@@ -241,7 +243,7 @@ class WayIn:
         sealed = self._wait_for_seal(Patient(store), keys, attempt)
         if me in sealed.members:
             if sealed.record:
-                coming.learn(Record(*sealed.record), sealed.absences)
+                coming.learn(Record(*sealed.record), sealed.absences, sealed.host.rank)
             watch, host = self._reach(), sealed.host
             size = coming.place.world_size
             return Gang(me, attempt, sealed.members, store, watch, host, size, coming.book)

@@ -159,10 +159,13 @@ class Book:
         self.gone |= set(ranks)
         self._keep()
 
-    def decided(self, record: Record, absences: Mapping[str, Any] | None = None) -> None:
-        """absences: as the host knows them. Raises OSError."""
+    def decided(self, record: Record, absences: Mapping[str, Any] | None = None, host: int = -1) -> None:
+        """absences: as the host knows them, which does not know of its own. Raises OSError."""
         self.gone -= set(record.members)
-        self.take_over(absences or {})
+        if absences is not None:
+            mine = self.stops.get(host), self.back.get(host)
+            self.take_over(absences)
+            self.stops[host], self.back[host] = mine[0] or [], mine[1] or 0.0
         self.write(self.vote.learn(record))
 
     def stopped_for(self, ranks: Collection[int]) -> None:
@@ -171,8 +174,8 @@ class Book:
             self.stops[rank] = [*self._lately(rank), time.time()]
         self._keep()
 
-    def taken_back(self, rank: int) -> None:
-        self.back[rank] = time.time()
+    def taken_back(self, ranks: Collection[int]) -> None:
+        self.back |= dict.fromkeys(ranks, time.time())
         self._keep()
 
     def _keep(self) -> None:
@@ -187,10 +190,9 @@ class Book:
 
     def take_over(self, absences: Mapping[str, Any]) -> None:
         """From JSON. Raises ValueError, AttributeError."""
-        for name, mine in self.absences.items():
-            if name in absences:
-                mine.clear()
-                mine.update({int(rank): when for rank, when in absences[name].items()})
+        self.stops, self.back = (
+            {int(rank): when for rank, when in absences.get(name, {}).items()} for name in ("stops", "back")
+        )
 
     def often(self, rank: int) -> int:
         """How often it has stopped all lately, before the last time."""
