@@ -355,9 +355,13 @@ def test_who_often_came_back_has_to_stay_longer(tmp_path: Path, monkeypatch: pyt
     again.stopped_for([0, 0])
     again.decided(Record(2, (0, 1, 2)), {"stops": {"1": [1e10, 1e10]}, "back": {}}, host=0)
     assert [Book.open(book.path, "a", 3).often(rank) for rank in (0, 1, 2)] == [1, 1, 0]
+    again.decided(Record(3, (0, 1, 2)), {"stops": {"0": [2e10], "1": [1.0]}, "back": {}}, host=0)
+    assert [Book.open(book.path, "a", 3).often(rank) for rank in (0, 1, 2)] == [1, 1, 0], "no older ones"
 
 
-@pytest.mark.parametrize("content", ["", '{"launch": "b"}', '{"launch": "a", "record": 1}', "[]"])
+@pytest.mark.parametrize(
+    "content", ["", '{"launch": "b"}', '{"launch": "a", "record": 1}', '{"launch": "a", "stops": []}', "[]"]
+)
 def test_without_a_book_of_this_launch_a_rank_has_no_vote(tmp_path: Path, content: str) -> None:
     path = tmp_path / "vote.json"
     if content:

@@ -127,8 +127,8 @@ class Book:
     vote: Vote
     may_vote: bool = True
     gone: set[int] = field(default_factory=set)  # nobody waits for these ranks
-    # When all were started again because of a rank, lately, and when it was last taken back: seconds since 1970. All
-    # members have them from the host of their attempt
+    # When all were started again because of a rank, lately, and when it was last taken back: seconds since 1970. Members
+    # take over from the host of their attempt what is newer
     stops: dict[int, list[float]] = field(default_factory=dict)
     back: dict[int, float] = field(default_factory=dict)
 
@@ -144,7 +144,7 @@ class Book:
                 book = cls(path, launch, vote, True, set(values.get("gone", ())))
                 book.take_over(values)
                 return book
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             pass
         return cls(path, launch, Vote(everyone), may_vote=False)
 
@@ -162,10 +162,7 @@ class Book:
     def decided(self, record: Record, absences: Mapping[str, Any] | None = None, host: int = -1) -> None:
         """absences: as the host knows them, which does not know of its own. Raises OSError."""
         self.gone -= set(record.members)
-        if absences is not None:
-            mine = self.stops.get(host), self.back.get(host)
-            self.take_over(absences)
-            self.stops[host], self.back[host] = mine[0] or [], mine[1] or 0.0
+        self.take_over(absences or {}, host)
         self.write(self.vote.learn(record))
 
     def stopped_for(self, ranks: Collection[int]) -> None:
@@ -188,11 +185,16 @@ class Book:
     def absences(self) -> dict[str, dict[int, Any]]:
         return {"stops": self.stops, "back": self.back}
 
-    def take_over(self, absences: Mapping[str, Any]) -> None:
-        """From JSON. Raises ValueError, AttributeError."""
-        self.stops, self.back = (
-            {int(rank): when for rank, when in absences.get(name, {}).items()} for name in ("stops", "back")
+    def take_over(self, absences: Mapping[str, Any], host: int = -1) -> None:
+        """What is newer, but of `host`. From JSON. Raises ValueError, TypeError, AttributeError."""
+        stops, back = (
+            {int(rank): when for rank, when in absences.get(name, {}).items() if int(rank) != host}
+            for name in ("stops", "back")
         )
+        for rank, times in stops.items():
+            self.stops[rank] = max(times, self.stops.get(rank, []), key=lambda one: max(one, default=0.0))
+        for rank, when in back.items():
+            self.back[rank] = max(when, self.back.get(rank, 0.0))
 
     def often(self, rank: int) -> int:
         """How often it has stopped all lately, before the last time."""
