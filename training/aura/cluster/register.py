@@ -127,8 +127,8 @@ class Book:
     vote: Vote
     may_vote: bool = True
     gone: set[int] = field(default_factory=set)  # nobody waits for these ranks
-    # When all were started again because of a rank, lately, and when it was last taken back: seconds since 1970. Members
-    # take over from the host of their attempt what is newer
+    # When all were started again because of a rank, lately, and when it was last taken back: seconds since 1970.
+    # Members take over from the host of their attempt what is newer.
     stops: dict[int, list[float]] = field(default_factory=dict)
     back: dict[int, float] = field(default_factory=dict)
 
