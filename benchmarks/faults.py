@@ -218,16 +218,12 @@ def cable_out(faults: Faults, rows: list[dict[str, str]]) -> None:
 def cable_comes_and_goes(faults: Faults, rows: list[dict[str, str]]) -> None:
     lab = faults.cluster.lab
     faults.launch()
-    rate, (first, began) = faults.rate(), faults.steps()
     with faults.watched("node1", rows, f"node3's cable {FLAPS} times out and in for {FLAP} s", "60 s in all"):
         for _ in range(FLAPS):
             lab("cut", "node3")
             time.sleep(FLAP)
             lab("heal", "node3")
             time.sleep(FLAP)
-    last, ended = faults.steps()
-    lost = ended - began - (last - first) / rate
-    print(f"of {ended - began:.0f} s the others lost {lost:.0f} s, at the rate of all five")
     with faults.watched("node1", rows, "… and in to stay", "25 s"):
         print(f"all train after {faults.well():.0f} s")
 

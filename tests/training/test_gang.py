@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
@@ -16,13 +17,14 @@ from pathlib import Path
 import gang_worker
 import psutil
 import pytest
+from aura.cluster import gang as gang_module
 from aura.cluster.alike import check_versions
-from aura.cluster.gang import Gang
+from aura.cluster.gang import Gang, Verdict
 from aura.cluster.register import Book, Record, Vote
 from aura.cluster.rendezvous import Member
 from aura.commands.launch_local import free_port
-from aura.errors import ConfigError
-from torch.distributed import HashStore, PrefixStore, TCPStore
+from aura.errors import EXIT_TEMPORARY, ConfigError
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 from trainers import Forked
 
 # A server process that has imported torch once forks the ranks: importing it in each costs seconds.
@@ -290,12 +292,40 @@ def test_a_rank_that_waited_when_the_cable_was_cut_joins_over_a_new_connection(s
     assert [rank.end(40) for rank in (rank0, waiting, third)] == [0, 0, 0]
 
 
+FIVE = [Member(rank, pc, pc, str(rank), "gloo") for rank, pc in enumerate("abbcd")]
+
+
+def gang_of(place: int, store: Store, folder: Path) -> tuple[Gang, Book]:
+    """As its member number `place` sees it; the first one is the host."""
+    store.set(
+        "attempt", json.dumps({"attempt": "a", "run": "r", "launch": "l", "world_size": 5, "is_sealed": True})
+    )
+    book = Book(folder / "vote.json", "launch", Vote(Record(1, tuple(range(5)))))
+    return Gang(FIVE[place], "a", FIVE, store, store, FIVE[0], 5, book), book
+
+
 @pytest.mark.parametrize(("silent", "blamed"), [([3], [3]), ([3, 4], [3, 4]), ([1, 2, 3], [])])
 def test_who_is_silent_is_to_blame_and_nobody_where_too_many_are(
-    silent: list[int], blamed: list[int], tmp_path: Path
+    silent: list[int], blamed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be the switch then."""
-    members = [Member(rank, pc, pc, str(rank), "gloo") for rank, pc in enumerate("abbcd")]
-    book = Book(tmp_path / "vote.json", "launch", Vote(Record(1, (0, 1, 2, 3, 4))))
-    gang = Gang(members[0], "attempt", members, HashStore(), HashStore(), members[0], 5, book)
-    assert gang._to_blame([members[rank] for rank in silent]) == blamed
+    for name, seconds in {"BEAT": 0.1, "SILENCE": 3.0, "SILENCE_HURT": 1.0, "LINGER": 0.5}.items():
+        monkeypatch.setattr(gang_module, name, seconds)
+    store, is_over = HashStore(), threading.Event()
+    gang, book = gang_of(0, store, tmp_path)
+    gang.watch(lambda sentence, code: is_over.set())  # type: ignore[arg-type,return-value]
+    deadline = time.monotonic() + 30
+    while not is_over.wait(0.1):
+        assert time.monotonic() < deadline
+        for rank in {1, 2, 3, 4}.difference(silent):
+            PrefixStore("a", store).add(f"beat/{rank}", 1)
+    gang.ends_itself()
+    assert sorted(book.stops) == blamed
+
+
+@pytest.mark.parametrize(("code", "blamed"), [(1, [4]), (EXIT_TEMPORARY, [])])
+def test_who_asks_to_be_started_again_is_not_to_blame(code: int, blamed: list[int], tmp_path: Path) -> None:
+    """It waits for others: it has too little memory without them, say."""
+    store = HashStore()
+    gang_of(4, store, tmp_path)[0].give_up("a reason", code)
+    assert Verdict.said(json.loads(PrefixStore("a", store).get("broken"))).causes == blamed

@@ -7,6 +7,7 @@ and late, and a rank may die between what it writes and what it says.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -346,10 +347,16 @@ def test_who_often_came_back_has_to_stay_longer(tmp_path: Path, monkeypatch: pyt
     book.taken_back([2])
     again = Book.open(book.path, "a", 3)
     assert [(again.often(rank), again.patience(rank)) for rank in (1, 2)] == [(0, 5), (1, 30)]
-    assert [again.has_stayed(rank) for rank in (1, 2)] == [False, True]
+    assert [again.is_steady_again(rank) for rank in (1, 2)] == [False, True]
+    assert [again.was_taken_back_lately(rank) for rank in (1, 2)] == [False, True]
+    later = time.time() + register.LATELY
+    with monkeypatch.context() as patch:
+        patch.setattr(register.time, "time", lambda: later)
+        assert again.is_steady_again(2) and not again.was_taken_back_lately(2)
     for _ in range(9):
         again.stopped_for([2])
-    assert again.patience(2) == register.LATELY and not again.has_stayed(2)
+    assert again.patience(2) == register.LATELY
+    assert not again.is_steady_again(2) and not again.was_taken_back_lately(2)
     monkeypatch.setattr(register.time, "time", lambda: 1e10)
     assert again.patience(2) == register.STEADY
     again.stopped_for([0, 0])

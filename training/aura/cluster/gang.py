@@ -58,9 +58,7 @@ class Verdict(NamedTuple):
     @classmethod
     def said(cls, values: Any) -> Verdict:
         """Raises ValueError, LookupError, TypeError."""
-        return cls(
-            str(values["sentence"]), int(values["exit_code"]), values["gone"], values.get("causes", ())
-        )
+        return cls(str(values["sentence"]), int(values["exit_code"]), values["gone"], values["causes"])
 
 
 class Gang:
@@ -198,8 +196,9 @@ class Gang:
                 leaving = [one for one in self.members if keys.check(f"away/{one.rank}")]
                 back = [rank for rank in self.absent if keys.check(f"taken-back/{rank}")]
                 time.sleep(0.05)
-        if self._book:
+        if self._book and leaving:
             self._book.left([member.rank for member in leaving])
+        if self._book and back:
             self._book.taken_back(back)
         return leaving, back
 
@@ -379,13 +378,21 @@ class Gang:
             if self._verdict is not None or self._leaving.is_set():
                 return
             self._verdict = verdict
-        if self._book and verdict.gone is not None:
-            self._book.left([verdict.gone])
-        if self._book and verdict.causes:
-            self._book.stopped_for(verdict.causes)
+        if self._book:
+            # A disk that hangs does not keep this rank from its end.
+            note = threading.Thread(target=_note, args=(self._book, verdict), daemon=True)
+            note.start()
+            note.join(LINGER)
         self._verdict_known.set()
         if self._on_broken is not None:
             self._on_broken(verdict.sentence, verdict.exit_code)
+
+
+def _note(book: Book, verdict: Verdict) -> None:
+    if verdict.gone is not None:
+        book.left([verdict.gone])
+    if verdict.causes:
+        book.stopped_for(verdict.causes)
 
 
 def _publish(store: Store, verdict: Verdict) -> bytes:

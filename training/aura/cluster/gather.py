@@ -101,7 +101,7 @@ class Coming:
         assert self.book
         often = self.book.often(rank)
         silent = often > 0 and peers.was_silent(self.place.peers[rank])
-        return silent or (often > 1 and not self.book.has_stayed(rank))
+        return silent or (often > 1 and not self.book.is_steady_again(rank))
 
 
 def vote_of(book: Book | None) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -187,25 +187,23 @@ class Book:
 
     def take_over(self, absences: Mapping[str, Any], host: int = -1) -> None:
         """What is newer, but of `host`. From JSON. Raises ValueError, TypeError, AttributeError."""
-        stops, back = (
-            {int(rank): when for rank, when in absences.get(name, {}).items() if int(rank) != host}
-            for name in ("stops", "back")
-        )
-        for rank, times in stops.items():
-            self.stops[rank] = max(times, self.stops.get(rank, []), key=lambda one: max(one, default=0.0))
-        for rank, when in back.items():
-            self.back[rank] = max(when, self.back.get(rank, 0.0))
+        last: dict[str, Callable[[Any], float]] = {"stops": max, "back": float}
+        for name, own in self.absences.items():
+            for rank, theirs in absences.get(name, {}).items():
+                if int(rank) != host:
+                    own[int(rank)] = max(theirs, own.get(int(rank), theirs), key=last[name])
 
     def often(self, rank: int) -> int:
         """How often it has stopped all lately, before the last time."""
         return max(len(self._lately(rank)) - 1, 0)
 
-    def has_stayed(self, rank: int) -> bool:
+    def is_steady_again(self, rank: int) -> bool:
         """It was taken back, and has stopped nobody since."""
         return self.back.get(rank, 0.0) > max(self.stops.get(rank, []), default=0.0)
 
     def was_taken_back_lately(self, rank: int) -> bool:
-        return self.has_stayed(rank) and time.time() - self.back[rank] < LATELY
+        """And has stopped nobody since."""
+        return self.is_steady_again(rank) and time.time() - self.back[rank] < LATELY
 
     def patience(self, rank: int) -> float:
         """Seconds for which a rank that is back has to stay before it is taken back."""
