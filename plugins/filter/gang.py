@@ -126,7 +126,8 @@ def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> 
         "--preset", run["preset"], "--corpus", f"/var/lib/aura/corpora/{run['corpus']}",
         "--run-dir", f"/var/lib/aura/runs/{run['name']}", "--backend", run["backend"], *overrides,
     ]  # fmt: skip
-    # Several nodes can go on without one: each rank knows where all others are.
+    # Several nodes can go on without one: each rank knows where all others are. One rank alone says there that the run
+    # was launched again, to who comes back from a launch of several.
     peers = ",".join(one["address"] for one in members for _ in range(one["ranks"]))
     files = []
     for local in range(node["ranks"]):
@@ -137,7 +138,7 @@ def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> 
             "LOCAL_WORLD_SIZE": node["ranks"],
             "MASTER_ADDR": members[0]["address"],
             "MASTER_PORT": run["port"],
-            "AURA_PEERS": peers if len(members) > 1 else None,
+            "AURA_PEERS": peers if len(members) > 1 or node["ranks"] == 1 else None,
             "AURA_LAUNCH": run["launch"],
             "AURA_STEP_TOKENS": run["step_tokens"] or None,
             # Where copies of the run are between two checkpoints; in containers there are none.

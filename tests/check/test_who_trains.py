@@ -92,8 +92,8 @@ def test_a_rank_is_told_what_to_do_and_no_network_card() -> None:
     assert (rank["MASTER_ADDR"], rank["AURA_ADDRESS"]) == (ADDRESS, ADDRESS)
     assert rank["AURA_MEMORY"] == "/dev/shm/aura-train"
     assert rank["AURA_RELEASE"] == "/opt/aura/releases/3f2a-cpu-91bc"
-    # alone it can go on without nobody
-    assert not {"OMP_NUM_THREADS", "AURA_IMAGE", "AURA_PEERS", "AURA_STEP_TOKENS"} & set(rank)
+    assert rank["AURA_PEERS"] == ADDRESS, "who is left of an earlier launch looks there"
+    assert not {"OMP_NUM_THREADS", "AURA_IMAGE", "AURA_STEP_TOKENS"} & set(rank)
     assert not [name for name in rank if name.endswith("_SOCKET_IFNAME")]
     assert rank["AURA_LANG"] == "en"
 

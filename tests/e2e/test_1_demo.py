@@ -32,6 +32,10 @@ def test_the_launch_says_what_it_expects_and_what_became_of_it(cluster: Cluster)
     assert re.search(r"Previsto: .* por paso, medido ", cluster.demo)
 
 
+def test_ansible_warns_of_nothing(cluster: Cluster) -> None:
+    assert "[WARNING]" not in cluster.demo
+
+
 def test_the_guides_console_lines_are_there(cluster: Cluster) -> None:
     journal = cluster.sh("node3", "journalctl --no-pager -o cat -u 'aura-train@*'")
     assert re.search(

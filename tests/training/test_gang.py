@@ -19,9 +19,11 @@ import psutil
 import pytest
 from aura.cluster import gang as gang_module
 from aura.cluster.alike import check_versions
-from aura.cluster.gang import Gang, Verdict
+from aura.cluster.gang import Gang
+from aura.cluster.place import Place
 from aura.cluster.register import Book, Record, Vote
 from aura.cluster.rendezvous import Member
+from aura.cluster.verdict import Verdict
 from aura.commands.launch_local import free_port
 from aura.errors import EXIT_TEMPORARY, ConfigError
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore
@@ -295,22 +297,27 @@ def test_a_rank_that_waited_when_the_cable_was_cut_joins_over_a_new_connection(s
 FIVE = [Member(rank, pc, pc, str(rank), "gloo") for rank, pc in enumerate("abbcd")]
 
 
-def gang_of(place: int, store: Store, folder: Path) -> tuple[Gang, Book]:
+def gang_of(place: int, store: Store, folder: Path, watch: Store | None = None) -> tuple[Gang, Book]:
     """As its member number `place` sees it; the first one is the host."""
-    store.set(
-        "attempt", json.dumps({"attempt": "a", "run": "r", "launch": "l", "world_size": 5, "is_sealed": True})
-    )
+    sealed = {"attempt": "a", "run": "r", "launch": "l", "world_size": 5, "is_sealed": True}
+    store.set("attempt", json.dumps(sealed))
     book = Book(folder / "vote.json", "launch", Vote(Record(1, tuple(range(5)))))
-    return Gang(FIVE[place], "a", FIVE, store, store, FIVE[0], 5, book), book
+    here = Place(place, 0, 5, "a", 1, "")
+    return Gang(FIVE[place], "a", FIVE, store, watch or store, FIVE[0], here, book), book
 
 
-@pytest.mark.parametrize(("silent", "blamed"), [([3], [3]), ([3, 4], [3, 4]), ([1, 2, 3], [])])
-def test_who_is_silent_is_to_blame_and_nobody_where_too_many_are(
-    silent: list[int], blamed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be the switch then."""
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"BEAT": 0.1, "SILENCE": 3.0, "SILENCE_HURT": 1.0, "LINGER": 0.5}.items():
         monkeypatch.setattr(gang_module, name, seconds)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(("silent", "blamed"), [([3], [3]), ([3, 4], [3, 4]), ([1, 2, 3], [])])
+def test_who_is_silent_is_to_blame_and_nobody_where_too_many_are(
+    silent: list[int], blamed: list[int], tmp_path: Path
+) -> None:
+    """It may be the switch then."""
     store, is_over = HashStore(), threading.Event()
     gang, book = gang_of(0, store, tmp_path)
     gang.watch(lambda sentence, code: is_over.set())  # type: ignore[arg-type,return-value]
@@ -329,3 +336,26 @@ def test_who_asks_to_be_started_again_is_not_to_blame(code: int, blamed: list[in
     store = HashStore()
     gang_of(4, store, tmp_path)[0].give_up("a reason", code)
     assert Verdict.said(json.loads(PrefixStore("a", store).get("broken"))).causes == blamed
+
+
+class NoAnswer(Store):
+    """As over a cable that was cut."""
+
+    def add(self, key: str, value: int) -> int:
+        time.sleep(60)
+        return value
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(("others_answer", "blamed"), [(True, [0]), (False, [])])
+def test_a_silent_host_is_to_blame_unless_all_are_silent(
+    others_answer: bool, blamed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the own cable then, or the switch."""
+    monkeypatch.setattr(gang_module, "knock_at", lambda address, port: (False, others_answer))
+    is_over = threading.Event()
+    gang, book = gang_of(1, HashStore(), tmp_path, NoAnswer())
+    gang.watch(lambda sentence, code: is_over.set())  # type: ignore[arg-type,return-value]
+    assert is_over.wait(30)
+    gang.ends_itself()
+    assert sorted(book.stops) == blamed

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from aura.cluster import gather, peers, register
+from aura.cluster import gather, join, peers, register
 from aura.commands.launch_local import free_port
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.errors import DataError
 from aura.run import attempt, trainer
 from aura.run.runlog import LOG
+from aura.run.status import Status
 from aura.watch.lead import lead_of
 from services import wait_until
 from test_runlog import rows
@@ -36,6 +37,7 @@ def impatient(grace: float, steady: float) -> None:
     peers.HOLDER = peers.HOLDER_SILENT = 2.0
     peers.PAUSE = 0.2
     gather.SAY_EVERY = 2.0
+    join.NOBODY = 10.0
 
 
 class Node:
@@ -283,21 +285,90 @@ def test_what_all_meet_ends_all_though_some_of_them_meet_it_later(launch: Launch
         assert len(node.started) == 1
 
 
+def refuses(again: Launch, running: Launch, *ranks: int) -> None:
+    """The later launch, those of the one before."""
+    running.on(*ranks)
+    for rank in ranks:
+        running.nodes[rank].thread.join(30)
+        assert "was launched again without this rank" in running.nodes[rank].text
+        assert running.nodes[rank].started[-1].process.exitcode == 64
+    again.end()
+
+
+@pytest.mark.parametrize("away", [2, 0])
 def test_a_later_launch_without_it_refuses_a_rank_of_the_one_before(
-    running: Launch, tmp_path: Path, corpus: Corpus
+    running: Launch, tmp_path: Path, corpus: Corpus, away: int
 ) -> None:
-    running.nodes[2].off()
-    for rank in (0, 1):
+    """Whose PC comes behind the first one, or before it."""
+    running.nodes[away].off()
+    others = [rank for rank in range(3) if rank != away]
+    for rank in others:
         running.nodes[rank].stop()
     again = Launch(tmp_path / "launch", corpus, 3, SLOW, id="second")
     again.port = running.port
-    again.on(0, 1)
-    again.nodes[0].says("waits for 2 other ranks")
-    running.on(2)
-    running.nodes[2].thread.join(30)
-    assert "was launched again without this rank" in running.nodes[2].text
-    assert running.nodes[2].started[-1].process.exitcode == 64
-    again.end()
+    again.on(*others)
+    again.nodes[others[0]].says("waits for 2 other ranks")
+    refuses(again, running, away)
+
+
+def test_a_later_launch_of_one_rank_refuses_the_many_of_the_one_before(
+    running: Launch, tmp_path: Path, corpus: Corpus
+) -> None:
+    """They would be enough to train by themselves."""
+    for node in running.nodes.values():
+        node.off()
+    again = Launch(tmp_path / "launch", corpus, 1, SLOW, id="second")
+    again.port = running.port
+    again.on(0)
+    again.nodes[0].trains_without([])
+    refuses(again, running, 1, 2)
+
+
+def test_a_pc_that_answers_and_hangs_is_not_waited_for(running: Launch) -> None:
+    """Its kernel accepts connections to the store; nobody reads them."""
+    hanging = running.nodes[0].started[-1].process
+    assert hanging.pid
+    os.kill(hanging.pid, signal.SIGSTOP)
+    for rank in (1, 2):
+        running.nodes[rank].trains_without([0], 90)
+    assert "nothing has moved there for 10 s: the ranks meet without it" in running.nodes[1].text
+    hanging.kill()
+    running.all_train()
+
+
+def test_a_host_whose_disk_hangs_is_not_waited_for(launch: Launch) -> None:
+    """Its store answers; it cannot end, since it cannot write down why."""
+
+    def hang_at_the_end() -> None:
+        write = Status.set
+
+        def hang(self: Status, at_once: bool = False, **fields: object) -> None:
+            if fields.get("state") == "failed":
+                time.sleep(1000)
+            write(self, at_once, **fields)
+
+        Status.set = hang  # type: ignore[method-assign]
+
+    launch.on(0, fault=hang_at_the_end)
+    launch.on(1, 2)
+    launch.all_train()
+    launch.nodes[2].started[-1].process.kill()
+    for rank in (1, 2):
+        launch.nodes[rank].trains_without([0], 90)
+
+
+def test_who_cannot_take_part_and_has_lost_its_book_ends_alone(running: Launch) -> None:
+    """A new disk, while all start again: whoever has no book does not know that they have trained."""
+    for node in running.nodes.values():
+        node.off()
+    (running.folder / "node0/run/rank-0/vote.json").unlink()
+    running.on(0, settings=f"{SLOW} --corpus /nowhere")
+    time.sleep(3)
+    running.on(1, 2)
+    for rank in (1, 2):
+        running.nodes[rank].trains_without([0])
+    running.nodes[0].thread.join(30)
+    assert running.nodes[0].started[-1].process.exitcode in (64, 65), running.nodes[0].text
 
 
 def test_what_is_learnt_does_not_depend_on_who_was_there(tmp_path: Path, corpus: Corpus) -> None:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 
 from torch.distributed import PrefixStore, Store
 
 from aura.backend import agreed_backend
 from aura.cluster.activity import Activity, Report, stalled
 from aura.cluster.alike import check_versions
+from aura.cluster.peers import knock_at
+from aura.cluster.place import Place
 from aura.cluster.register import Book, enough
 from aura.cluster.rendezvous import (
     PATIENCE,
@@ -32,7 +34,8 @@ from aura.cluster.rendezvous import (
     read,
     read_header,
 )
-from aura.errors import EXIT_TEMPORARY, FOR_GOOD
+from aura.cluster.verdict import Verdict
+from aura.errors import EXIT_TEMPORARY
 from aura.texts.console import text
 
 BEAT = 1.0  # seconds between two heartbeats of a member
@@ -41,24 +44,7 @@ SILENCE_HURT = 4.0  # the same, once a collective has failed or the rank has bee
 LINGER = 5.0  # most seconds that the host keeps the store up after a verdict, so that all can read it
 # Seconds in which a rank may find out by itself what another one has met: it has better words then.
 OWN_WORDS = 2.0
-
-
-class Verdict(NamedTuple):
-    """Why the attempt is over, for a person, and what every rank ends with."""
-
-    sentence: str
-    exit_code: int = EXIT_TEMPORARY
-    gone: int | None = None  # a rank that ends for good, while the others go on without it
-    causes: Sequence[int] = ()  # ranks that are to blame, and may be back soon
-
-    @property
-    def is_final(self) -> bool:
-        return self.exit_code in FOR_GOOD
-
-    @classmethod
-    def said(cls, values: Any) -> Verdict:
-        """Raises ValueError, LookupError, TypeError."""
-        return cls(str(values["sentence"]), int(values["exit_code"]), values["gone"], values["causes"])
+ASKED = 3  # PCs at most, one after the other
 
 
 class Gang:
@@ -72,17 +58,16 @@ class Gang:
         base: Store,
         watch: Store,
         host: Member,
-        launched: int,
+        place: Place,
         book: Book | None,
     ) -> None:
-        """`host`: the member that holds the store. `launched`: how many ranks the launch has. `book`: where ranks may
-        be left out."""
+        """`host`: the member that holds the store. `book`: where ranks may be left out."""
         self.attempt = attempt
         self.rank = members.index(me)  # among the members
         self.world_size = len(members)
         self.members = members
-        self.absent = sorted(set(range(launched)) - {member.rank for member in members})
-        self._host, self._hosts, self._book = host, host == me, book
+        self.absent = sorted(set(range(place.world_size)) - {member.rank for member in members})
+        self._host, self._hosts, self._book, self._port = host, host == me, book, place.master_port
         self._on_back: Callable[[int], None] = lambda rank: None
         self.store = PrefixStore(f"{attempt}/group", base)
         self._me = me
@@ -138,7 +123,7 @@ class Gang:
         if not self._verdict_known.wait(timeout):
             verdict = Verdict(text("collective_failed", error=error))
             with suppress(RuntimeError):
-                patiently(lambda: _publish(store, verdict))
+                patiently(lambda: verdict.publish(store))
             if not self._verdict_known.wait(LINGER + SILENCE):
                 self._broken(verdict)
         while True:
@@ -162,7 +147,7 @@ class Gang:
         if final and not alike and self.can_go_on_without(self._me.rank):
             verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, gone=self._me.rank)
         with suppress(RuntimeError):  # the host has ended before us
-            patiently(lambda: _publish(PrefixStore(self.attempt, self._base), verdict))
+            patiently(lambda: verdict.publish(PrefixStore(self.attempt, self._base)))
 
     def can_go_on_without(self, *gone: int) -> bool:
         """May the other members train when these have left?"""
@@ -275,7 +260,7 @@ class Gang:
         """Make it the verdict of all, unless another one stands; that one."""
         # A store that cannot keep it: this rank at least ends with it.
         with suppress(RuntimeError, ValueError, LookupError, TypeError):
-            verdict = Verdict.said(json.loads(_publish(store, verdict)))
+            verdict = Verdict.said(json.loads(verdict.publish(store)))
         self._linger(store)
         return verdict
 
@@ -357,6 +342,11 @@ class Gang:
         ranks = [member.rank for member in members]
         return ranks if self.can_go_on_without(*ranks) else []
 
+    def _hears_another(self, host: Member) -> bool:
+        """Where no other PC answers either, it is this one's cable, or the switch."""
+        others = {one.address for one in self.members} - {self._me.address, host.address}
+        return any(knock_at(address, self._port)[1] for address in sorted(others)[:ASKED])
+
     def _guard_loop(self) -> None:
         """A store operation can hang: the host's node has lost power, or its address, and then it hangs there too.
         This thread never touches the store."""
@@ -370,7 +360,8 @@ class Gang:
             if silent > SILENCE:
                 sentence = text("silent", member=self._host, seconds=silent)
                 there = [one for one in self.members if one.address == self._host.address]
-                self._broken(Verdict(sentence, causes=self._to_blame(there)))
+                causes = self._to_blame(there) if self._hears_another(self._host) else []
+                self._broken(Verdict(sentence, causes=causes))
                 return
 
     def _broken(self, verdict: Verdict) -> None:
@@ -380,21 +371,9 @@ class Gang:
             self._verdict = verdict
         if self._book:
             # A disk that hangs does not keep this rank from its end.
-            note = threading.Thread(target=_note, args=(self._book, verdict), daemon=True)
+            note = threading.Thread(target=verdict.note, args=(self._book,), daemon=True)
             note.start()
             note.join(LINGER)
         self._verdict_known.set()
         if self._on_broken is not None:
             self._on_broken(verdict.sentence, verdict.exit_code)
-
-
-def _note(book: Book, verdict: Verdict) -> None:
-    if verdict.gone is not None:
-        book.left([verdict.gone])
-    if verdict.causes:
-        book.stopped_for(verdict.causes)
-
-
-def _publish(store: Store, verdict: Verdict) -> bytes:
-    """Write the verdict unless there is one; the one that stands. Raises RuntimeError."""
-    return store.compare_set("broken", "", json.dumps(verdict._asdict()))

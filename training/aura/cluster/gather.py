@@ -62,8 +62,8 @@ class Coming:
 
     @property
     def is_under_way(self) -> bool:
-        """Has this launch trained already, as far as this rank knows?"""
-        return self.book is not None and self.book.vote.record.number > 0
+        """Has this launch trained already, as far as this rank knows? One without its book may have forgotten it."""
+        return self.book is not None and (self.book.vote.record.number > 0 or not self.book.may_vote)
 
     def promise(self, ballot: Ballot) -> str:
         """Its answer, which is on its disk."""
@@ -129,8 +129,8 @@ def gather(coming: Coming, address: str, peers: Peers | None, elsewhere: Callabl
             return None
         members = gathering.seal()
         coming.report(text("sealed", attempt=gathering.attempt, ranks=len(members)))
-        watch, size = scoped(connect(address, port)), coming.place.world_size
-        return Gang(me, gathering.attempt, members, gathering.base, watch, me, size, coming.book)
+        watch = scoped(connect(address, port))
+        return Gang(me, gathering.attempt, members, gathering.base, watch, me, coming.place, coming.book)
     except RuntimeError as error:  # its own store is silent: this node has lost its address, say
         raise GangBroken(text("store_ended", member=me, error=first_line(error))) from error
 
@@ -172,7 +172,7 @@ class Gathering:
         next_report = now() + SAY_EVERY
         while True:
             joined, self.present = patiently(self._who_is_there)
-            under_way = patiently(self._trained_before)
+            under_way = self.coming.is_under_way or patiently(lambda: self._trained_before(joined))  # noqa: B023
             for member in joined:
                 if member.refusal and member.token not in self.refused:
                     self._refuse(member, member.refusal, under_way)
@@ -182,7 +182,7 @@ class Gathering:
             missing = sorted(set(self.ranks) - {member.rank for member in self.present})
             # A launch begins with all of its ranks.
             waited_for = [rank for rank in missing if not under_way or not self._is_left_out(rank)]
-            short = patiently(self._lacking) if missing and not waited_for else []
+            short = patiently(self._lacking) if (missing or under_way) and not waited_for else []
             if not waited_for and not short:
                 if not (odd := patiently(self._odd) if under_way else []):
                     self._note_who_comes_and_goes(missing)
@@ -253,12 +253,14 @@ class Gathering:
                 times, seconds = book.often(rank) + 1, book.patience(rank)
                 self.coming.report(text("comes_and_goes", rank=rank, times=times, seconds=seconds))
 
-    def _trained_before(self) -> bool:
-        return any(vote.record.number for vote in self._votes().values())
+    def _trained_before(self, joined: list[Member]) -> bool:
+        """By what they know, also those that cannot take part."""
+        return any(vote.record.number for vote in self._votes(joined).values())
 
-    def _votes(self) -> dict[int, Vote]:
+    def _votes(self, members: list[Member] | None = None) -> dict[int, Vote]:
         """What those that are there know, as they came."""
-        return {one.rank: vote for one in self.present if (vote := self._said(f"vote/{one.rank}"))}
+        of = self.present if members is None else members
+        return {one.rank: vote for one in of if (vote := self._said(f"vote/{one.rank}"))}
 
     def _said(self, key: str) -> Vote | None:
         values = read(self.store, key) if self.store.check([key]) else None
@@ -324,6 +326,8 @@ class Gathering:
         members = [one for one in self.present if not record or one.rank in record.members]
         sealed = {"host": self.me.rank, "members": [asdict(one) for one in members], "record": record}
         if record and self.coming.book:
+            # Who was there, and did not answer in time.
+            self._note_who_comes_and_goes([one.rank for one in self.present if one not in members])
             sealed["absences"] = self.coming.book.absences
             self.coming.learn(record)
         self.keys.set("sealed", json.dumps(sealed))
@@ -351,7 +355,8 @@ class Gathering:
                 break
             if proposal.members == tuple(sorted(said)):
                 return proposal.record
-        raise GangBroken(text("not_decided", attempt=self.attempt))
+        without = [rank for rank in there if rank not in votes] or there
+        raise GangBroken(text("not_decided", attempt=self.attempt, ranks=ranks_in_words(without)))
 
     def _answers(self, what: str, ranks: Iterable[int], own: str) -> dict[int, Any]:
         """By rank, of those that answer in time."""

@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from aura.cluster.rendezvous import (
     PortTaken,
     connect,
     now,
+    open_store,
     own_address,
     patiently,
     read_header,
@@ -85,6 +87,19 @@ def join(
     raise could_not_join(coming, place.master_address)
 
 
+def keep_others_out(place: Place, run: str, report: Report) -> Store | None:
+    """Of a launch of one rank, as long as the store is kept: who is left of an earlier launch hears here that the run
+    was launched again. Without a port or an address nobody hears it."""
+    if not place.peers:
+        return None
+    with suppress(GangBroken):
+        store = open_store(place.address, place.master_port, place.node, now(), report)
+        header = {"attempt": "alone", "run": run, "launch": place.launch, "world_size": 1, "is_sealed": True}
+        store.set("attempt", json.dumps(header))
+        return store
+    return None
+
+
 def could_not_join(coming: Coming, address: str) -> GangBroken:
     me, port = coming.me, coming.place.master_port
     return GangBroken(text("could_not_join", rank=me.rank, node=me.node, address=address, port=port))
@@ -131,12 +146,22 @@ class Meeting:
     def _where_others_are(self, with_own: bool = False) -> str | None:
         """The address of a store that goes before one of this rank's own; `with_own`: another rank of this PC may hold
         one."""
-        there = self.peers.with_store()
+        there = self._with_store()
         for address in self.behind:
             if address in there and self.ways_in[address].is_sealed():
                 return address
         before = [*self._before_this(), *([self.own] if with_own else [])]
         return next((address for address in before if address in there), None)
+
+    def _with_store(self) -> list[str]:
+        """The addresses where somebody holds one and does not hang."""
+        open_there = self.peers.with_store()
+        for address, way_in in self.ways_in.items():
+            if address not in open_there:
+                way_in.is_gone()
+            elif way_in.is_stuck:
+                way_in.say_stuck()
+        return [address for address in open_there if not self.ways_in[address].is_stuck]
 
     def _may_hold(self) -> bool:
         if self.coming.me.refusal and self.coming.is_under_way:
@@ -164,11 +189,15 @@ class WayIn:
     def __init__(self, coming: Coming, address: str) -> None:
         self.coming, self.me, self.address = coming, coming.me, address
         self.port = coming.place.master_port
-        self.turned_away_from = self.said = ""
+        self.turned_away_from = self.said = self.host = ""  # host: its token
+        self.sign: object = None  # what was last seen to move there,
+        self.moved = self.tried = now()  # when, and when somebody last looked
 
     def gang(self) -> Gang | None:
         """One try: None when the store goes, gives its attempt up, or is sealed without this rank, before the gang is
         there. Raises GangBroken, GangMismatch, GangRefused."""
+        if now() - self.tried > NOBODY / 2:
+            self.moved = now()  # nobody has looked
         try:
             store = self._reach()
             if not Patient(store).check("attempt"):
@@ -182,18 +211,36 @@ class WayIn:
                 self.turned_away_from = attempt
             elif keys.check(f"back/{self.me.rank}"):
                 keys.count(f"back/{self.me.rank}")
+            self._moves((attempt, keys.ask(lambda there: there.add(f"beat/{self.host}", 0))))
             self._say(self._why_it_waits(keys, attempt))
             time.sleep(0.5)
         except RuntimeError:
             self.say_waiting()
             time.sleep(0.5)
+        finally:
+            self.tried = now()
         return None
+
+    @property
+    def is_stuck(self) -> bool:
+        """The store's port is open, but whoever holds it hangs, or its disk does."""
+        return self.tried - self.moved > NOBODY
+
+    def is_gone(self) -> None:
+        self.moved = self.tried = now()
+
+    def _moves(self, sign: object) -> None:
+        if sign != self.sign:
+            self.sign, self.moved = sign, now()
+
+    def say_stuck(self) -> None:
+        self._say(text("store_is_stuck", address=self.address, seconds=NOBODY))
 
     def say_waiting(self) -> None:
         self._say(text("waiting_for_store", address=self.address, port=self.port))
 
     def is_sealed(self) -> bool:
-        """Is an attempt under way there, of this launch or a later one?"""
+        """Is an attempt under way there of this launch, or any of a later one, which has to be told of?"""
         try:
             store = Patient(self._reach())
             if not store.check("attempt"):
@@ -201,7 +248,8 @@ class WayIn:
             header = store.ask(read_header)
         except RuntimeError:
             return False
-        return bool(header["is_sealed"]) and str(header["launch"]) >= self.coming.place.launch
+        launch, own = str(header["launch"]), self.coming.place.launch
+        return launch > own or (launch == own and bool(header["is_sealed"]))
 
     def _why_it_waits(self, keys: Patient, attempt: str) -> str:
         """Who was away several times waits for longer."""
@@ -223,14 +271,14 @@ class WayIn:
     def _checked(self, header: dict[str, Any]) -> str:
         """The attempt's id. Raises GangMismatch."""
         place, me = self.coming.place, self.me
+        if header["run"] == self.coming.run and header["launch"] != place.launch:
+            raise GangMismatch(
+                text("another_launch", run=self.coming.run, address=self.address, node=me.node)
+            )
         if header["run"] != self.coming.run or header["world_size"] != place.world_size:
             theirs = {"their_run": header["run"], "their_size": header["world_size"]}
             mine = {"rank": me.rank, "node": me.node, "run": self.coming.run, "size": place.world_size}
             raise GangMismatch(text("another_run", address=self.address, port=self.port, **theirs, **mine))
-        if header["launch"] != place.launch:
-            raise GangMismatch(
-                text("another_launch", run=self.coming.run, address=self.address, node=me.node)
-            )
         return str(header["attempt"])
 
     def _join(self, store: Store, keys: Patient, attempt: str) -> Gang | None:
@@ -241,12 +289,12 @@ class WayIn:
             keys.set(f"join/{me.rank}", json.dumps(asdict(me)))
             self._say(text("joined", attempt=attempt, rank=me.rank))
         sealed = self._wait_for_seal(Patient(store), keys, attempt)
+        self.host = sealed.host.token
         if me in sealed.members:
             if sealed.record:
                 coming.learn(Record(*sealed.record), sealed.absences, sealed.host.rank)
             watch, host = self._reach(), sealed.host
-            size = coming.place.world_size
-            return Gang(me, attempt, sealed.members, store, watch, host, size, coming.book)
+            return Gang(me, attempt, sealed.members, store, watch, host, coming.place, coming.book)
         if any(member.rank == me.rank for member in sealed.members):
             keys.set(f"claim/{me.rank}", me.token)
         elif me.refusal:  # they are going on without it
@@ -256,10 +304,10 @@ class WayIn:
         return None
 
     def _wait_for_seal(self, store: Patient, keys: Patient, attempt: str) -> Any:
-        """Beat, and vote when asked, until the attempt is sealed. Raises RuntimeError when it is given up meanwhile,
-        GangRefused when a rank cannot take part, GangBroken when nobody gathers here any more."""
+        """Beat, and vote when asked, until the attempt is sealed. Raises RuntimeError when it is given up meanwhile, or
+        nobody gathers here any more and others may, GangBroken where they may not, GangRefused when a rank cannot take
+        part."""
         me, coming, proposals, promised = self.me, self.coming, 0, False
-        rounds, since = 0, now()
         while not keys.check("sealed"):
             for key in ("refused", f"excused/{me.token}"):
                 if keys.check(key):
@@ -274,10 +322,11 @@ class WayIn:
                 keys.set(f"accept/{proposals}/{me.rank}", answer)
                 proposals += 1
             keys.count(f"beat/{me.token}")
-            before, rounds = rounds, keys.ask(lambda there: there.add(GATHERS, 0))
-            if promised or rounds != before:
-                since = now()
-            elif now() - since > NOBODY:
+            rounds = keys.ask(lambda there: there.add(GATHERS, 0))
+            self._moves((attempt, rounds, promised, proposals))
+            if now() - self.moved > NOBODY:
+                if coming.book:
+                    raise RuntimeError("nobody gathers there")
                 raise GangBroken(text("nobody_gathers", attempt=attempt, address=self.address))
             if store.ask(read_header)["attempt"] != attempt or now() > coming.deadline:
                 raise RuntimeError("the attempt was given up")

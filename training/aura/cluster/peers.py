@@ -81,7 +81,7 @@ class Peers:
     def _knock(self, address: str) -> None:
         answers = self._answers[address]
         while not self._closed.is_set():
-            has_store, heard = _knock_at(address, self.port)
+            has_store, heard = knock_at(address, self.port)
             if answers.has_store and not has_store:
                 answers.missing_since = now()
             answers.has_store = has_store
@@ -93,7 +93,7 @@ class Peers:
             time.sleep(PAUSE)
 
 
-def _knock_at(address: str, port: int) -> tuple[bool, bool]:
+def knock_at(address: str, port: int) -> tuple[bool, bool]:
     """Is there a store, and did the PC answer at all?"""
     try:
         socket.create_connection((address, port), timeout=KNOCK_TIMEOUT).close()

@@ -63,14 +63,14 @@ def place_from_environment() -> Place:
     rank, local_rank, world_size = number("RANK"), number("LOCAL_RANK", "0"), number("WORLD_SIZE")
     if rank >= world_size:
         raise ConfigError("no_such_rank", rank=rank, world_size=world_size)
-    if world_size == 1:
-        return Place(rank, local_rank, world_size, "", 0, node)
-    if not environment.get("MASTER_ADDR"):
-        raise ConfigError("no_master_address")
     peers = tuple(filter(None, environment.get("AURA_PEERS", "").split(",")))
     if peers and len(peers) != world_size:
         raise ConfigError("peers_count", count=len(peers), world_size=world_size)
     launch = environment.get("AURA_LAUNCH", "")
+    if world_size == 1:
+        return Place(rank, local_rank, 1, "", number("MASTER_PORT") if peers else 0, node, peers, launch)
+    if not environment.get("MASTER_ADDR"):
+        raise ConfigError("no_master_address")
     return Place(
         rank, local_rank, world_size, environment["MASTER_ADDR"], number("MASTER_PORT"), node, peers, launch
     )

@@ -203,7 +203,7 @@ class Book:
 
     def was_taken_back_lately(self, rank: int) -> bool:
         """And has stopped nobody since."""
-        return self.is_steady_again(rank) and time.time() - self.back[rank] < LATELY
+        return self.is_steady_again(rank) and abs(time.time() - self.back[rank]) < LATELY
 
     def patience(self, rank: int) -> float:
         """Seconds for which a rank that is back has to stay before it is taken back."""

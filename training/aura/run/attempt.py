@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import sys
+import threading
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -21,7 +20,7 @@ from aura.checkpoint import manifest, store
 from aura.checkpoint.newest import next_writer
 from aura.cluster.activity import Activity
 from aura.cluster.gang import Gang
-from aura.cluster.join import join
+from aura.cluster.join import join, keep_others_out
 from aura.cluster.place import (
     check_compiler,
     choose_device,
@@ -35,12 +34,12 @@ from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows, check_corpus
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, FOR_GOOD, AuraError, ConfigError, DataError, GpuFault
-from aura.model.export import CONFIG, export_checkpoint
 from aura.plan import gpus
 from aura.plan.shapes import with_vocabulary
 from aura.run import memory_copy, sick_gpu
-from aura.run.directory import DONE, FINAL, steps_done, taken
+from aura.run.directory import steps_done, taken
 from aura.run.division import TakingPart
+from aura.run.final import export_final, is_exported_since_done
 from aura.run.out_of_memory import asks_for_less, gpu_of, is_out_of_memory, out_of_memory
 from aura.run.progress import Progress
 from aura.run.start import Run, trainer_of, with_steps
@@ -203,6 +202,7 @@ class Attempt:
         place, say = self.place, self.speaker.say
         if place.world_size == 1:
             say(console.text("alone"))
+            self.store_of_one = keep_others_out(place, self.run_dir.absolute().name, say)
             self.status.set(state="joining", attempt="alone")
             self.stop.waiting = False
             return [place.node]
@@ -310,6 +310,7 @@ class Attempt:
 
     def _end_now(self, sentence: str, code: int = EXIT_TEMPORARY) -> NoReturn:
         """Without destructors: those of torch.distributed may wait for ranks that are gone."""
+        exit_within(SAVE_PATIENCE + 30, code)
         self._end("failed", sentence, code)
         self.saver.wait_without_others(SAVE_PATIENCE)
         exit_now(code)
@@ -352,28 +353,6 @@ class Attempt:
         exit_now(code)
 
 
-def export_final(run_dir: Path, say: Callable[[str], None]) -> None:
-    """The trained model for `transformers`; the run is complete also where this cannot be written.
-
-    From the last checkpoint, and when the ranks have parted: the others must not wait for this disk.
-    """
-    try:
-        steps = json.loads((run_dir / DONE).read_text(encoding="utf-8"))["step"]
-        export_checkpoint(run_dir / "checkpoints" / f"checkpoint-step-{steps}", run_dir / FINAL)
-    except (AuraError, OSError) as error:
-        say(console.text("export_later", error=error, path=run_dir))
-    else:
-        say(console.text("final", path=run_dir / FINAL))
-
-
-def is_exported_since_done(run_dir: Path) -> bool:
-    """Else `final/` is of fewer steps: the run was done before, and went on."""
-    try:
-        return (run_dir / FINAL / CONFIG).stat().st_mtime >= (run_dir / DONE).stat().st_mtime
-    except OSError:
-        return False
-
-
 def verify_first(resume_from: Path) -> None:
     """Before what is newer is set aside for a checkpoint that cannot be used."""
     try:
@@ -392,6 +371,13 @@ def leave(members: Gang | None) -> None:
         dist.destroy_process_group()
     if members:
         members.leave()
+
+
+def exit_within(seconds: float, code: int) -> None:
+    """A disk that hangs would keep this rank here, and with it the others, whose store it may hold."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 def exit_now(code: int) -> NoReturn:
