@@ -96,7 +96,7 @@ class CallbackModule(CallbackBase):
         said = [one for one in result.result.get("results", []) if one.get("failed")] or [result.result]
         message = " ".join(str(said[0].get("msg", "")).split())
         # What a role refuses is how the node is; all else is a look that failed.
-        if role not in ("", "inventory_check") and result.task.action.endswith(("assert", "preflight")):
+        if role and result.task.action.endswith(("assert", "preflight")):
             self._differs(result, "hand", [message])
         else:
             node["message"] = message or f"the task «{result.task.name}» failed"

@@ -107,8 +107,7 @@ def test_the_firewall_guards_the_port_that_tensorboard_has(inventory: Path) -> N
 def test_what_is_set_to_nothing_is_off(inventory: Path, none: object) -> None:
     say(inventory, dict.fromkeys(("shared_directory", "shared_source", "heartbeat_url", "webhooks"), none))
     switches = ("nfs_server_enabled", "nfs_client_enabled", "run_copies_enabled", "notify_enabled")
-    empty = ("inventory_check_shared_directory", "script_shared_directory")
-    wanted = dict.fromkeys(switches, False) | dict.fromkeys(empty, "") | {"nfs_server_node": "a"}
+    wanted = dict.fromkeys(switches, False) | {"script_shared_directory": ""} | {"nfs_server_node": "a"}
     for host in ("a", "b"):
         assert told(inventory, host, *wanted) == wanted
 

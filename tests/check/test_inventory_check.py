@@ -74,6 +74,7 @@ def test_all_that_cannot_be_is_said_of_every_node(tmp_path: Path) -> None:
     [
         pytest.param({}, {}, ["has no nodes"], id="no nodes"),
         pytest.param(TWO, {"inventory_check_interface": "absent0"}, ["The lab is not up"], id="no lab"),
+        pytest.param(TWO, {"lan_prefix": "/24"}, ["lan_prefix is /24"], id="no number"),
         pytest.param(
             TWO,
             {"lan_gateway": "198.18.51.1", "ssh_port": 70000, "tensorboard_port": 12355, "first_user": "",

@@ -103,12 +103,6 @@ def test_what_the_kernel_exports_is_compared(etab: str, versions: str, differenc
     assert said.startswith(difference) or difference in said if difference else said == ""
 
 
-@pytest.mark.parametrize("directory", ["", "/srv/aura", "/home/ubuntu/simpletuner/output"])
-def test_a_shared_directory_that_cannot_be_is_refused_before_the_first_packet(directory: str) -> None:
-    said = says("inventory_check", "__inventory_check_shared", inventory_check_shared_directory=directory)
-    assert [HOME in sentence for sentence in said] == ([True] if "home" in directory else [])
-
-
 # --- what is taken back ----------------------------------------------------------------------------
 
 EXPORTS, LOOKS_AFTER = "/etc/exports.d/aura.exports", "/etc/systemd/system/aura-shared-directory.service"

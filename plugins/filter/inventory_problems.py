@@ -63,16 +63,17 @@ Owners = Mapping[ipaddress.IPv4Address, list[str]]  # the nodes that have an add
 
 
 def address_problems(
-    addresses: Mapping[str, str], first_addresses: Mapping[str, str], prefix: int, gateway: str
+    addresses: Mapping[str, str], first_addresses: Mapping[str, str], prefix: object, gateway: str
 ) -> list[str]:
     final, problems = final_addresses(addresses)
     problems += first_address_problems(first_addresses, final)
-    if not 8 <= prefix <= 30:
+    bits = int(str(prefix)) if str(prefix).isdecimal() else 0
+    if not 8 <= bits <= 30:
         problems.append(
             f"lan_prefix is {prefix}: how many bits of an address name the network (24 for 255.255.255.0), 8 to 30."
         )
     elif final:
-        problems += lan_problems(final, prefix, gateway)
+        problems += lan_problems(final, bits, gateway)
     return problems
 
 
@@ -315,7 +316,7 @@ def inventory_problems(
 ) -> list[str]:
     """Sentences about what cannot be right; none when all is well.
 
-    settings: the role's variables, without its name before them. groups, hostvars: what hosts.yml says, in its own
+    settings: see playbooks/inventory_check.yml. groups, hostvars: what hosts.yml says, in its own
     words. nodes: those that take part (--limit leaves out the others). inventory: its directory. shared: what is wrong
     with the shared directory.
     """
@@ -334,7 +335,7 @@ def inventory_problems(
     return (
         name_problems(cluster)
         + address_problems(
-            said("lan_address"), said("first_address"), int(settings["prefix"]), settings["gateway"]
+            said("lan_address"), said("first_address"), settings["prefix"], settings["gateway"]
         )
         + card_problems(said("lan_interface"))
         + (no_lists or network_problems(settings["admin_networks"]))
