@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,6 @@ SCHEMA = 1
 # What the person said about the connection goes on to the run inside: option -> key of the command line's arguments.
 FORWARDED = {
     "--inventory": "inventory",
-    "--vault-id": "vault_ids",
-    "--vault-password-file": "vault_password_files",
     "--extra-vars": "extra_vars",
     "--limit": "subset",
     "--user": "remote_user",
@@ -46,7 +45,8 @@ class ActionModule(ActionBase):
         began = time.time()
         found, problem = {"roles": [], "nodes": {}}, some_only(task_vars or {})
         if not problem:
-            found, problem = look(arguments["look"])
+            secrets = self._loader._vault.secrets if self._loader else []
+            found, problem = look(arguments["look"], secrets or [])
         report = judged(found, list(arguments["nodes"]), problem)
         report |= {
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
@@ -84,14 +84,21 @@ def options(arguments: Json) -> list[str]:
     return words
 
 
-def look(playbook: str) -> tuple[Json, str]:
-    """What the callback drift_report wrote down, and why there is nothing to read if so."""
+def look(playbook: str, secrets: Sequence[tuple[str, Any]]) -> tuple[Json, str]:
+    """What the callback drift_report wrote down, and why there is nothing to read if so. secrets: the vault's, by their
+    ids, typed ones too; nobody can type them again."""
     with tempfile.TemporaryDirectory() as folder:
+        vault = []
+        for number, (name, secret) in enumerate(secrets):
+            file = Path(folder, f".vault-{number}")
+            file.touch(mode=0o600)
+            file.write_bytes(secret.bytes)
+            vault.append(f"--vault-id={name}@{file}")
         path = Path(folder, ".report.json")
         copy = each_for_itself(Path(playbook), Path(folder))
         done = subprocess.run(
             [sys.executable, "-m", "ansible", "playbook", copy, "--check", "--diff",
-             *options(dict(context.CLIARGS or {})), "--extra-vars=site_for_drift=true"],
+             *options(dict(context.CLIARGS or {})), *vault, "--extra-vars=site_for_drift=true"],
             text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
             env=os.environ | {"ANSIBLE_STDOUT_CALLBACK": "drift_report", "AURA_DRIFT_REPORT": str(path)},
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,14 @@ def test_of_some_roles_only_nothing_is_said(two: Two, words: tuple[str, str]) ->
     assert code == 4, said
     assert {node["state"] for node in report["nodes"].values()} == {"unknown"}
     assert "leave out --tags and --skip-tags" in " ".join(said.split())
+
+
+def test_the_vault_that_was_opened_for_it_is_open_inside(two: Two) -> None:
+    """Also where its password was typed: nobody is asked twice."""
+    password, vault = two.place / "password", two.place / "group_vars/all/vault.yml"
+    password.write_text("a long one\n")
+    vault.parent.mkdir(parents=True)
+    vault.write_text("secret: of ours\n")
+    subprocess.run(["ansible-vault", "encrypt", f"--vault-password-file={password}", vault], check=True)
+    code, report, said = two.drift(f"--vault-password-file={password}")
+    assert (code, report["state"]) == (0, "same"), said
