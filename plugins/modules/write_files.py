@@ -209,6 +209,7 @@ def main() -> None:
     )
     files, plan = module.params["files"], module.params["through"]
     done, diff = [], []
+    os.umask(0o022)  # hardened images have 027: directories on the way to a file would be closed to aura
     try:
         for asked in map(wanted, files):
             entry, path = with_original(asked), asked["path"]

@@ -31,7 +31,7 @@ esac
 """
 OURS = {
     "/etc/aura": "etc", "/var/lib/aura/runs": "runs", "/dev/shm/aura-train": "memory",
-    "/etc/systemd/system/aura-train@.service.d": "etc",
+    "/etc/systemd/system/aura-train@.service.d": "etc", "/etc/systemd/system/multi-user.target.wants": "at-boot",
 }  # fmt: skip
 ALL = ("node0", "node1", "node2")
 SKIPPED = ("See what is there", "The cards that train are known")
@@ -143,7 +143,11 @@ def test_all_start_with_the_step_of_before_and_if_that_fails_the_others_go_on_as
     running: Path,
 ) -> None:
     before = told(running)
+    of_an_earlier_launch = running / "node0/at-boot/aura-train@1.service"
+    of_an_earlier_launch.parent.mkdir()
+    of_an_earlier_launch.touch()
     said = " ".join(launched(running, *ALL, expect=2).split())
+    assert not of_an_earlier_launch.exists()
     rank_told, votes = zip(*(started(running, name, 3) for name in ALL), strict=True)
     assert [one["RANK"] for one in rank_told] == ["0", "1", "2"]
     assert {one["AURA_STEP_TOKENS"] for one in rank_told} == {"4096"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,20 @@ def answer(
     assert logged == [], "a Wi-Fi's password stands in netplan's files"
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     return said
+
+
+def test_directories_on_the_way_to_a_file_are_open_on_a_hardened_image_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "deep/er/file"
+    me = {"owner": Path.home().owner(), "group": Path.home().group()}
+    before = os.umask(0o027)
+    try:
+        said = answer(monkeypatch, capsys, files=[{"path": str(path), "content": "", **me}])
+    finally:
+        os.umask(before)
+    assert said["paths"] == [str(path)], said
+    assert [stat.S_IMODE(one.stat().st_mode) for one in path.parents[:2]] == [0o755, 0o755]
 
 
 def test_what_can_cut_the_connection_is_shown_and_handed_on(

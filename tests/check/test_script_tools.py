@@ -43,6 +43,7 @@ def project(tmp_path: Path) -> Path:
     for name in (
         "train.py", "lib/model.py", ".git/HEAD", "lib/__pycache__/model.pyc", "my-env/pyvenv.cfg", "my-env/bin/python",
         "checkpoint-500/model.safetensors", "data/text.txt", "wheels/one.whl",
+        ".env", "lib/.env.local",
     ):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
@@ -55,7 +56,7 @@ def project(tmp_path: Path) -> Path:
 def test_what_no_node_needs_is_left_out_and_said(project: Path, tmp_path: Path) -> None:
     said = pack(project, tmp_path / "parcel.tar")
     assert names(tmp_path / "parcel.tar") == ["data/text.txt", "lib/model.py", "linked.py", "train.py"]
-    left = "Left out: .git, checkpoint-500, corpus, lib/__pycache__, my-env, wheels."
+    left = "Left out: .env, .git, checkpoint-500, corpus, lib/.env.local, lib/__pycache__, my-env, wheels."
     assert said["words"].endswith(f"/var/lib/aura/scripts/probe/code. {left}")
     pack(project, tmp_path / "parcel.tar", leave_out=("data", "lib/*.py"))
     assert names(tmp_path / "parcel.tar") == ["linked.py", "train.py"]
@@ -108,6 +109,7 @@ def test_what_the_script_wrote_stays_and_what_is_gone_here_goes_there(project: P
     assert (run / "code/train.py").read_text() == "newer"
     assert (run / "code/lib/run.sh").stat().st_mode & 0o777 == 0o755
     assert sorted(path.name for path in run.iterdir()) == ["code", "sent"]
+    assert [path.stat().st_mode & 0o777 for path in (run, run / "code")] == [0o750, 0o750]
 
 
 @pytest.mark.parametrize("controllers_clock", [-86400.0, 0.0, 86400.0])

@@ -1,10 +1,14 @@
-"""What the roles about shared files make of what they see: pure expressions, without a node."""
+"""What the roles about shared files make of what they see: expressions, and tasks on this machine, without a node."""
 
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
 from expressions import filled_in, loaded, problems, says, variables_of
+from plays import played, role_with
 
 ABSENT = {"kind": "absent", "sha256": "", "mode": "", "owner": "", "group": "", "target": "", "mtime": 0.0}
 UNIT = {
@@ -274,6 +278,55 @@ def test_numbers_that_differ_are_named() -> None:
     said = problems("nfs", nodes["node1"], nodes, **{**CLIENT, "users": ["aura", "ubuntu"]})
     assert said.startswith("the user ubuntu has the numbers 1000:1000 on node0 and 1001:1001 on node1: ")
     assert problems("nfs", nodes["node1"], nodes, **CLIENT) == ""
+
+
+REFUSED = "mount.nfs4: access denied by server while mounting 127.0.0.1:/srv/aura"
+
+
+@pytest.mark.parametrize(
+    ("server", "said", "fails"),
+    [
+        pytest.param("", [], False, id="a NAS is off"),
+        pytest.param("node0", [], False, id="the first node is off, and left out"),
+        pytest.param("node1", [], True, id="a node of this play is silent"),
+        pytest.param("", [REFUSED], True, id="it refuses, and was off a minute ago"),
+    ],
+)
+def test_a_server_that_is_off_is_said_and_a_refusal_ends_the_run(
+    tmp_path: Path, server: str, said: list[str], fails: bool
+) -> None:
+    """The node's program says the first, on a port where nobody listens."""
+    off = subprocess.run(
+        [tree.ROOT / "roles/nfs/files/shared-directory", "/srv/nothing", "127.0.0.1", "9"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    for name, text in {"systemctl": "", "journalctl": "\n".join([off.strip(), *said])}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+        (tmp_path / name).chmod(0o755)
+    looks = {
+        "node_state: {forget: true}": "ansible.builtin.meta: noop",
+        "node_state: {role: nfs}": "ansible.builtin.meta: noop",
+    }
+    roles = role_with(tmp_path, "nfs", looks | {"  register: __nfs_seen\n": ""})
+    (roles / "nfs/filter_plugins").symlink_to(tree.ROOT / "roles/nfs/filter_plugins")
+    told: dict[str, Any] = {
+        "ansible_connection": "local", "ansible_become": False,
+        "nfs_source": "127.0.0.1:/srv/aura", "nfs_server_node": server,
+        "__nfs_seen": {"mounts": {"/srv/aura": FREE}},
+    }  # fmt: skip
+    prove: dict[str, Any] = {"ansible.builtin.import_role": {"name": "nfs", "tasks_from": "prove"}}
+    after = {"ansible.builtin.debug": {"msg": "the roles that come after it"}}
+    play = {
+        "hosts": "all", "gather_facts": False, "tasks": [prove, after],
+        "environment": {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    }  # fmt: skip
+    done = played(tmp_path, [play], {"all": {"hosts": {"node1": told}}}, ANSIBLE_ROLES_PATH=str(roles))
+    words = " ".join(done.stdout.split())
+    assert (done.returncode != 0) is fails, words
+    assert ("the roles that come after it" in words) is not fails, words
+    sentence = "is not mounted at /srv/aura." if fails else "127.0.0.1 does not answer, so /srv/aura is not"
+    assert f"node1: {'127.0.0.1:/srv/aura ' if fails else ''}{sentence}" in words
+    assert (REFUSED in words) is (said != [])
 
 
 # --- copies -----------------------------------------------------------------------------------------

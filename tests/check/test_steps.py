@@ -180,7 +180,7 @@ def test_packages_settings_and_services_are_steps(entry: dict[str, Any]) -> None
 
 
 def test_nothing_waits_for_shared_files() -> None:
-    """A NAS that is off ends the run at the roles about it: all others come before them."""
+    """A mount that is refused ends the run at the roles about it: all others come before them."""
     names = [entry["role"] for entry in roles_of_site()]
     assert names[-2:] == ["nfs", "run_copies"]
 

@@ -339,16 +339,40 @@ def test_a_node_reboots_for_what_has_moved(
 def test_an_upgrade_that_is_repeated_brings_the_ranks_back(
     active: str, enabled: str, state: str, counts: bool
 ) -> None:
-    rank = {"unit": {"ActiveState": active, "UnitFileState": enabled}, "state": state}
+    unit = {"Id": "aura-train@0.service", "ActiveState": active, "UnitFileState": enabled}
+    rank = {"unit": unit, "state": state}
     assert UPGRADES.ranks_of_run([rank]) == ([rank] if counts else [])
 
 
 def test_what_an_older_release_says_of_ranks_is_understood() -> None:
-    ranks = [{"unit": {"ActiveState": one}, "state": ""} for one in ("active", "inactive")]
-    assert UPGRADES.ranks_of_run(ranks) == ranks[:1]
+    ranks = [{"unit": {"ActiveState": one}, "state": ""} for one in ("inactive", "active")]
+    (rank,) = UPGRADES.ranks_of_run(ranks)
+    assert rank["unit"] == {"Id": "aura-train@1.service", "ActiveState": "active"}
 
 
-def test_the_ranks_that_leave_are_those_of_the_run() -> None:
-    tasks = yaml.safe_load((tree.ROOT / "playbooks/tasks/take_out.yml").read_text())
-    assert "| ranks_of_run" in tasks[1]["ansible.builtin.set_fact"]["before_ranks"]
-    assert "UnitFileState" in (tree.ROOT / "roles/trainer/files/rank-status").read_text()
+@pytest.mark.parametrize(("file", "name"), [("take_out", "save and leave"), ("bring_back", "are started")])
+def test_the_ranks_that_leave_and_come_back_are_those_of_the_run(file: str, name: str) -> None:
+    """Also where the node's first one has failed."""
+    (task,) = (
+        task
+        for task in yaml.safe_load((tree.ROOT / f"playbooks/tasks/{file}.yml").read_text())
+        if name in task["name"]
+    )
+    assert task["ansible.builtin.systemd_service"]["name"] == "{{ item }}"
+    said = [
+        {"unit": {"Id": f"aura-train@{number}.service", "ActiveState": one}, "state": ""}
+        for number, one in enumerate(("failed", "active", "activating"))
+    ]
+    units = filled_in(task["loop"], {"before_ranks": UPGRADES.ranks_of_run(said)})
+    assert units == ["aura-train@1.service", "aura-train@2.service"]
+
+
+def test_the_ranks_that_leave_are_told_from_others() -> None:
+    kept = [
+        task["ansible.builtin.set_fact"]
+        for task in yaml.safe_load((tree.ROOT / "playbooks/tasks/take_out.yml").read_text())
+        if "ansible.builtin.set_fact" in task
+    ]
+    assert "| ranks_of_run" in kept[0]["before_ranks"]
+    said_by_a_node = (tree.ROOT / "roles/trainer/files/rank-status").read_text()
+    assert '"Id,ActiveState,UnitFileState,' in said_by_a_node

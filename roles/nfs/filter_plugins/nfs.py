@@ -42,6 +42,11 @@ def nfs_mounted(seen: Seen, directory: str, source: str, unit: str) -> bool:
     return bool(right) and not seen["units"][unit]["stale"]
 
 
+def nfs_off(said: Sequence[str]) -> bool:
+    """Whether the node could not mount it because its server is silent. said: what shared-directory and mount have."""
+    return bool(said) and re.search(r" does not answer \(port \d+\); ", said[-1]) is not None
+
+
 def nfs_host(source: str) -> str:
     """Who serves it: 192.168.50.20 of 192.168.50.20:/srv/aura, nas of //nas/aura."""
     return re.split(r"[:/]", source.removeprefix("//"))[0]
@@ -53,5 +58,6 @@ class FilterModule:
             "nfs_exported_otherwise": nfs_exported_otherwise,
             "nfs_others": nfs_others,
             "nfs_mounted": nfs_mounted,
+            "nfs_off": nfs_off,
             "nfs_host": nfs_host,
         }
