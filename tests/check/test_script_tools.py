@@ -156,23 +156,6 @@ def test_what_is_no_file_there_any_more_stays(project: Path, tmp_path: Path) -> 
     assert (code / "train.py").is_symlink() and (code / "lib").read_text() == "a file"
 
 
-def test_what_an_earlier_release_has_sent_is_replaced(project: Path, tmp_path: Path) -> None:
-    """It has left the names only."""
-    run = tmp_path / "run"
-    (project / "out.bin").write_text("trial")
-    send(project, run)
-    (run / "files").write_text("\n".join(json.loads((run / "sent").read_text())))
-    (run / "sent").unlink()
-    later = time.time() + 60
-    (run / "code/out.bin").write_text("cluster")
-    os.utime(run / "code/out.bin", (later, later))
-    (project / "train.py").write_text("edited")
-    (project / "data/text.txt").unlink()
-    assert send(project, run) == "out.bin"
-    assert (run / "code/train.py").read_text() == "edited"
-    assert (run / "code/out.bin").read_text() == "cluster" and not (run / "code/data/text.txt").exists()
-
-
 def test_what_an_interrupted_launch_has_put_there_is_not_taken_for_the_scripts(
     project: Path, tmp_path: Path
 ) -> None:
