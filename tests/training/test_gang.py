@@ -308,7 +308,7 @@ def gang_of(place: int, store: Store, folder: Path, watch: Store | None = None) 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"BEAT": 0.1, "SILENCE": 3.0, "SILENCE_HURT": 1.0, "LINGER": 0.5}.items():
+    for name, seconds in {"BEAT": 0.1, "SILENCE": 6.0, "SILENCE_HURT": 2.0, "LINGER": 0.5}.items():
         monkeypatch.setattr(gang_module, name, seconds)
 
 

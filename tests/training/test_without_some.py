@@ -100,6 +100,7 @@ class Node:
 class Launch:
     def __init__(self, folder: Path, corpus: Corpus, ranks: int, settings: str, id: str = "first") -> None:
         self.folder, self.corpus, self.ranks, self.settings, self.id = folder, corpus, ranks, settings, id
+        self.run = "run"
         self.port, self.grace, self.steady = free_port(), 4.0, 0.5
         self.shared: dict[int, int] = {}  # ranks on the PC of another one
         self.nodes: dict[int, Node] = {}
@@ -128,7 +129,7 @@ class Launch:
             if fault:
                 fault()
 
-        return Trainer(self.folder / f"node{node}", environment, words, put_in)
+        return Trainer(self.folder / f"node{node}", environment, words, put_in, self.run)
 
     def on(self, *ranks: int, fault: Fault | None = None, settings: str = "") -> None:
         for rank in ranks:
@@ -287,12 +288,14 @@ def test_what_all_meet_ends_all_though_some_of_them_meet_it_later(launch: Launch
 
 def refuses(again: Launch, running: Launch, *ranks: int) -> None:
     """The later launch, those of the one before."""
-    running.on(*ranks)
-    for rank in ranks:
-        running.nodes[rank].thread.join(30)
-        assert "was launched again without this rank" in running.nodes[rank].text
-        assert running.nodes[rank].started[-1].process.exitcode == 64
-    again.end()
+    try:
+        running.on(*ranks)
+        for rank in ranks:
+            running.nodes[rank].thread.join(30)
+            assert "was launched again without this rank" in running.nodes[rank].text
+            assert running.nodes[rank].started[-1].process.exitcode == 64
+    finally:
+        again.end()
 
 
 @pytest.mark.parametrize("away", [2, 0])
@@ -322,6 +325,28 @@ def test_a_later_launch_of_one_rank_refuses_the_many_of_the_one_before(
     again.on(0)
     again.nodes[0].trains_without([])
     refuses(again, running, 1, 2)
+
+
+def test_another_run_on_a_pc_that_was_left_out_disturbs_nobody(
+    running: Launch, tmp_path: Path, corpus: Corpus
+) -> None:
+    """`stop.yml --limit node0`, then a launch there; it opens the store where the others look first."""
+    running.nodes[0].stop()
+    for rank in (1, 2):
+        running.nodes[rank].trains_without([0])
+    other = Launch(tmp_path / "other", corpus, 1, SLOW, id="second")
+    other.port, other.run = running.port, "other"
+    other.on(0)
+    try:
+        other.nodes[0].trains_without([])
+        running.nodes[1].started[-1].process.kill()
+        before = running.nodes[2].status["attempt"]
+        wait_until(lambda: running.nodes[2].status.get("attempt") not in (None, before), 60, lambda: "")
+        for rank in (1, 2):
+            running.nodes[rank].trains_without([0])
+        assert other.nodes[0].status["state"] == "training"
+    finally:
+        other.end()
 
 
 def test_a_pc_that_answers_and_hangs_is_not_waited_for(running: Launch) -> None:
@@ -501,7 +526,7 @@ def test_after_a_power_cut_everywhere_who_boots_more_slowly_is_waited_for(
     """It may hold a newer checkpoint than all that are there."""
     address = "192.0.2.1"
     monkeypatch.setattr(peers, "now", lambda: up - 60)
-    monkeypatch.setattr(peers, "_knock_at", lambda *_: (False, False))
+    monkeypatch.setattr(peers, "knock_at", lambda *_: (False, False))
     knocking = peers.Peers([address], 1)
     knocking.wait_for_first_answers()
     knocking.close()

@@ -79,9 +79,14 @@ class Trainer(Forked):
     """One rank. `fault` runs in its process before the trainer starts."""
 
     def __init__(
-        self, node: Path, environment: dict[str, str], words: list[str], fault: Fault | None
+        self,
+        node: Path,
+        environment: dict[str, str],
+        words: list[str],
+        fault: Fault | None,
+        run: str = "run",
     ) -> None:
-        self.run_dir = node / "run"
+        self.run_dir = node / run
         self.output = node / f"output-{time.monotonic_ns()}.txt"
         node.mkdir(exist_ok=True)
         self.output.touch()

@@ -360,7 +360,9 @@ class Gang:
             if silent > SILENCE:
                 sentence = text("silent", member=self._host, seconds=silent)
                 there = [one for one in self.members if one.address == self._host.address]
-                causes = self._to_blame(there) if self._hears_another(self._host) else []
+                causes = self._to_blame(there)
+                if causes and not self._hosts and not self._hears_another(self._host):
+                    causes = []
                 self._broken(Verdict(sentence, causes=causes))
                 return
 

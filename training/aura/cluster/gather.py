@@ -271,6 +271,8 @@ class Gathering:
         return lacking(votes) if votes else list(self.ranks)
 
     def _why_waiting(self, waited_for: list[int], short: list[int]) -> str:
+        if short and {member.rank for member in self.present}.issuperset(short):
+            return text("no_votes", attempt=self.attempt, ranks=ranks_in_words(short))
         if short:
             return text("too_few", attempt=self.attempt, ranks=ranks_in_words(short))
         return text("still_waiting", attempt=self.attempt, ranks=ranks_in_words(waited_for))
@@ -363,6 +365,7 @@ class Gathering:
         answers: dict[int, Any] = {self.me.rank: json.loads(own)}
         wanted, deadline = set(ranks) - {self.me.rank}, now() + PATIENCE
         while wanted and now() < deadline:
+            self.keys.count(GATHERS)
             for rank in sorted(wanted):
                 key = f"{what}/{rank}"
                 if self.keys.check(key):

@@ -92,10 +92,10 @@ def keep_others_out(place: Place, run: str, report: Report) -> Store | None:
     was launched again. Without a port or an address nobody hears it."""
     if not place.peers:
         return None
-    with suppress(GangBroken):
+    with suppress(GangBroken, RuntimeError):
         store = open_store(place.address, place.master_port, place.node, now(), report)
         header = {"attempt": "alone", "run": run, "launch": place.launch, "world_size": 1, "is_sealed": True}
-        store.set("attempt", json.dumps(header))
+        patiently(lambda: store.set("attempt", json.dumps(header)))
         return store
     return None
 
@@ -154,14 +154,15 @@ class Meeting:
         return next((address for address in before if address in there), None)
 
     def _with_store(self) -> list[str]:
-        """The addresses where somebody holds one and does not hang."""
+        """The addresses where somebody holds one for this run, and does not hang."""
         open_there = self.peers.with_store()
         for address, way_in in self.ways_in.items():
             if address not in open_there:
                 way_in.is_gone()
             elif way_in.is_stuck:
-                way_in.say_stuck()
-        return [address for address in open_there if not self.ways_in[address].is_stuck]
+                way_in.look_again()
+        ways_in = {address: self.ways_in[address] for address in open_there}
+        return [one for one, way in ways_in.items() if not (way.is_stuck or way.is_of_another_run)]
 
     def _may_hold(self) -> bool:
         if self.coming.me.refusal and self.coming.is_under_way:
@@ -189,7 +190,8 @@ class WayIn:
     def __init__(self, coming: Coming, address: str) -> None:
         self.coming, self.me, self.address = coming, coming.me, address
         self.port = coming.place.master_port
-        self.turned_away_from = self.said = self.host = ""  # host: its token
+        self.turned_away_from = self.said = ""
+        self.is_of_another_run = False
         self.sign: object = None  # what was last seen to move there,
         self.moved = self.tried = now()  # when, and when somebody last looked
 
@@ -203,7 +205,11 @@ class WayIn:
             if not Patient(store).check("attempt"):
                 time.sleep(0.2)
                 return None
-            attempt = self._checked(Patient(store).ask(read_header))
+            header = Patient(store).ask(read_header)
+            if self.coming.book and header["run"] != self.coming.run:
+                self.is_of_another_run = True
+                return None
+            attempt = self._checked(header)
             keys = Patient(PrefixStore(attempt, store))
             if attempt != self.turned_away_from:
                 if gang := self._join(store, keys, attempt):
@@ -211,7 +217,7 @@ class WayIn:
                 self.turned_away_from = attempt
             elif keys.check(f"back/{self.me.rank}"):
                 keys.count(f"back/{self.me.rank}")
-            self._moves((attempt, keys.ask(lambda there: there.add(f"beat/{self.host}", 0))))
+            self._look(store, attempt)
             self._say(self._why_it_waits(keys, attempt))
             time.sleep(0.5)
         except RuntimeError:
@@ -228,19 +234,34 @@ class WayIn:
 
     def is_gone(self) -> None:
         self.moved = self.tried = now()
+        self.is_of_another_run = False
 
-    def _moves(self, sign: object) -> None:
-        if sign != self.sign:
-            self.sign, self.moved = sign, now()
-
-    def say_stuck(self) -> None:
+    def look_again(self) -> None:
+        """Now and then, whether something moves there that was stuck."""
         self._say(text("store_is_stuck", address=self.address, seconds=NOBODY))
+        if now() - self.tried < NOBODY / 2:
+            return
+        with suppress(RuntimeError, GangBroken):
+            store = self._reach()
+            self._look(store, Patient(store).ask(read_header)["attempt"])
+        self.tried = now()
+
+    def _look(self, store: Store, attempt: str) -> None:
+        """Who gathers counts its rounds, and who trains beats."""
+
+        def sign() -> tuple[str, int, int]:
+            keys = PrefixStore(attempt, store)
+            host = read_sealed(keys).host.token if keys.check(["sealed"]) else ""
+            return attempt, keys.add(GATHERS, 0), keys.add(f"beat/{host}", 0)
+
+        if (seen := patiently(sign)) != self.sign:
+            self.sign, self.moved = seen, now()
 
     def say_waiting(self) -> None:
         self._say(text("waiting_for_store", address=self.address, port=self.port))
 
     def is_sealed(self) -> bool:
-        """Is an attempt under way there of this launch, or any of a later one, which has to be told of?"""
+        """Is an attempt of this run under way there, or any of a later launch of it, which has to be told of?"""
         try:
             store = Patient(self._reach())
             if not store.check("attempt"):
@@ -249,7 +270,8 @@ class WayIn:
         except RuntimeError:
             return False
         launch, own = str(header["launch"]), self.coming.place.launch
-        return launch > own or (launch == own and bool(header["is_sealed"]))
+        is_later = launch > own or (launch == own and bool(header["is_sealed"]))
+        return is_later and header["run"] == self.coming.run
 
     def _why_it_waits(self, keys: Patient, attempt: str) -> str:
         """Who was away several times waits for longer."""
@@ -289,7 +311,6 @@ class WayIn:
             keys.set(f"join/{me.rank}", json.dumps(asdict(me)))
             self._say(text("joined", attempt=attempt, rank=me.rank))
         sealed = self._wait_for_seal(Patient(store), keys, attempt)
-        self.host = sealed.host.token
         if me in sealed.members:
             if sealed.record:
                 coming.learn(Record(*sealed.record), sealed.absences, sealed.host.rank)
@@ -322,8 +343,7 @@ class WayIn:
                 keys.set(f"accept/{proposals}/{me.rank}", answer)
                 proposals += 1
             keys.count(f"beat/{me.token}")
-            rounds = keys.ask(lambda there: there.add(GATHERS, 0))
-            self._moves((attempt, rounds, promised, proposals))
+            self._look(store.store, attempt)
             if now() - self.moved > NOBODY:
                 if coming.book:
                     raise RuntimeError("nobody gathers there")

@@ -317,6 +317,7 @@ class Attempt:
 
     def _end_sick(self, fault: GpuFault) -> NoReturn:
         """Without a checkpoint: the GPU does not compute any more."""
+        exit_within(SAVE_PATIENCE, fault.exit_code)
         code = self._end("failed", str(fault), fault.exit_code)
         if self.members:
             self.members.give_up(str(fault), code)
@@ -340,10 +341,12 @@ class Attempt:
             if members and members.absent and not less:
                 fits_later = not members.can_go_on_without_who_is_full()
             code = EXIT_TEMPORARY if fits_later else ConfigError.exit_code
+            exit_within(SAVE_PATIENCE + 60, code)
             self._end("failed", sentence, code)
         else:
             traceback.print_exc()
             sentence = f"{type(error).__name__}: {error}"
+            exit_within(SAVE_PATIENCE + 60, 1)
             code = self._end("failed", sentence, 1)
         if self.members:
             self.members.give_up(sentence, code)
