@@ -29,7 +29,7 @@ from aura.errors import EXIT_TEMPORARY, EXIT_USAGE
 from aura.model import export
 from aura.model.gpt import GPT
 from aura.optim.adamw import AdamW
-from aura.run import attempt, rehearsal
+from aura.run import attempt, final, rehearsal
 from conftest import flip_a_bit
 from safetensors.torch import load_file
 from spanish import english_in
@@ -55,7 +55,7 @@ def test_a_final_model_that_was_not_written_is_written_by_the_next_start(
         def die(*_: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        attempt.export_checkpoint = die
+        final.export_checkpoint = die
 
     for fewer in steps[:-1]:
         complete(start(tmp_path, corpus, 1, f"--steps {fewer}"))
