@@ -30,7 +30,8 @@ def checked(
 def test_an_inventory_that_is_right_is_accepted(tmp_path: Path) -> None:
     key = base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0 " + bytes(32)).decode()
     (tmp_path / "mine.pub").write_text(f"ssh-ed25519 {key} me@laptop\n")
-    code, said = checked(tmp_path, TWO, wsl=("check1",), ssh_second_key=str(tmp_path / "mine.pub"))
+    given = {"ssh_second_key": str(tmp_path / "mine.pub"), "shared_directory": "/srv/aura"}
+    code, said = checked(tmp_path, TWO, wsl=("check1",), **given)
     assert code == 0 and "2 nodes" in said, said
 
 

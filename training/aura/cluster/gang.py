@@ -342,9 +342,9 @@ class Gang:
         ranks = [member.rank for member in members]
         return ranks if self.can_go_on_without(*ranks) else []
 
-    def _hears_another(self, host: Member) -> bool:
+    def _hears_another(self) -> bool:
         """Where no other PC answers either, it is this one's cable, or the switch."""
-        others = {one.address for one in self.members} - {self._me.address, host.address}
+        others = {one.address for one in self.members} - {self._me.address, self._host.address}
         return any(knock_at(address, self._port)[1] for address in sorted(others)[:ASKED])
 
     def _guard_loop(self) -> None:
@@ -361,7 +361,7 @@ class Gang:
                 sentence = text("silent", member=self._host, seconds=silent)
                 there = [one for one in self.members if one.address == self._host.address]
                 causes = self._to_blame(there)
-                if causes and not self._hosts and not self._hears_another(self._host):
+                if causes and not self._hosts and not self._hears_another():
                     causes = []
                 self._broken(Verdict(sentence, causes=causes))
                 return
