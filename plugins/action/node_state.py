@@ -51,10 +51,15 @@ class ActionModule(ActionBase):
 
     def seen(self, look: Look, variables: dict[str, Any]) -> dict[str, Any]:
         """What the module of the same name answers. (For other actions too.)"""
-        kept = variables.get("ansible_facts", {}).get("node_looks")
-        if kept and within(look, kept["look"]):
-            return {**answer_for(look, kept["seen"]), "changed": False}
-        return self._ask(look, variables)
+        return self.kept(look, variables) or self._ask(look, variables)
+
+    @staticmethod
+    def kept(look: Look, variables: dict[str, Any]) -> dict[str, Any]:
+        """The answer that still holds; empty where the node has to be asked."""
+        looks = variables.get("ansible_facts", {}).get("node_looks")
+        if looks and within(look, looks["look"]):
+            return {**answer_for(look, looks["seen"]), "changed": False}
+        return {}
 
     def _ask(self, look: Look, variables: dict[str, Any]) -> dict[str, Any]:
         self._become_root(variables)

@@ -25,7 +25,7 @@ SHALL_BE = {
 class ActionModule(NodeState):
     """`role: NAME` fails with the sentences of this role, or answers what node_state has seen for it.
     `roles: [NAME, …]` only says what all of them find, in `problems`: role and sentence; one without problems.py
-    refuses nothing.
+    refuses nothing, and one in whose way nothing stands is not asked again until something changes.
 
     A role's problems.py has `problems(settings, node, nodes) -> [sentence, …]`: settings are the role's variables
     without its name before them, each of the type that meta/argument_specs.yml names, and `check` (whether this is a
@@ -39,6 +39,9 @@ class ActionModule(NodeState):
         ActionBase.run(self, tmp, task_vars)
         variables = task_vars or {}
         one = self._task.args.get("role", "")
+        looks = variables.get("ansible_facts", {}).get("node_looks") or {}
+        if one in looks.get("clear", []) and (node := self.kept(self.look_of(one), variables)):
+            return {**node, "problems": []}
         found, node = [], {}
         for role in [one] if one else self._task.args["roles"]:
             if not one and not (self.folder_of(role) / "problems.py").is_file():
@@ -61,7 +64,11 @@ class ActionModule(NodeState):
                 "msg": f"{said} Nothing was changed by the role {one}.",
                 "problems": found,
             }
-        return {**(node if one else {}), "changed": False, "problems": found}
+        answer = {"changed": False, "problems": found}
+        if looks and not one:
+            clear = set(self._task.args["roles"]) - {problem["role"] for problem in found}
+            answer["ansible_facts"] = {"node_looks": {**looks, "clear": sorted(clear)}}
+        return {**(node if one else {}), **answer}
 
     def _settings(self, role: str, variables: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         folder = self.folder_of(role)

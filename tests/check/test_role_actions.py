@@ -252,21 +252,22 @@ def option(name: str) -> dict[str, Any]:
 
 
 def test_what_differs_from_the_rules_that_shall_be_in_force() -> None:
-    difference = tree.module("roles/firewall/filter_plugins/firewall_difference.py").firewall_difference
-    rules, table = "# rules\n", "table inet aura {\n\tset visitors {\n\t\telements = { 10.0.0.9 }\n\t}\n}\n"
+    filters = tree.module("roles/firewall/filter_plugins/firewall_difference.py")
+    difference, rules = filters.firewall_difference, filters.firewall_marked('comment "@mark@"\n')
+    table = "table inet aura {\n\tset visitors {\n\t\telements = { 10.0.0.9 }\n\t}\n}\n"
     files = [{"path": "/rules", "content": rules, "mode": "0644"}, {"path": "/wants", "link": "/unit"}]
     ours = {"kind": "file", "mode": "0644", "owner": "root", "group": "root", "sha256": sum_of(rules)}
     seen: dict[str, Any] = {
         "files": {"/rules": ours, "/wants": {"kind": "link", "target": "/unit"}},
         "table": table,
-        "table_comment": "mark",
+        "table_comment": sum_of('comment ""\n'),
         # Visitors come and go.
         "texts": {
             "/run/aura-firewall.loaded": sum_of("table inet aura {\n\tset visitors {\n\t}\n}\n") + "\n"
         },
         "units": {"aura-firewall.service": {"active": True, "reload": False}},
     }
-    assert difference(seen, files, "mark") == ""
+    assert difference(seen, files) == ""
     for changed, sentence in (
         ({"files": {**seen["files"], "/rules": {**ours, "mode": "0600"}}}, "the rules, or the unit"),
         ({"files": {**seen["files"], "/wants": {"kind": "absent"}}}, "the rules, or the unit"),
@@ -275,7 +276,7 @@ def test_what_differs_from_the_rules_that_shall_be_in_force() -> None:
         ({"table": table.replace("aura {", "aura { counter")}, "somebody has changed"),
         ({"units": {"aura-firewall.service": {"active": True, "reload": True}}}, "the unit that loads"),
     ):
-        assert difference({**seen, **changed}, files, "mark").startswith(sentence)
+        assert difference({**seen, **changed}, files).startswith(sentence)
 
 
 def test_what_shall_be_absent_has_no_text() -> None:

@@ -26,7 +26,7 @@ SAY = "{{ inventory_hostname }} {{ cluster_torch }} {{ (nvidia_driver_decision |
 def run(tmp_path: Path, *words: str, **nodes: dict[str, Any]) -> tuple[int, str]:
     """The tasks of site.yml before its roles, with the driver's role alone."""
     play = next(
-        play for play in yaml.safe_load((tree.ROOT / "playbooks/site.yml").read_text()) if "roles" in play
+        play for play in yaml.safe_load((tree.ROOT / "playbooks/site.yml").read_text()) if "pre_tasks" in play
     )
     tasks = [task for task in play["pre_tasks"] if "wsl" not in str(task) and "bundle" not in str(task)]
     for task in tasks:
@@ -35,7 +35,7 @@ def run(tmp_path: Path, *words: str, **nodes: dict[str, Any]) -> tuple[int, str]
             include["file"] = str(tree.ROOT / "playbooks" / include["file"])
     shown = {"ansible.builtin.debug": {"msg": SAY}}
     roles = [{"role": "nvidia_driver", "when": "false"}]
-    play = {**play, "pre_tasks": [*tasks, shown], "roles": roles, "environment": {}}
+    play = {**play, "pre_tasks": [*tasks, shown], "roles": roles, "tasks": [], "environment": {}}
     restarts = {"ansible.builtin.import_playbook": str(tree.ROOT / "playbooks/restarts.yml")}
     (tmp_path / "action").mkdir()
     (tmp_path / "action/node_state.py").write_text(STAND_IN)
@@ -98,3 +98,32 @@ def test_a_card_is_still_known_when_something_has_changed(tmp_path: Path) -> Non
     assert told(inventory(tmp_path, BESIDE), "node2", *asked, known=json.dumps(known)) == dict.fromkeys(
         asked, True
     )
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["as it was", "something has changed"])
+def test_a_role_in_whose_way_nothing_stands_is_not_asked_again_until_something_changes(
+    changed: bool, tmp_path: Path
+) -> None:
+    """Seen here by a setting that has become wrong in between."""
+    (tmp_path / "action").mkdir()
+    (tmp_path / "action/node_state.py").write_text(STAND_IN)
+    recorded = {"files": {"/etc/systemd/system/aura-watch.service": {"kind": "absent"}}, "users": {}}
+    roles = {"roles": ["gpu_watch", "tensorboard"]}
+    tasks = [
+        {"node_state": roles},
+        {"preflight": roles, "register": "found"},
+        {"ansible.builtin.assert": {"that": "found.problems == []"}},
+        {"ansible.builtin.set_fact": {"gpu_watch_interval": "often"}},
+        {"node_state": {"forget": True}, "when": changed},
+        {"preflight": {"role": "gpu_watch"}, "register": "asked"},
+        {"ansible.builtin.assert": {"that": "'files' in asked"}},
+    ]
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
+    known = {"recorded": recorded, "gpu_watch_enabled": True, "gpu_watch_interval": 5}
+    done = played(
+        tmp_path, [play], {"all": {"hosts": {"localhost": known}}},
+        ANSIBLE_ACTION_PLUGINS=f"{tmp_path}/action:{tree.ROOT}/plugins/action",
+    )  # fmt: skip
+    said = " ".join(done.stdout.split())
+    assert ("gpu_watch_interval is 'often'" in said) is changed, said
+    assert (done.returncode != 0) is changed, said

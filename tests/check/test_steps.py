@@ -87,9 +87,10 @@ def steps_in(role: str) -> Iterator[Step]:
 def roles_of_site() -> list[dict[str, Any]]:
     plays = yaml.safe_load((tree.ROOT / "playbooks/site.yml").read_text())
     return [
-        entry if isinstance(entry, dict) else {"role": entry}
+        {"role": task["ansible.builtin.import_role"]["name"], "tags": task["tags"]}
         for play in plays
-        for entry in play.get("roles", [])
+        if "pre_tasks" in play
+        for task in play["tasks"]
     ]
 
 

@@ -40,7 +40,7 @@ def inventory(folder: Path, hosts: dict[str, Any], **settings: Any) -> Path:
     return folder
 
 
-ROLES_OF_SITE = re.findall(r"- \{role: (\w+)", (tree.ROOT / "playbooks/site.yml").read_text())
+ROLES_OF_SITE = re.findall(r"import_role: \{name: (\w+)", (tree.ROOT / "playbooks/site.yml").read_text())
 
 
 def switches(folder: Path, host: str) -> dict[str, bool]:
