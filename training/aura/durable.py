@@ -17,6 +17,10 @@ def flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some file servers know it of files only.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 
@@ -47,19 +51,11 @@ def publish(temporary: Path, final: Path) -> None:
     OSError."""
     for file in temporary.iterdir():
         flush(file)
-    _flush_names(temporary)
+    flush(temporary)
     aside = temporary.with_name(f".old-{temporary.name}")  # who cleans up after a power cut knows both
     if final.exists():
         shutil.rmtree(aside, ignore_errors=True)
         final.rename(aside)
     temporary.rename(final)
-    _flush_names(final.absolute().parent)
+    flush(final.absolute().parent)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _flush_names(directory: Path) -> None:
-    try:
-        flush(directory)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file servers know it of files only
-            raise

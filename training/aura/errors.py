@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import sys
 from collections.abc import Callable, Iterable
 from typing import NoReturn
@@ -17,6 +18,11 @@ EXIT_USAGE = 64  # wrong command line or configuration: starting again does not 
 EXIT_DATA = 65  # what was read or computed cannot be trusted: starting again does not help
 EXIT_GPU = 69  # a GPU of this node is sick: starting again does not help, without this node it may
 FOR_GOOD = (EXIT_USAGE, EXIT_DATA, EXIT_GPU)  # nobody starts it again, and all ranks end with it
+# Nothing but another name, or other permissions, helps.
+OF_A_NAME = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+)
 EXIT_TEMPORARY = 75  # start me again: the gang broke, or this rank was turned away
 
 
@@ -74,6 +80,18 @@ class NoCheckpoint(AuraError):
 
 class GpuFault(AuraError):
     exit_code = EXIT_GPU
+
+
+def refusal_of(error: AuraError | OSError) -> AuraError:
+    """Of a file that the system does not give, too. Raises the error where no file is named: that is not a person's."""
+    if isinstance(error, AuraError):
+        return error
+    if not error.filename:
+        raise error
+    where = {"path": error.filename, "reason": error.strerror}
+    return (
+        ConfigError("file_refused", **where) if error.errno in OF_A_NAME else AuraError("file_fails", **where)
+    )
 
 
 class Parser(argparse.ArgumentParser):

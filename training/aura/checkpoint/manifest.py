@@ -73,16 +73,18 @@ def read(path: Path) -> dict[str, Any]:
         content = (path / MANIFEST).read_bytes()
     except OSError as error:
         raise Damaged(f"{type(error).__name__}: {error}") from None
-    return parse(content, step_of(path))
+    named = NAME.fullmatch(path.name)
+    return parse(content, int(named[2]) if named else None)
 
 
-def parse(content: bytes, step: int) -> dict[str, Any]:
-    """What a manifest.json says of the checkpoint of this step. Raises Damaged."""
+def parse(content: bytes, step: int | None) -> dict[str, Any]:
+    """What a manifest.json says of the checkpoint of this step (None: its name says none, as that of a copy, or of one
+    that was set aside). Raises Damaged."""
     try:
         manifest: dict[str, Any] = json.loads(content)
         if manifest["format"] != FORMAT or set(manifest["files"]) != {MODEL, OPTIMIZER, STATE}:
             raise Damaged(text("unknown_format", file=MANIFEST))
-        if manifest["step"] != step:
+        if step not in (None, manifest["step"]):
             raise Damaged(text("of_another_step", file=MANIFEST, step=manifest["step"]))
         writer_of(manifest)
     except (ValueError, KeyError, TypeError) as error:

@@ -329,7 +329,7 @@ def at_its_rate(config: TrainConfig, before: Mapping[str, Any]) -> TrainConfig:
 
 def go_back_to(checkpoint: Path) -> None:
     """Set aside what is newer, or has more steps, for good: the run shall go on from there."""
-    for path in checkpoints(checkpoint.parent):
+    for path in sorted(checkpoints(checkpoint.parent), key=step_of):  # the newest last, as it stays longest
         if step_of(path) > step_of(checkpoint) or age(path) > age(checkpoint):
             _set_aside(path, SUPERSEDED)
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from aura.commands.named import add_model, model_asked
-from aura.commands.sample import add_choice, check_choice, check_typed
+from aura.commands.sample import add_choice, check_choice, check_typed, loaded
 from aura.corpus import chatml
 from aura.corpus.special_tokens import is_tuned, settings_of
 from aura.errors import ConfigError, Parser
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     check_typed(arguments.system)
     path = model_asked(arguments).path
     check_tuned(path)
-    talk = Conversation(sample.load(path), arguments)
+    talk = Conversation(loaded(path), arguments)
     if arguments.ask is not None:
         talk.answer(arguments.ask)
         return 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
+import io
 import json
 import os
 import re
@@ -17,7 +17,7 @@ from aura.cluster.activity import Activity
 from aura.commands.flags import add_flags, given_settings, number
 from aura.commands.named import corpus_here
 from aura.config import DDP
-from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean
+from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean, refusal_of
 from aura.plan.auto import resolve_here, take_best_gpu
 from aura.plan.replay import replayed
 from aura.run import watchdog
@@ -58,11 +58,6 @@ OF_PREPARE = (  # which the guides give to the trainer
     *("--dataset-name", "--dataset-max-tokens", "--tokenizer-name-or-path", "--tokenizer"),
     *("--validation-split", "--validation-fraction"),
 )
-# Nothing but another name, or other permissions, helps.
-OF_A_NAME = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
-)
 CHECKPOINT = re.compile(r"(checkpoint|interrupt)-step-\d+")
 
 
@@ -81,26 +76,16 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_USAGE
     # `aura plan … | head` ends quietly.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL if command in ANSWERS else signal.SIG_IGN)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8 (stderr is so by itself)
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return int(_function_of(command)(words[1:]) or 0)
     except (AuraError, OSError) as error:
-        refusal = _refusal(error)
+        refusal = refusal_of(error)
         print(refusal, file=sys.stderr, flush=True)
         return refusal.exit_code
     except KeyboardInterrupt:
         return 130
-
-
-def _refusal(error: AuraError | OSError) -> AuraError:
-    """Of a file that the system does not give, too. Raises the error where no file is named: that is not a person's."""
-    if isinstance(error, AuraError):
-        return error
-    if not error.filename:
-        raise error
-    where = {"path": error.filename, "reason": error.strerror}
-    return (
-        ConfigError("file_refused", **where) if error.errno in OF_A_NAME else AuraError("file_fails", **where)
-    )
 
 
 def _function_of(command: str) -> Callable[[list[str]], int | None]:
@@ -151,7 +136,7 @@ def train(argv: list[str]) -> int:
             raise
         from aura.run.attempt import refuse
 
-        return refuse(_refusal(error), run_dir, arguments.join_timeout)
+        return refuse(refusal_of(error), run_dir, arguments.join_timeout)
 
     # torch reads it when it is imported: memory in parts that grow has fewer gaps that fit nothing.
     if "PYTORCH_ALLOC_CONF" not in os.environ:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
+from functools import partial
 from itertools import chain
+from pathlib import Path
 
 from aura.commands.named import add_model, model_asked
 from aura.errors import ConfigError, Parser
 from aura.model import export, sample
+from aura.plan.auto import take_best_gpu
 from aura.texts.console import put
 
 
@@ -20,7 +24,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     check_choice(arguments)
     check_typed(arguments.prompt)
-    trained = sample.load(model_asked(arguments).path)
+    trained = loaded(model_asked(arguments).path)
     begin = trained.id_of("bos_token")
     start = [] if begin is None else [begin]  # a document begins after the end of another
     given = start + trained.tokenizer.encode(arguments.prompt, add_special_tokens=False).ids
@@ -40,6 +44,12 @@ def main(argv: list[str]) -> int:
         put(piece, end="")
     put("")
     return 0
+
+
+def loaded(path: Path) -> sample.Trained:
+    """To be asked beside a training on the same machine. Raises DataError."""
+    take_best_gpu(partial(print, file=sys.stderr), beside_others=True)
+    return sample.load(path)
 
 
 def add_choice(parser: Parser) -> None:

@@ -104,7 +104,7 @@ def _names(parts: list[Part]) -> list[str]:
     """No two alike, and without what would end a column of the log."""
     names: list[str] = []
     for part in parts:
-        free = name = re.sub(r'[",\s]', "_", part.name)
+        free = name = re.sub(r'[",\s]', "_", part.name.encode(errors="replace").decode())
         for number in count(2):
             if free not in names:
                 break

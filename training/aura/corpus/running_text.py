@@ -19,7 +19,7 @@ from aura.texts import console
 DOCUMENT_CHARS = 4096  # a document ends with the first paragraph that reaches this length
 LONGEST_DOCUMENT = 65536  # characters; text without blank lines is cut here, at a space
 CHUNK = 1 << 20  # bytes read at once
-LATIN = "Latin-1"
+LATIN = "Windows-1252"  # Latin-1 with the quotation marks of Windows
 COMPRESSED_BY = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 BLANK_LINES = re.compile(r"\n[ \t]*(?:\n\s*)+")
 
@@ -91,7 +91,7 @@ def no_text(path: Path, offset: int, line: int, byte: int) -> str:
 
 def conversion(path: Path, kind: str = LATIN) -> str:
     """The command that writes the file again, as UTF-8."""
-    iconv = f"iconv -f {kind.lower().replace('n-', 'n')} -t utf8"
+    iconv = f"iconv -f {kind.lower()} -t utf8"
     if not (tool := COMPRESSED_BY.get(path.suffix.lower())):
         made = path.with_name(f"{path.stem}-utf8{path.suffix}")
         return f"{iconv} {quote(str(path))} > {quote(str(made))}"

@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ def export(
     tensors = {names.of(name): turned(names, name, part) for name, part in ours.items()}
     kind = str(next(iter(tensors.values())).dtype)
     temporary = output.with_name(f"{output.name}{manifest.TEMPORARY}{os.getpid()}")
+    for left in output.parent.glob(f"*{escape(output.name)}{manifest.TEMPORARY}*"):  # of one that was killed
+        shutil.rmtree(left, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         for name, content in _described(config, rows, kind, tokenizer, special).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sys
 import threading
 import traceback
@@ -16,7 +17,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from aura.checkpoint import manifest, store
+from aura.checkpoint import store
 from aura.checkpoint.newest import next_writer
 from aura.cluster.activity import Activity
 from aura.cluster.gang import Gang
@@ -33,16 +34,24 @@ from aura.cluster.rendezvous import NoGang, card_of
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows, check_corpus
-from aura.errors import EXIT_OK, EXIT_TEMPORARY, FOR_GOOD, AuraError, ConfigError, DataError, GpuFault
+from aura.errors import (
+    EXIT_OK,
+    EXIT_TEMPORARY,
+    FOR_GOOD,
+    AuraError,
+    ConfigError,
+    GpuFault,
+    refusal_of,
+)
 from aura.plan import gpus
 from aura.plan.shapes import with_vocabulary
 from aura.run import memory_copy, sick_gpu
-from aura.run.directory import steps_done, taken
+from aura.run.directory import steps_done, taken, verify_first
 from aura.run.division import TakingPart
 from aura.run.final import export_final, is_exported_since_done
 from aura.run.out_of_memory import asks_for_less, gpu_of, is_out_of_memory, out_of_memory
 from aura.run.progress import Progress
-from aura.run.start import Run, trainer_of, with_steps
+from aura.run.start import COMPILED, Run, trainer_of, with_steps
 from aura.run.status import Status
 from aura.run.stop import StoppedWhileWaiting, StopSignal
 from aura.texts import console
@@ -66,7 +75,9 @@ def run(
 ) -> int:
     """Train as the rank that the environment says; the exit code (see aura/errors.py). `activity`: who else watches."""
     try:
-        with taken(run_dir, alone=place_from_environment().world_size == 1):
+        place = place_from_environment()
+        # Without peers all ranks may share a disk, and rank 0 holds it for them.
+        with taken(run_dir, alone=place.rank == 0 and (place.world_size == 1 or not place.peers)):
             attempt = Attempt(config, run_dir, backend, activity or Activity(), shares_from)
             return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
     except AuraError as error:
@@ -140,9 +151,10 @@ class Attempt:
                 corpus = self._read(corpus_dir)
                 if resume_from:
                     verify_first(resume_from)
-            except AuraError as error:
-                code = self._end("failed", str(error), error.exit_code)
-                tell_the_others(error, self.run_dir, join_timeout)
+            except (AuraError, OSError) as error:
+                refusal = refusal_of(error)
+                code = self._end("failed", str(refusal), refusal.exit_code)
+                tell_the_others(refusal, self.run_dir, join_timeout)
                 return code
             if not resume_from and (steps := steps_done(self.run_dir, self.config, corpus)):
                 return self._already_done(steps)
@@ -345,6 +357,8 @@ class Attempt:
             self._end("failed", sentence, code)
         else:
             traceback.print_exc()
+            # Made again: a power cut may have left half of a kernel there, which torch would read for ever.
+            shutil.rmtree(self.run_dir / COMPILED, ignore_errors=True)
             sentence = f"{type(error).__name__}: {error}"
             exit_within(SAVE_PATIENCE + 60, 1)
             code = self._end("failed", sentence, 1)
@@ -354,14 +368,6 @@ class Attempt:
         if self.members:
             self.members.leave()
         exit_now(code)
-
-
-def verify_first(resume_from: Path) -> None:
-    """Before what is newer is set aside for a checkpoint that cannot be used."""
-    try:
-        manifest.verify(resume_from)
-    except manifest.Damaged as reason:
-        raise DataError("resume_unusable", path=resume_from, reason=reason) from None
 
 
 def is_own(error: AuraError) -> bool:

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from aura.checkpoint import manifest, store
 from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG, Corpus
 from aura.durable import replace_text, write_atomically
-from aura.errors import AuraError, ConfigError, reason_of
+from aura.errors import AuraError, ConfigError, DataError, reason_of
 from aura.plan.candidates import CHOSEN
 from aura.run.runlog import write_model_config
 from aura.texts.console import text
@@ -78,6 +78,12 @@ def describe(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int
         write_atomically(run_dir / TOKENIZER_CONFIG, corpus.special, flushed=True)
 
 
+def forget_tokenizer(run_dir: Path) -> None:
+    """Of another corpus, with which a start was given up before its first checkpoint. Raises OSError."""
+    for name in (TOKENIZER, TOKENIZER_CONFIG):
+        (run_dir / name).unlink(missing_ok=True)
+
+
 def write_done(run_dir: Path, config: TrainConfig, corpus: Corpus, state: dict[str, Any]) -> None:
     """`state`: of the last checkpoint. Raises OSError."""
     shown = ("step", "tokens_seen", "loss", "validation_loss", "first_validation_loss")
@@ -92,6 +98,14 @@ def write_done(run_dir: Path, config: TrainConfig, corpus: Corpus, state: dict[s
         **{key: state["progress"][key] for key in shown},
     }
     write_atomically(run_dir / DONE, done)
+
+
+def verify_first(resume_from: Path) -> None:
+    """Before what is newer is set aside for a checkpoint that cannot be used. Raises DataError."""
+    try:
+        manifest.verify(resume_from)
+    except manifest.Damaged as reason:
+        raise DataError("resume_unusable", path=resume_from, reason=reason) from None
 
 
 def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
@@ -123,5 +137,6 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
         asked[name] = before[name]
     if before != asked or state["corpus"] != corpus.fingerprint:
         return 0
-    write_done(run_dir, config, corpus, state)
+    with suppress(OSError):  # a full disk: the next start writes it
+        write_done(run_dir, config, corpus, state)
     return config.steps
