@@ -3,13 +3,13 @@ them an exchange over the same links. Needs torchft (wire.py says how to get it)
 
 from __future__ import annotations
 
-import socket
 import time
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from aura.cluster.rendezvous import own_address
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
@@ -31,21 +31,14 @@ class LocalUpdate(torch.optim.Optimizer):
         self.gpu.work_now(self.seconds)
 
 
-def own_address(store: str) -> str:
-    """From which this rank reaches the store."""
-    host, port = store.split(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))
-        return str(probe.getsockname()[0])
-
-
 class TorchftDiLoCo:
     def __init__(self, task: Task, rank: int, store: str) -> None:
         arm, waits = task.arm, lengths(task.arm, task.mfu)
         self.steps, self.micro_batches, self.gpu = task.warm_up + task.steps, waits.micro_batches[rank], Gpu()
         self.model = Model(scaled(arm.config(), task.scale), self.gpu)
         self.model.fill(0)  # DiLoCo begins with the same weights everywhere
-        self.manager = self._manager(rank, arm.nodes, own_address(store), store)
+        host, port = store.split(":")
+        self.manager = self._manager(rank, arm.nodes, own_address(host, int(port)), store)
         self.optimizer = LocalUpdate(
             self.model.parameters(), self.gpu, waits.whole_update * arm.slowness[rank]
         )

@@ -23,7 +23,6 @@ from aura.plan.candidates import Cluster, cluster_of, decide
 from aura.plan.evidence import expected_loss, tokens_factor
 from aura.plan.memory import checkpoint_bytes, memory_of, parameter_bytes, wire_bytes
 from aura.plan.plan import plan_for
-from aura.plan.replay import parse
 from aura.plan.step_time import (
     Coding,
     Work,
@@ -296,12 +295,6 @@ def test_a_delay_begins_as_late_as_costs_little_time(asked: int, card: str, step
     assert sooner < made.chosen.step_seconds < 1.05 * sooner
 
 
-def test_the_plan_of_an_older_release_has_a_delay_from_the_first_step_on() -> None:
-    old = {"schema": "aura-setting-1", "wire": "int4", "delay": 0.5, "predicted_weights": True, "ranks": 3}
-    old |= {"sequences": 8, "loss_tolerance": 0.02, "step_seconds": 1.0, "one_pc_seconds": 2, "measured": {}}
-    assert parse(json.dumps(old).encode()).delay_after == 0
-
-
 def test_what_the_codec_takes_counts() -> None:
     config = resolve("gpt2-nano")
     cluster = Cluster(2, tuple(works((1, 0.05), (1, 0.05))), 117.5e6)
@@ -348,7 +341,14 @@ def test_the_guides_command_hears_the_truth(aura_says: Aura) -> None:
 def test_a_plan_that_cannot_be_replayed_is_one_sentence(
     content: Any, words: str, message: str, corpus: Corpus, tmp_path: Path, aura_says: Aura
 ) -> None:
-    good = {"schema": "aura-setting-1", "wire": "int4", "delay": 0, "predicted_weights": True, "ranks": 3}
+    good = {
+        "schema": "aura-setting-1",
+        "wire": "int4",
+        "delay": 0,
+        "delay_after": 0,
+        "predicted_weights": True,
+        "ranks": 3,
+    }
     good |= {"sequences": 8, "loss_tolerance": 0.02, "step_seconds": 1.0, "one_pc_seconds": 2, "measured": {}}
     file = tmp_path / "plan.json"
     if content is not None:

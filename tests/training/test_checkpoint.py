@@ -327,7 +327,7 @@ def test_a_damaged_newer_one_does_not_push_out_good_ones_nor_is_it_deleted(tmp_p
     checkpoint.tidy(tmp_path, step=2, number=0)
     (aside,) = tmp_path.glob("damaged-checkpoint-step-9-*")
     (tmp_path / "superseded-checkpoint-step-8-2").mkdir()
-    (tmp_path / "damaged-checkpoint-step-8").mkdir()
+    (tmp_path / "damaged-checkpoint-step-8-1").mkdir()
     checkpoint.rotate(tmp_path, 2, 0, newest=save(tmp_path, 3))
     kept = {"checkpoint-step-2", "checkpoint-step-3", aside.name, "superseded-checkpoint-step-8-2"}
     assert {path.name for path in tmp_path.iterdir()} == kept

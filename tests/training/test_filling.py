@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from aura.config import from_values, resolve
+from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import EXIT_TEMPORARY, ConfigError
 from aura.model.gpt import GPT
@@ -101,16 +100,6 @@ def test_what_does_not_fit_is_first_computed_in_smaller_parts() -> None:
     config = resolve("qwen3-125m", {"micro_batch": "64"})
     assert settings_that_fit(config, 12 * GIB, on_gpu=True) == {"micro_batch": "batch_size"}
     assert largest_micro_batch(resolve("gpt2", {"rank_batch_sizes": "2,2", "micro_batch": "4"})) == 4
-
-
-def test_a_run_that_was_done_before_there_was_such_a_setting_is_done(corpus: Corpus, tmp_path: Path) -> None:
-    (run,) = complete(start(tmp_path, corpus, 1, "--steps 2"))  # TINY names a batch_size
-    config = json.loads((run.run_dir / "config.json").read_text())
-    assert config.pop("micro_batch") == "batch_size"
-    done = run.done | {"config_digest": from_values(config).digest()}
-    (run.run_dir / "done.json").write_text(json.dumps(done))
-    (again,) = complete(start(tmp_path, corpus, 1, "--steps 2"))
-    assert "2 steps" in again.text and "Step 1/" not in again.text
 
 
 def has_a_card() -> None:

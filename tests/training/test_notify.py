@@ -410,20 +410,6 @@ def test_what_has_become_of_a_run(story: str) -> None:
         assert "rank 2 on node2 has not answered" in told[2].message
 
 
-def test_what_an_earlier_release_has_seen_of_a_run_counts(tmp_path: Path) -> None:
-    """It followed rank 0 alone, by the run's name."""
-    rank, state = tmp_path / "runs/r/rank-0", tmp_path / "state"
-    rank.mkdir(parents=True)
-    (rank / "status.json").write_text(json.dumps(says("done", 1, rank=0, updated=1.0, validation_loss=2.2)))
-    state.mkdir()
-    memory = Memory(state)
-    memory.seen["runs"] = {"r": vars(Seen("running", "training", 1, True))}
-    memory.save()
-    words = ["--webhook-config", str(config(tmp_path, own(1))), "--once", "--node", "node0"]
-    assert notify.main([*words, "--runs", str(rank.parents[1]), "--state", str(state)]) == 0
-    assert [entry.event.kind for entry in Queue(state).entries()] == ["run.finished"]
-
-
 def test_of_a_run_tells_who_leads_it_and_who_takes_the_lead_goes_on(tmp_path: Path) -> None:
     """Rank 0's node goes and comes back. Each node has a notifier of its own, here called for one look."""
     path = config(tmp_path, own(1))

@@ -3,7 +3,6 @@ corpus, in a validation, and in all that a run writes."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import replace
@@ -21,18 +20,15 @@ from aura.corpus import shards
 from aura.corpus.corpus import TOKENIZER, Corpus, read_corpus
 from aura.corpus.mixture import Mixture, Part
 from aura.corpus.prepare import build
-from aura.corpus.shards import Workplace
 from aura.corpus.sources import LocalFiles
 from aura.corpus.text_bytes import bits_per_byte, token_bytes
 from aura.corpus.windows import Windows
 from aura.corpus.work import Settings
-from aura.errors import ConfigError
 from aura.model.family import model_of
 from aura.model.forward import validation_loss, validation_windows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_mixture import mixture, write_part
 from test_prepare import documents_of
-from test_prepare_resume import content, stopped_at, take_steps
 from test_runlog import rows
 from tokenizers import Tokenizer, models, pre_tokenizers
 from trainers import Trainer, complete, start
@@ -276,22 +272,3 @@ def test_a_part_without_validation_text_has_no_file_and_no_figure(tmp_path: Path
     assert not list(corpus.path.glob("validation-0*")) and read_corpus(corpus.path) == corpus
     windows = Windows(corpus, "validation", LENGTH)
     assert list(bits_per_byte(corpus, windows, np.arange(9)).parts) == ["many"]
-
-
-def test_a_preparation_of_an_older_release_is_refused_and_left_as_it_is(
-    parts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take_steps(monkeypatch, chars=3000, tokens=20_000)
-    with stopped_at(3, monkeypatch):
-        build(mixture(parts, 0.7, 0.3), tmp_path / "c", SETTINGS)
-    place = Workplace(tmp_path / "c")
-    (place.corpus / "validation-0-00000.bin").rename(place.corpus / "validation-00000.bin")
-    (place.corpus / "validation-1-00000.bin").unlink()
-    journal = json.loads(place.journal.read_text())
-    journal["shards"]["validation"] = journal["shards"].pop("validation-0")
-    del journal["shards"]["validation-1"]
-    place.journal.write_text(json.dumps(journal))
-    before = content(place.corpus)
-    with pytest.raises(ConfigError, match=r"unfinished mixture of an older release.*finish it with that"):
-        build(mixture(parts, 0.7, 0.3), tmp_path / "c", SETTINGS)
-    assert content(place.corpus) == before and place.journal.is_file()

@@ -20,9 +20,9 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,15 @@ from aura.checkpoint.manifest import (
 )
 from aura.checkpoint.newest import age, ballots_of, newest_valid, winner
 from aura.cluster.ranks import Ranks
-from aura.config import BEFORE, MANUAL, TrainConfig, own_settings, preset_names
+from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.durable import publish
 from aura.errors import ConfigError, NoCheckpoint
-from aura.recipe import rate
 from aura.strategy.state import copies
 from aura.texts.console import text
 
 DAMAGED, SUPERSEDED = "damaged-", "superseded-"
-# Without a time: an older release named what is damaged so.
-ASIDE = re.compile(rf"({DAMAGED}|{SUPERSEDED}){NAME.pattern}(-(?P<when>\d+))?")
+ASIDE = re.compile(rf"({DAMAGED}|{SUPERSEDED}){NAME.pattern}-(?P<when>\d+)")
 # A checkpoint of a run with other values of these is another model or another order of the data.
 FIXED = (
     *("family", "layers", "heads", "kv_heads", "d_model", "seq_len", "vocab_size", "vocab_multiple", "tied"),
@@ -187,7 +185,7 @@ def rotate(directory: Path, keep: int, keep_every: int, newest: Path, keep_best:
         if ours and path not in kept:
             remove(path)
     set_aside = {
-        path: int(found["when"] or 0) for path in directory.iterdir() if (found := ASIDE.fullmatch(path.name))
+        path: int(found["when"]) for path in directory.iterdir() if (found := ASIDE.fullmatch(path.name))
     }
     for path in sorted(set_aside, key=lambda path: set_aside[path], reverse=True)[keep:]:
         remove(path)
@@ -313,18 +311,6 @@ def check_resumable(state: State, config: TrainConfig, corpus: Corpus, world_siz
     if state["world_size"] != world_size:
         changes.append(f"ranks {state['world_size']} -> {world_size}")
     return changes
-
-
-def at_its_rate(config: TrainConfig, before: Mapping[str, Any]) -> TrainConfig:
-    """`config` for a run that goes on, `before` being that of its checkpoint. A release that had no usual rates began
-    it with another optimizer than the preset's, but at the preset's lr; it keeps that where no rate is named now."""
-    named = config.lr != rate(config.optimizer, config.d_model)
-    named |= any((config.embedding_lr, config.head_lr, config.gain_lr))
-    if named or config.preset not in (*preset_names(), MANUAL):
-        return config
-    before, own = BEFORE | dict(before), own_settings(config.preset)
-    same = (before["optimizer"], before["lr"]) == (config.optimizer, own["lr"])
-    return replace(config, lr=own["lr"]) if same and config.optimizer != own["optimizer"] else config
 
 
 def go_back_to(checkpoint: Path) -> None:

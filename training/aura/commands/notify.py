@@ -101,9 +101,7 @@ class Follower:
         for rank, status in statuses(self.runs):
             run = rank.parent.absolute()
             key = f"{run.name}/{rank.name}"
-            # An earlier release followed rank 0 alone.
-            before = known.get(key) or (known.get(run.name, {}) if rank.name == "rank-0" else {})
-            seen, said = news(run.name, Seen(**before), status, is_alive(status), self.began, now)
+            seen, said = news(run.name, Seen(**known.get(key, {})), status, is_alive(status), self.began, now)
             found[key] = vars(seen)
             if rank.name == f"rank-{lead_of(run).rank}":
                 events += said

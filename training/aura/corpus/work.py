@@ -101,8 +101,6 @@ class Work:
         )
         self.problems.counts |= self.skipped
         self.text_bytes, self.smallest, self.largest = journal["text"]
-        if "validation" in journal["shards"] and self.parts:
-            raise ConfigError("unfinished_of_older_release", path=self.place.path)
         self._open_shards(journal["shards"])
 
     def _open_shards(self, states: dict[str, Any]) -> None:

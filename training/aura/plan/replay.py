@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ SCHEMA = "aura-setting-1"
 class Replay:
     wire: str
     delay: float
+    delay_after: int
     predicted_weights: bool
     # For what it was decided
     ranks: int
@@ -32,7 +33,6 @@ class Replay:
     step_seconds: float
     one_pc_seconds: float  # for the tokens of a step
     measured: dict[str, Any]  # by which that was decided
-    delay_after: int = 0  # not in the files of older releases
 
     def as_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -54,8 +54,7 @@ def parse(data: bytes) -> Replay:
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         raise ValueError(f"no {SCHEMA}")
     names = {one.name: one for one in fields(Replay)}
-    optional = {name for name, one in names.items() if one.default is not MISSING}
-    if missing := sorted(set(names) - set(values) - optional):
+    if missing := sorted(set(names) - set(values)):
         raise ValueError(", ".join(missing))
     kinds: dict[str, type | tuple[type, ...]] = {"str": str, "bool": bool, "int": int, "float": (int, float)}
     values = {name: values[name] for name in names if name in values}

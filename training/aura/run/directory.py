@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +112,7 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
     """The steps of this very run, if it has been completed here, else 0. A mark of it that is missing is set."""
     try:
         done = json.loads((run_dir / DONE).read_text(encoding="utf-8"))
-        # Before there was micro_batch, who named a batch_size did not say so either.
-        # The tolerance is how `auto` decided; this was its default.
-        older = replace(config, loss_tolerance=0.02)
-        meant = {
-            one.digest() for each in (config, older) for one in (each, replace(each, micro_batch="auto"))
-        }
-        same = done["config_digest"] in meant and done["corpus"] == corpus.fingerprint
+        same = done["config_digest"] == config.digest() and done["corpus"] == corpus.fingerprint
         return int(done["step"]) if same else 0
     except (OSError, ValueError, KeyError):
         pass
@@ -130,7 +124,7 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
         return 0
     state = store.read_state(last)
     before = BEFORE | state["config"]
-    asked = asdict(store.at_its_rate(config, before))
+    asked = asdict(config)
     if config.strategy == "auto":
         asked |= {name: before.get(name) for name in CHOSEN}
     for name in ("micro_batch", "loss_tolerance"):  # only how it was computed

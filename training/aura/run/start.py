@@ -127,8 +127,7 @@ def trainer_of(run: Run) -> Trainer:
     say_what_is_trained(run, model, batches)
     state = newest_state(run, model, strategy)
     progress = Progress(**state["progress"]) if state else Progress()
-    config = store.at_its_rate(run.config, state["config"]) if state else run.config
-    run = replace(run, config=with_steps(config, progress, len(windows), batches.per_step))
+    run = replace(run, config=with_steps(run.config, progress, len(windows), batches.per_step))
     run.status.set(max_steps=run.config.steps)
     if state:
         refuse_a_run_that_is_over(run.config, progress)
@@ -247,10 +246,7 @@ def newest_state(run: Run, model: LanguageModel, strategy: Strategy) -> store.St
     """Put all ranks on one checkpoint; its state, or None where the run begins."""
 
     def check(state: store.State) -> None:
-        config = store.at_its_rate(run.config, state["config"])
-        if config.lr != run.config.lr:
-            run.speaker.say_once(console.text("rate_kept", lr=config.lr, usual=run.config.lr))
-        if changes := store.check_resumable(state, config, run.corpus, run.ranks.world_size):
+        if changes := store.check_resumable(state, run.config, run.corpus, run.ranks.world_size):
             run.speaker.say_once(console.changed(state["step"], changes))
 
     if run.resume_from:

@@ -50,10 +50,7 @@ def is_alive(status: Status) -> bool:
     try:
         if not runs_on(status["pid"]):
             return False
-        if begun := status.get("begun"):
-            return bool(begun == begun_of(status["pid"]))
-        # Of a release that did not say it. Wrong once the clock has been set.
-        return psutil.Process(status["pid"]).create_time() <= status["updated"]
+        return bool(status["begun"] == begun_of(status["pid"]))
     except (psutil.NoSuchProcess, FileNotFoundError):
         return False
     except (KeyError, TypeError, OSError, psutil.Error):
