@@ -185,6 +185,42 @@ def test_what_lost_is_set_aside_and_only_so_much_of_it_is_kept(tmp_path: Path) -
     assert kept == {f"superseded-checkpoint-step-{step}" for step in (12, 20, 30)}
 
 
+def test_of_what_is_set_aside_for_an_older_one_the_newest_stays_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step)
+    found = {path.name: path for path in checkpoint.checkpoints(tmp_path)}
+    in_no_order = [found[f"checkpoint-step-{step}"] for step in (4, 1, 3, 2)]
+    monkeypatch.setattr(checkpoint, "checkpoints", lambda directory: in_no_order)
+    checkpoint.go_back_to(tmp_path / "checkpoint-step-1")
+    aside = sorted(tmp_path.glob("superseded-*"), key=lambda path: path.name.rpartition("-")[2])
+    assert [path.name.split("-")[3] for path in aside] == ["2", "3", "4"]
+
+
+def test_a_copy_may_have_any_name_and_a_checkpoint_only_its_own(tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    for name in ("suspect-step-3", "superseded-checkpoint-step-3-17", "best"):
+        path = path.rename(tmp_path / name)
+        assert manifest.verify(path)["step"] == 3
+    path = path.rename(tmp_path / "checkpoint-step-4")
+    with pytest.raises(manifest.Damaged):
+        manifest.verify(path)
+
+
+def test_a_file_server_without_fsync_of_directories_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    durable.flush(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="Invalid argument"):
+        durable.flush(tmp_path / "file")
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 

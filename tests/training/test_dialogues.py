@@ -202,7 +202,7 @@ def test_a_list_and_other_forms_are_read(tmp_path: Path) -> None:
     (tmp_path / "all.json").write_text(json.dumps(forms), encoding="utf-8-sig")
     assert list(dialogues.read([tmp_path / "all.json"], IGNORING)) == read
     (tmp_path / "latin.jsonl").write_text('{"prompt": "niño", "completion": "sí"}\n', encoding="latin-1")
-    with pytest.raises(AuraError, match="it is not UTF-8; if it is Latin-1, `iconv -f latin1"):
+    with pytest.raises(AuraError, match="it is not UTF-8; if it is Windows-1252, `iconv -f windows-1252"):
         list(dialogues.read([tmp_path / "latin.jsonl"], IGNORING))
     packed = tmp_path / "latin.jsonl.gz"
     packed.write_bytes(gzip.compress('{"prompt": "niño", "completion": "sí"}\n'.encode("utf-16")))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +294,20 @@ def test_newer_commits_of_a_mixture_are_named(tmp_path: Path) -> None:
         place.read_journal(request("1", "3"))
     with pytest.raises(ConfigError, match="other text or settings"):
         place.read_journal(request("1", "3", tokens=6))
+
+
+def test_names_of_files_that_are_no_utf8_are_printed_and_written(
+    parts: dict[str, Path], tmp_path: Path
+) -> None:
+    odd = os.fsdecode(b"espa\xf1a.jsonl")
+    (tmp_path / "texts").mkdir()
+    file = parts["corto"].rename(tmp_path / "texts" / odd)
+    (tmp_path / "texts" / os.fsdecode(b"espa\xf1a.jpg")).touch()
+    assert Mixture([Part(odd, 1.0, LocalFiles([file]))]).parts[0].name == "espa?a.jsonl"
+    words = ["prepare", "--input", tmp_path / "texts", "--output", tmp_path / "c", "--vocab-size", "300"]
+    done = subprocess.run(
+        [sys.executable, "-m", "aura", *words], env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "espa\\udcf1a.jpg is one" in done.stdout

@@ -384,6 +384,16 @@ def test_a_single_process_sees_the_gpu_with_most_free_memory(
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "torch counts the cards as the driver does"
     assert "RTX 3090: of 2 GPUs the one with most free memory" in capsys.readouterr().out
 
+    # Who only asks a model leaves a card to whoever has most of it, unless it is named.
+    auto.take_best_gpu(print, beside_others=True)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
+    cards_are(monkeypatch, TWO_GPUS[0])  # half of it is taken
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    auto.take_best_gpu(print, beside_others=True)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert "so somebody works on it, and this takes the processor" in capsys.readouterr().out
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+
     no_driver(monkeypatch, pynvml.NVMLError_DriverNotLoaded)
     auto.take_best_gpu(print)  # training itself says what is wrong, if anything is
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"

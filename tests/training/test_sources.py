@@ -254,7 +254,7 @@ def test_bytes_that_are_no_text_are_left_out_of_running_text(
     assert texts == ["uno ñ\ndos\ntrés"]
     assert counts["broken"] == 6
     assert (
-        f"If it is Latin-1, `iconv -f latin1 -t utf8 {file} > {file.with_stem('a-utf8')}` converts it."
+        f"If it is Windows-1252, `iconv -f windows-1252 -t utf8 {file} > {file.with_stem('a-utf8')}` converts it; then"
         in said[0]
     )
     assert [sentence.split(": ")[2].split(". ")[0] for sentence in said] == [

@@ -171,9 +171,10 @@ def test_a_disk_that_has_not_even_room_for_a_directory_stops_nobody(corpus: Corp
 def test_one_directory_has_one_trainer(corpus: Corpus, tmp_path: Path) -> None:
     (first,) = start(tmp_path, corpus, 1, "--steps 100000")
     first.says("Step 5 |")
-    (second,) = start(tmp_path, corpus, 1)
-    assert second.end() == EXIT_USAGE
-    assert f"Another `aura train` is at work in {first.run_dir}" in second.text
+    for ranks in (1, 2):  # the second time as `aura launch-local` does it
+        for second in start(tmp_path, corpus, ranks, one_disk=True):
+            assert second.end() == EXIT_USAGE
+            assert f"Another `aura train` is at work in {first.run_dir}" in second.text
     os.kill(first.pid, signal.SIGTERM)
     assert first.end() == 0
     assert (
@@ -193,6 +194,47 @@ def test_a_run_directory_that_cannot_be_is_refused_in_a_sentence(
     for trainer in start(tmp_path, corpus, ranks):
         assert trainer.end() == (EXIT_USAGE if ranks == 1 else 1)
         assert trainer.text.startswith(f"The run directory {trainer.run_dir} cannot be used: File exists.")
+        assert "Traceback" not in trainer.text
+
+
+def test_what_begins_anew_has_the_tokenizer_of_its_own_corpus(corpus: Corpus, tmp_path: Path) -> None:
+    """A start that was given up has left another one, and with it `final/` would speak another language."""
+    other = tmp_path / "node0/run/tokenizer.json"
+    other.parent.mkdir(parents=True)
+    other.write_text("{}")
+    complete(start(tmp_path, corpus, 1, "--steps 5"))
+    assert other.read_text() == (corpus.path / "tokenizer.json").read_text()
+    other.write_text("{}")  # and as long as there is a checkpoint, the run keeps what it has
+    complete(start(tmp_path, corpus, 1, "--steps 10"))
+    assert other.read_text() == "{}"
+
+
+def test_what_nobody_foresaw_takes_the_compiled_kernels_with_it(corpus: Corpus, tmp_path: Path) -> None:
+    """A power cut may have left half of one, which torch would read at every start."""
+
+    def fail() -> None:
+        def unforeseen(*_: object) -> None:
+            raise RuntimeError("half a kernel")
+
+        at_step(2, lambda: setattr(GPT, "loss_sum", unforeseen))()
+
+    (tmp_path / "node0/run/compiled").mkdir(parents=True)
+    (trainer,) = start(tmp_path, corpus, 1, faults={0: fail})
+    assert trainer.end() == 1
+    assert "RuntimeError: half a kernel" in trainer.text
+    assert not (trainer.run_dir / "compiled").exists()
+
+
+def test_a_corpus_that_the_system_does_not_give_is_a_sentence(corpus: Corpus, tmp_path: Path) -> None:
+    def closed() -> None:
+        def read(path: Path) -> Corpus:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+        attempt.read_corpus = read
+
+    for trainer in start(tmp_path, corpus, 2, faults={1: closed}):
+        assert trainer.end() == EXIT_USAGE
+        assert f"{corpus.path}" in trainer.status["message"] and "Permission denied" in trainer.text
         assert "Traceback" not in trainer.text
 
 

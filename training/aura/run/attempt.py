@@ -76,8 +76,9 @@ def run(
     """Train as the rank that the environment says; the exit code (see aura/errors.py). `activity`: who else watches."""
     try:
         place = place_from_environment()
-        # Without peers all ranks may share a disk, and rank 0 holds it for them.
-        with taken(run_dir, alone=place.rank == 0 and (place.world_size == 1 or not place.peers)):
+        alone = place.world_size == 1
+        # Without peers the ranks may share a disk, which rank 0 holds for all.
+        with taken(run_dir, alone, holds=alone or (place.rank == 0 and not place.peers)):
             attempt = Attempt(config, run_dir, backend, activity or Activity(), shares_from)
             return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
     except AuraError as error:

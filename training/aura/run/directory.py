@@ -27,8 +27,9 @@ FINAL = "final"  # the model as `aura export` writes it
 
 
 @contextmanager
-def taken(run_dir: Path, alone: bool) -> Iterator[None]:
-    """There, and held by this process where it is `alone`: two would set each other's checkpoints aside.
+def taken(run_dir: Path, alone: bool, holds: bool) -> Iterator[None]:
+    """There, and this process `holds` it, alone or for the ranks beside it: two trainings would set each other's
+    checkpoints aside.
 
     Raises AuraError; of several ranks one that starting again may help, so that the others go on without this disk.
     """
@@ -41,7 +42,7 @@ def taken(run_dir: Path, alone: bool) -> Iterator[None]:
     except OSError as error:
         raise refused("run_dir_unusable", path=run_dir, error=reason_of(error)) from None
     try:
-        if alone:
+        if holds:
             _hold(descriptor, run_dir)
         yield
     finally:
