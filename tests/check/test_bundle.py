@@ -347,9 +347,3 @@ def test_a_node_whose_driver_is_not_in_it_is_refused_with_all_that_belongs_to_it
     )
     assert f"does not have {DRIVER[4]}: apt did not know them" in found
     assert "restricted and multiverse" in found
-
-
-def test_it_is_refused_before_any_node_is_changed() -> None:
-    site = (tree.ROOT / "playbooks/site.yml").read_text()
-    assert site.index("decide.yml") < site.index("tasks_from: fit.yml") < site.index("  tasks:\n    - {name:")
-    assert "nvidia_driver_decision" in (tree.ROOT / "roles/bundle/tasks/fit.yml").read_text()

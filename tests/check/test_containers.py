@@ -43,11 +43,7 @@ def test_nothing_that_may_hold_a_secret_is_given_to_the_build() -> None:
         assert any(fnmatch.fnmatch(place, source) or source.startswith(place) for place in let_in), source
 
 
-def test_the_image_is_built_by_the_scripts_that_make_a_release() -> None:
-    script = (tree.ROOT / "container/make-release").read_text()
-    for name in ("roles/trainer/files/install-release", "roles/trainer/files/build-wheel"):
-        assert (tree.ROOT / name).exists()
-        assert f"./{Path(name).name} " in script
+def test_the_image_has_the_tools_that_the_lock_file_names() -> None:
     locked = subprocess.run(
         [tree.ROOT / "container/image-tools", tree.ROOT / "requirements/controller.txt"],
         capture_output=True, text=True, check=True,

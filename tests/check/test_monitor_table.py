@@ -1,6 +1,8 @@
 """The table of playbooks/monitor.yml, and the units that bring a person news: what is made of what nodes say."""
 
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +158,19 @@ def test_copies_are_of_aura_only_without_a_key(bucket: str) -> None:
 def test_every_service_has_a_user_of_its_own(role: str) -> None:
     unit = unit_of(role, "configure" if role == "notify" else "main")
     assert re.search(r"^User=aura-", unit, re.M)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_systemd_takes_the_unit_of_what_looks_after_the_cards(tells: bool, tmp_path: Path) -> None:
+    """No node of the lab has one, so nothing else makes it in `make test`."""
+    # What a person has of its program is not here; what systemd says of a program is that it is not there.
+    text = unit_of("gpu_watch", gpu_watch_tells=tells, service_command="/bin/true")
+    for line in ("SupplementaryGroups=aura-notify", "ReadWritePaths=-/var/lib/aura-notify"):
+        assert (line in text.splitlines()) == tells
+    unit = tmp_path / "aura-watch.service"
+    unit.write_text(text)
+    said = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert said.returncode == 0 and "aura-watch.service" not in said.stderr, said.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import tree
-import yaml
 from plays import played, plays_of
 
 MARK: dict[str, Any] = {"ansible.builtin.command": "/usr/bin/touch {{ playbook_dir }}/changed"}
@@ -72,9 +71,3 @@ def test_a_launch_has_no_check(tmp_path: Path, playbook: str) -> None:
     assert done.returncode != 0 and "A launch has no --check" in done.stdout, done.stdout
     assert "No node has been touched." in done.stdout
     assert played(tmp_path, [first | {"tasks": first["tasks"][:1]}], TWO).returncode == 0
-
-
-def test_a_check_of_a_rollback_does_not_say_that_a_release_was_left() -> None:
-    tasks = yaml.safe_load((tree.ROOT / "roles/trainer/tasks/rollback.yml").read_text())
-    (says,) = (task for task in tasks if "was left for" in str(task))
-    assert says["when"] == "not ansible_check_mode"

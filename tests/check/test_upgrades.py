@@ -365,14 +365,3 @@ def test_the_ranks_that_leave_and_come_back_are_those_of_the_run(file: str, name
     ]
     units = filled_in(task["loop"], {"before_ranks": UPGRADES.ranks_of_run(said)})
     assert units == ["aura-train@1.service", "aura-train@2.service"]
-
-
-def test_the_ranks_that_leave_are_told_from_others() -> None:
-    kept = [
-        task["ansible.builtin.set_fact"]
-        for task in yaml.safe_load((tree.ROOT / "playbooks/tasks/take_out.yml").read_text())
-        if "ansible.builtin.set_fact" in task
-    ]
-    assert "| ranks_of_run" in kept[0]["before_ranks"]
-    said_by_a_node = (tree.ROOT / "roles/trainer/files/rank-status").read_text()
-    assert '"Id,ActiveState,UnitFileState,' in said_by_a_node

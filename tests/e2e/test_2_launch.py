@@ -182,9 +182,3 @@ def test_a_run_saves_and_goes_on_while_a_node_reboots(cluster: Cluster, long_run
     assert cluster.status()[0]["step"] > before["step"], "what was learnt before the reboot is lost"
     assert cluster.sh("node3", booted) != boot
     assert cluster.sh("node2", booted) == other
-
-
-def test_a_second_launch_is_refused_while_a_run_is_active(cluster: Cluster, long_run: None) -> None:
-    cluster.wait("training", cluster.training, 120)
-    assert "playbooks/stop.yml" in cluster.refused("launch.yml", *NANO)
-    assert cluster.training()

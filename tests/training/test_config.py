@@ -213,21 +213,22 @@ def test_the_flags_of_the_guides(style: str, monkeypatch: pytest.MonkeyPatch) ->
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(attempt, "run", lambda *arguments, **_: calls.append(arguments) or 0)
     for flags in (
-        "--backend nccl --use-custom-model --custom-preset gpt2-medium --seq-len 1024 --batch-size 2 "
+        "--backend nccl --use-custom-model --custom-preset gpt2-medium --seq-len 512 --batch-size 2 "
         "--gradient-accumulation-steps 16 --precision bf16 --lr 3e-4 --weight-decay 0.02 --log-dir runs/node0 "
         "--corpus c --run-dir r",
         "--model-preset manual --embed-size 96 --num-layers 3 --num-heads 6 --seq-length 64 --gradient-checkpointing "
-        "--log-interval 100 --save-steps 500 --learning-rate 2e-4 --epochs 3 --corpus c --compile",
+        "--log-interval 100 --save-steps 500 --learning-rate 1e-3 --epochs 3 --corpus c --compile",
     ):
         words = flags.split()
         words = ["--" + word[2:].replace("-", style) if word.startswith("--") else word for word in words]
         assert cli.main(["train", *words]) == 0
     (made, corpus, run_dir, log_dir, backend, _), (other, *_) = calls
     assert (made.preset, made.batch_size, made.gradient_accumulation_steps) == ("gpt2-medium", 2, 16)
-    assert (made.precision, made.lr, made.weight_decay) == ("bf16", 3e-4, 0.02)
+    assert (made.precision, made.lr, made.weight_decay, made.seq_len) == ("bf16", 3e-4, 0.02, 512)
     assert (corpus, run_dir, log_dir, backend) == (Path("c"), Path("r"), Path("runs/node0"), "nccl")
     assert (other.preset, other.d_model, other.layers, other.heads) == ("manual", 96, 3, 6)
     assert (other.gradient_checkpointing, other.epochs, other.log_every) == (True, 3.0, 100)
+    assert (other.seq_len, other.lr, other.save_every) == (64, 1e-3, 500)
     assert other.compile == "true"
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True", "before torch reads it"
 
@@ -286,3 +287,4 @@ def test_of_two_ways_to_say_the_warm_up_a_persons_own_is_meant() -> None:
     assert warmup_steps(config.resolve("gpt2-medium", {"warmup_ratio": 0.1})) == 610
     assert warmup_steps(config.resolve("gpt2", {"warmup_steps": "0"})) == 0
     assert warmup_steps(config.resolve("gpt2", {"warmup_steps": 7})) == 7
+    assert warmup_steps(config.resolve("gpt2", {"warmup_steps": 17, "warmup_ratio": 0.03})) == 17

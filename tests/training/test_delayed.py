@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from aura.corpus.corpus import Corpus
-from aura.optim.loss_scale import LossScale
 from aura.strategy.delayed import Delayed
 from playing import Setting
 from sharded_ranks import Rank, Task, batches_of, check_equal, complete, losses, parameters
@@ -165,15 +164,3 @@ def test_with_fp16_a_step_is_left_out_and_a_resume_changes_no_bit(corpus: Corpus
     completed(start(tmp_path / "b", corpus, 2, settings, {0: stop, 1: both(fault, stop)}))
     resumed = completed(start(tmp_path / "b", corpus, 2, settings))
     assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
-
-
-def test_a_loss_scale_that_changes_while_a_step_computes_is_that_of_the_step_after() -> None:
-    scale = LossScale(8.0, enabled=True, delayed=True)
-    scale.update(left_out=True)
-    assert scale.value == 8.0
-    other = LossScale(1.0, enabled=True, delayed=True)
-    other.load(scale.state())
-    for one in (scale, other):
-        assert one.value == 8.0
-        one.begin_next()
-        assert one.value == 4.0

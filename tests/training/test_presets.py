@@ -1,4 +1,4 @@
-"""Presets, the guides' names of settings, `auto` and `manual`."""
+"""Presets, `auto` and `manual`."""
 
 from __future__ import annotations
 
@@ -169,16 +169,6 @@ def test_the_low_memory_recipes_train_the_same_and_fit(gigabytes: int) -> None:
     assert [getattr(low, name) for name in same] == [getattr(medium, name) for name in same]
     # With room for a desktop and for the gaps of the allocator.
     assert memory_of(low, low.batch_size, on_gpu=True).total < 0.92 * gigabytes * 1e9
-
-
-def test_the_guides_names_mean_ours() -> None:
-    said = (
-        "embed-size=96 num_layers=3 num_heads=6 seq-length=64 learning_rate=1e-3 log_interval=7 save_steps=9"
-    )
-    guides = dict(word.split("=") for word in said.split())
-    made = resolve("gpt2", guides | {"model_preset": "gpt2-nano"})
-    assert (made.preset, made.d_model, made.layers, made.heads, made.seq_len) == ("gpt2-nano", 96, 3, 6, 64)
-    assert (made.lr, made.log_every, made.save_every) == (1e-3, 7, 9)
 
 
 def test_manual_takes_the_size_from_nowhere_else() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from aura.config import resolve
 from aura.optim.loss_scale import LossScale
-from aura.optim.schedule import learning_rate, warmup_steps
+from aura.optim.schedule import learning_rate
 
 WARM = {"steps": 100, "warmup_steps": 10, "lr": 2.0}
 
@@ -47,12 +47,6 @@ WARM = {"steps": 100, "warmup_steps": 10, "lr": 2.0}
 def test_the_rate_of_a_step(settings: dict[str, Any], rates: dict[int, float]) -> None:
     config = resolve("gpt2-nano", settings)
     assert {step: learning_rate(config, step) for step in rates} == pytest.approx(rates)
-
-
-def test_the_warm_up_in_steps_goes_before_that_as_a_part() -> None:
-    part = {"steps": 200, "warmup_ratio": 0.03}
-    assert warmup_steps(resolve("gpt2-nano", part | {"warmup_steps": 0})) == 6
-    assert warmup_steps(resolve("gpt2-nano", part | {"warmup_steps": 17})) == 17
 
 
 @pytest.mark.parametrize("delayed", [False, True])

@@ -16,8 +16,8 @@ import pytest
 from aura.commands import cli
 from aura.config import from_values, preset_names, resolve
 from aura.corpus.corpus import Corpus
-from aura.corpus.windows import Order, Windows, check_corpus
-from aura.errors import ConfigError, DataError
+from aura.corpus.windows import Order, Windows
+from aura.errors import ConfigError
 from aura.optim.schedule import learning_rate
 from aura.plan import plan
 from aura.plan.gpus import find
@@ -199,16 +199,6 @@ def test_the_ways_of_the_guides_keep_their_meaning() -> None:
     values = vars(resolve("gpt2"))
     older = {name: value for name, value in values.items() if name not in ("tokens", "global_batch_tokens")}
     assert from_values(older) == resolve("gpt2")
-
-
-def test_a_corpus_smaller_than_a_step_is_refused_in_the_same_words(corpus: Corpus) -> None:
-    windows = len(Windows(corpus, "train", 16))
-    values = {"vocab_size": 300, "seq_len": 16, "global_batch_tokens": 16 * (windows + 1)}
-    with pytest.raises(
-        DataError, match=rf"takes {windows + 1} \(global_batch_tokens=\d+\): .* reduce --global-batch"
-    ):
-        check_corpus(corpus, resolve("gpt2-nano", values), 2)
-    check_corpus(corpus, resolve("gpt2-nano", values | {"global_batch_tokens": 16 * windows}), 2)
 
 
 def test_the_plan_counts_the_same_step_for_any_number_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:

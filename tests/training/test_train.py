@@ -157,14 +157,6 @@ def test_all_talk_gloo_where_one_rank_cannot_use_nccl(corpus: Corpus, tmp_path: 
     assert first.files("checkpoint-step-5") == second.files("checkpoint-step-5")
 
 
-def test_unequal_ranks_learn_as_one(corpus: Corpus, tmp_path: Path) -> None:
-    """A rank with three times the micro-batch counts three times: the gradient is weighted by tokens."""
-    unequal = complete(start(tmp_path / "unequal", corpus, 2, "--rank-batch-sizes 3,1 --steps 10"))
-    one = complete(start(tmp_path / "one", corpus, 1, "--batch-size 4 --steps 10"))
-    assert curve(unequal[0]) == pytest.approx(curve(one[0]), abs=1e-4)
-    assert unequal[0].done["validation_loss"] == pytest.approx(one[0].done["validation_loss"], abs=1e-4)
-
-
 def test_a_corpus_smaller_than_a_step_can_be_repeated(corpus: Corpus, tmp_path: Path) -> None:
     windows = len(Windows(corpus, "train", 16))
     settings = f"--batch-size {windows + 1} --steps 1 --warmup-steps 0"

@@ -91,7 +91,8 @@ def test_a_loss_in_bits_per_byte_is_what_the_text_takes(corpus: Corpus) -> None:
     decoder = Tokenizer.from_file(str(corpus.path / TOKENIZER))
     text = sum(len(decoder.decode(list(map(int, each))).encode()) for each in targets)
     nats = 3.0 * 16 * len(chosen)
-    assert 3.0 * bits_per_byte(corpus, windows, chosen).whole == pytest.approx(nats / math.log(2) / text)
+    bits = bits_per_byte(corpus, windows, chosen)
+    assert 3.0 * bits.whole == pytest.approx(nats / math.log(2) / text) and bits.parts == {}
 
 
 def test_every_byte_of_the_text_is_counted_once(corpus: Corpus) -> None:
@@ -179,17 +180,6 @@ def test_each_part_has_the_bits_per_byte_of_its_own_windows(mixed: Corpus, count
         assert found == pytest.approx(plain(windows_of(part, mixed, chosen)), rel=1e-5)
     assert bits.whole == pytest.approx(plain(chosen), rel=1e-5)
     assert bits.parts["largo"] != pytest.approx(bits.parts["corto"], rel=1e-3)
-
-
-def test_a_mixture_of_an_older_release_is_validated_as_a_whole(mixed: Corpus) -> None:
-    files = {
-        split: [{name: value for name, value in entry.items() if name != "part"} for entry in entries]
-        for split, entries in mixed.files.items()
-    }
-    old = replace(mixed, files=files)
-    new, chosen = Windows(mixed, "validation", LENGTH), np.arange(90)
-    bits = bits_per_byte(old, Windows(old, "validation", LENGTH), chosen)
-    assert bits.parts == {} and bits.whole == bits_per_byte(mixed, new, chosen).whole
 
 
 def test_one_rank_and_two_say_the_same_of_every_part(ranks: list[Trainer]) -> None:
