@@ -14,7 +14,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).parent / "check"))
+import tree
+
+ROOT = tree.ROOT
 SECONDS = ROOT / "bench-results/test-seconds.json"  # tests/all writes it
 PROVISIONING = ("roles", "plugins", "playbooks")
 Figures = dict[str, int | str]
@@ -31,12 +34,6 @@ def room_of(path: Path) -> str:
     if path.is_relative_to("training/aura"):
         return f"training/aura/{others[1] if len(others) > 2 else '*'}"
     return first if first in ("training", "benchmarks", "docs") else "everything else"
-
-
-def functions(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield (node.end_lineno or 0) - node.lineno + 1, f"{path.name}: {node.name}"
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -71,7 +68,9 @@ def figures(root: Path, files: list[Path]) -> Figures:
     found |= {"roles/*/vars": of_vars.count("\n"), "{% in roles/*/vars": of_vars.count("{%")}
     python = [path for path in files if path.suffix == ".py"]
     of_files = [(texts[path].count("\n"), str(path.relative_to(root))) for path in python]
-    of_functions = [one for path in python for one in functions(path)]
+    of_functions = [
+        (lines, f"{path.name}: {name}") for path in python for name, lines in tree.functions(path)
+    ]
     for kind, ranking in ("files", of_files), ("functions", of_functions):
         found[f"longest {kind}"] = "\n".join(f"{count} {name}" for count, name in sorted(ranking)[:-4:-1])
     return found | {f"a circle in {name}": circle(python, root / name) for name in ("training", "benchmarks")}

@@ -1,7 +1,5 @@
 """The trainer's rooms stay small: lint-imports holds their order, this holds their size."""
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import tree
@@ -15,14 +13,6 @@ OF_SHORT_FUNCTIONS = ("run", "strategy")
 
 def modules(folder: Path) -> list[Path]:
     return [path for path in tree.files() if path.suffix == ".py" and path.is_relative_to(folder)]
-
-
-def functions(path: Path) -> Iterator[tuple[str, int]]:
-    """Name and lines of every function, those inside others too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno
-            yield node.name, node.end_lineno - node.lineno + 1
 
 
 def test_few_modules_lie_outside_the_rooms() -> None:
@@ -44,7 +34,7 @@ def test_no_function_of_the_loop_is_long() -> None:
         (f"{tree.relative(path)}: {name}", lines)
         for room in OF_SHORT_FUNCTIONS
         for path in modules(PACKAGE / room)
-        for name, lines in functions(path)
+        for name, lines in tree.functions(path)
     ]
     assert len(found) > 50
     long = {name: lines for name, lines in found if lines > MOST_LINES_OF_A_FUNCTION}

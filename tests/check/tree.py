@@ -1,9 +1,11 @@
 """Which files belong to the project."""
 
+import ast
 import importlib.machinery
 import importlib.util
 import os
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -66,6 +68,13 @@ def text_files() -> list[tuple[Path, str]]:
         except UnicodeDecodeError:
             continue
     return result
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and lines of every function of a Python file, those inside others too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or 0) - node.lineno + 1
 
 
 def relative(path: Path) -> str:

@@ -36,6 +36,14 @@ def copy_repository(folder: Path) -> None:
     subprocess.run(copy, input=names, check=True)
 
 
+def lab(*words: str) -> str:
+    done = subprocess.run(
+        [LAB, *words], text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=180, check=False
+    )
+    assert done.returncode == 0, f"lab {' '.join(words)}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
 @dataclass
 class Cluster:
     """What a person at the controller can do, and what can be seen inside the nodes."""
@@ -89,11 +97,7 @@ class Cluster:
         return output
 
     def lab(self, *words: str) -> str:
-        done = subprocess.run(
-            [LAB, *words], text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=180, check=False
-        )
-        assert done.returncode == 0, f"lab {' '.join(words)}: {done.stdout}{done.stderr}"
-        return done.stdout
+        return lab(*words)
 
     def sh(self, node: str, script: str) -> str:
         """Run a script as root inside a node."""

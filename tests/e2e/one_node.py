@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from lab_cluster import LAB, ROOT
+from lab_cluster import ROOT, lab
 
 NAME, FINAL, FIRST = "sixth", "198.18.50.30", "198.18.50.130"
 
@@ -40,14 +40,6 @@ def bootstrap(inventory: Path) -> None:
         f"--connection-password-file={password}",
         f"--become-password-file={password}",
     )
-
-
-def lab(*words: str) -> str:
-    done = subprocess.run(
-        [LAB, *words], text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=180, check=False
-    )
-    assert done.returncode == 0, f"lab {' '.join(words)}: {done.stdout}{done.stderr}"
-    return done.stdout
 
 
 def inside(script: str, name: str = NAME) -> str:

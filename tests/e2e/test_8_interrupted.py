@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab_cluster import ROOT
-from one_node import NAME, ansible, bootstrap, inside, inventory_of_one, lab, new_node
+from lab_cluster import ROOT, lab
+from one_node import NAME, ansible, bootstrap, inside, inventory_of_one, new_node
 
 HELD = "at work on it"  # the lock's sentence
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab_cluster import ROOT
-from one_node import inside, lab
+from lab_cluster import ROOT, lab
+from one_node import inside
 from terminal import at_a_terminal
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(3600)]

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab_cluster import ROOT, RUNS
-from one_node import FIRST, NAME, ansible, bootstrap, inside, lab, new_node
+from lab_cluster import ROOT, RUNS, lab
+from one_node import FIRST, NAME, ansible, bootstrap, inside, new_node
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(2400)]
 

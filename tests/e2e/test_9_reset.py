@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from one_node import FIRST, NAME, ansible, bootstrap, inside, inventory_of_one, lab, new_node
+from lab_cluster import lab
+from one_node import FIRST, NAME, ansible, bootstrap, inside, inventory_of_one, new_node
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(5400)]
 

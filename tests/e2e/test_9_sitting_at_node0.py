@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from controller_node import AS_ROOT, ControllerNode
-from lab_cluster import ROOT
-from one_node import lab
+from lab_cluster import ROOT, lab
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(3600)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import threading
@@ -46,6 +47,15 @@ def listens(port: int) -> bool:
         socket.create_connection(("127.0.0.1", port)).close()
         return True
     return False
+
+
+def asked(address: str, path: str, **what: Any) -> Any:
+    """What a server answers in JSON; address: HOST:PORT."""
+    there = http.client.HTTPConnection(address, timeout=60)
+    there.request("POST", path, json.dumps(what), {"Content-Type": "application/json"})
+    answer = json.loads(there.getresponse().read())
+    there.close()
+    return answer
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from aura.errors import ConfigError
 from aura.model import export, gguf_file, sample
 from aura.model.family import model_of
 from by_heart import DIALOGUE, SMALL, learnt_by_heart, spanish_lines, tuned_run
+from services import asked
 from tokenizers import Tokenizer, pre_tokenizers
 
 CONTEXT = 224
@@ -42,11 +42,7 @@ class Llama:
         self.server = xllamacpp.Server(parameters)
 
     def ask(self, path: str, **what: Any) -> Any:
-        there = http.client.HTTPConnection(urlsplit(self.server.listening_address).netloc, timeout=60)
-        there.request("POST", f"/{path}", json.dumps(what), {"Content-Type": "application/json"})
-        answer = json.loads(there.getresponse().read())
-        there.close()
-        return answer
+        return asked(urlsplit(self.server.listening_address).netloc, f"/{path}", **what)
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,8 @@ from aura.corpus.windows import Windows
 from aura.corpus.work import Settings
 from aura.errors import ConfigError
 from services import serving
+from test_prepare import refuse
 from tokenizers import Tokenizer, models, pre_tokenizers
-
-
-def refuse(sentence: str) -> None:
-    raise AssertionError(sentence)
 
 
 @pytest.fixture(scope="module")

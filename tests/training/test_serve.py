@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from aura.corpus.corpus import Corpus
 from aura.errors import EXIT_DATA, EXIT_USAGE
 from aura.model import export
 from by_heart import ANSWERS, QUESTIONS, tuned_run
-from services import listens, wait_until
+from services import asked, listens, wait_until
 from trainers import FORK, Forked, Trainer, complete, speak_into, start
 
 # In place of llama-server: it answers, and notes what it was called with.
@@ -52,11 +51,7 @@ class Served(Forked):
         raise SystemExit(cli.main(["serve", *words]))
 
     def ask(self, path: str, **what: Any) -> Any:
-        there = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        there.request("POST", path, json.dumps(what), {"Content-Type": "application/json"})
-        answer = json.loads(there.getresponse().read())
-        there.close()
-        return answer
+        return asked(f"127.0.0.1:{self.port}", path, **what)
 
     def ended_by(self, number: signal.Signals) -> int:
         """The exit code; the server that it had started is gone."""
