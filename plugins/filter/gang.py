@@ -167,13 +167,12 @@ def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> 
 def step_tokens(said: Sequence[str], overrides: Mapping[str, Any]) -> int:
     """Of a step of the run, as it was trained last; 0 where the request names it itself, or nobody knows.
 
-    said: of each node its model_config.json and when that was written, or nothing. An older release wrote down what was
-    asked for only, which is 0 where the step followed from the number of ranks.
+    said: of each node its model_config.json and when that was written, or nothing.
     """
     if "global_batch_tokens" in {name.replace("-", "_") for name in overrides}:
         return 0
     newest: dict[str, Any] = max(map(_record, said), key=lambda one: one["written"], default=NO_RECORD)
-    return int(newest["model"].get("step_tokens") or newest["model"].get("global_batch_tokens", 0))
+    return int(newest["model"].get("step_tokens", 0))
 
 
 def _record(said: str) -> dict[str, Any]:

@@ -84,12 +84,7 @@ def ranks_of_run(ranks: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Those of a node's ranks (rank-status) that take part in a run, or did before an upgrade that has failed.
 
     Who is stopped for an upgrade still starts at boot; stop.yml ends that too. What is done or has failed stays so.
-    An older rank-status names no units (Id): their numbers are the places in its list.
     """
-    named = [
-        {**rank, "unit": {"Id": f"aura-train@{place}.service", **rank["unit"]}}
-        for place, rank in enumerate(ranks)
-    ]
 
     def left(rank: Mapping[str, Any]) -> bool:
         enabled = rank["unit"].get("UnitFileState") == "enabled"
@@ -97,7 +92,7 @@ def ranks_of_run(ranks: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             enabled and rank["unit"]["ActiveState"] == "inactive" and rank["state"] not in ("done", "failed")
         )
 
-    return [rank for rank in named if rank["unit"]["ActiveState"] in ("active", "activating") or left(rank)]
+    return [rank for rank in ranks if rank["unit"]["ActiveState"] in ("active", "activating") or left(rank)]
 
 
 def ranks_waited_for(before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]) -> int:

@@ -157,7 +157,6 @@ def machine(cards: list[dict[str, object]], switches: int) -> dict[str, object]:
     secure, found = secure_boot(), packages()
     return {
         "kernel": platform.release(),
-        "kernels": sorted(os.path.basename(path) for path in glob.glob("/lib/modules/*")),
         "packages": found,
         "installed": installed(found),
         # As `dkms status` says it: version/kernel.

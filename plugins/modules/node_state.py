@@ -51,7 +51,7 @@ The answer, whose keys are always there:
     wsl        whether the node is Linux under Windows (WSL 2)
     clock      source: the address whose time chrony follows, empty while it follows nobody else's; offset: the seconds
                by which it still finds the clock wrong
-    hostname, boot_id (the kernel's name for this boot), python (its version), machine (x86_64, say)
+    hostname, machine (x86_64, say)
     now        the node's time, in seconds since the epoch
     distribution, distribution_version ("22.04"), distribution_major_version: as in ansible_facts
 """
@@ -318,8 +318,6 @@ def main() -> None:
         start=start(),
         wsl=in_wsl(),
         hostname=socket.gethostname(),
-        boot_id=read("/proc/sys/kernel/random/boot_id").strip(),
-        python=platform.python_version(),
         machine=platform.machine(),
         now=now,
         **network(asked["network"], asked["addresses"], asked["name_servers"]),

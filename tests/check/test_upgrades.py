@@ -344,12 +344,6 @@ def test_an_upgrade_that_is_repeated_brings_the_ranks_back(
     assert UPGRADES.ranks_of_run([rank]) == ([rank] if counts else [])
 
 
-def test_what_an_older_release_says_of_ranks_is_understood() -> None:
-    ranks = [{"unit": {"ActiveState": one}, "state": ""} for one in ("inactive", "active")]
-    (rank,) = UPGRADES.ranks_of_run(ranks)
-    assert rank["unit"] == {"Id": "aura-train@1.service", "ActiveState": "active"}
-
-
 @pytest.mark.parametrize(("file", "name"), [("take_out", "save and leave"), ("bring_back", "are started")])
 def test_the_ranks_that_leave_and_come_back_are_those_of_the_run(file: str, name: str) -> None:
     """Also where the node's first one has failed."""
