@@ -22,6 +22,7 @@ from measuring import QUIET, Row, Run, Settings, corpus_of, options, ours, plain
 PRESET = "gpt2-nano"
 VOCABULARY = 2048
 LOSSES = 200  # steps whose losses are compared, at most
+REPEATS = 3  # runs behind each median
 # Settings after the preset's, and how many steps at the beginning are not timed
 SIZES: dict[str, tuple[Settings, int]] = {
     "gpt2-nano: 2 x 128, seq 128": ({"steps": 200}, 40),
@@ -38,11 +39,11 @@ LEARNING_QUIET = {"validate_every": 10**6, "save_every": 10**6}
 RATES = {"ours, adamw": (1.5e-3, 2.2e-3), "ours, muon": (3e-3, 6e-3), "transformers, adamw": (1.5e-3, 2.2e-3)}
 
 
-def compare_speed(corpus: Path, name: str, compiled: bool, repeats: int) -> Row:
+def compare_speed(corpus: Path, name: str, compiled: bool) -> Row:
     (of_size, skip), loops = SIZES[name], {"ours": ours, "reference": plain}
     settings = {**QUIET, **of_size, "compile": str(compiled).lower()}
     both: dict[str, list[Run]] = {loop: [] for loop in loops}
-    for repeat in range(repeats):
+    for repeat in range(REPEATS):
         for loop in list(loops) if repeat % 2 == 0 else reversed(list(loops)):
             both[loop].append(loops[loop](PRESET, corpus, settings))
     config = resolve(PRESET, settings)
@@ -106,7 +107,6 @@ def show_learning(rows: list[Row]) -> None:
 
 def main() -> int:
     parser = options(__doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="runs behind each median (3)")
     parser.add_argument("--only", choices=("speed", "learning"), help="one half of it")
     given, started = parser.parse_args(), time.perf_counter()
     results: dict[str, Any] = {"cpus": os.cpu_count(), "speed": [], "learning": []}
@@ -115,7 +115,7 @@ def main() -> int:
             for name in SIZES:
                 for compiled in (False, True):
                     print(f"{name}, {'compiled' if compiled else 'eager'} …", flush=True)
-                    results["speed"].append(compare_speed(corpus, name, compiled, given.repeats))
+                    results["speed"].append(compare_speed(corpus, name, compiled))
             show_speed(results["speed"])
         if given.only != "speed":
             print("Learning …", flush=True)

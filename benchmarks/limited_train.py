@@ -21,12 +21,13 @@ from measuring import options
 
 PAUSE = 0.1  # seconds between two looks at the status
 FEWEST_STEPS = 3
+SECONDS = 8  # of training that is timed, at least
 
 
-def watch(status: Path, warm_up: int, seconds: float) -> None:
-    """End the process after `seconds` of training, counted from the end of step `warm_up`."""
+def watch(status: Path, warm_up: int) -> None:
+    """End the process after SECONDS of training, counted from the end of step `warm_up`."""
     points: list[tuple[int, float]] = []
-    while not points or points[-1][0] - points[0][0] < FEWEST_STEPS or points[-1][1] - points[0][1] < seconds:
+    while not points or points[-1][0] - points[0][0] < FEWEST_STEPS or points[-1][1] - points[0][1] < SECONDS:
         time.sleep(PAUSE)
         try:
             state = json.loads(status.read_text(encoding="utf-8"))
@@ -44,14 +45,13 @@ def main() -> int:
     parser.add_argument("--gigabytes", type=float, help="hard limit of what torch may allocate [10^9 bytes]")
     parser.add_argument("--run-dir", type=Path, required=True, metavar="DIR")
     parser.add_argument("--warm-up", type=int, default=4, metavar="STEPS", help="steps before the clock (4)")
-    parser.add_argument("--seconds", type=float, default=8, help="of training that is timed, at least (8)")
     parser.add_argument("words", nargs="+", help="further arguments of aura train")
     given = parser.parse_args()
     if given.gigabytes and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, given.gigabytes * 1e9 / total))
     status = given.run_dir / "rank-0" / "status.json"
-    threading.Thread(target=watch, args=(status, given.warm_up, given.seconds), daemon=True).start()
+    threading.Thread(target=watch, args=(status, given.warm_up), daemon=True).start()
     return cli.main(["train", "--run-dir", str(given.run_dir), *given.words])
 
 

@@ -8,8 +8,8 @@ there are cores, then a memmap that is filled from the result. Its tokenizer is 
     python benchmarks/prepare.py --mb 10 100 1000 --only aura      # is memory flat?
 
 The input is real Spanish text (tests/lab/spanish-docs), one document of about 4 kB per line of a .jsonl, repeated up
-to the size. Repetition would flatter whoever remembers words, so a part of them (--new-words) has letters exchanged:
-words that occur nowhere else.
+to the size. Repetition would flatter whoever remembers words, so one in twenty has its letters exchanged: words that
+occur nowhere else.
 
 Speed is input size by the time of the whole process, start included. Memory is the highest sum over the process tree
 of anonymous memory (Pss_Anon + Pss_Shmem: what processes share counts once, cached files do not count).
@@ -31,6 +31,8 @@ from typing import Any
 from measuring import aura, options, show, spanish_text
 
 PROGRAMS = ("recipe", "aura")
+CORES = len(os.sched_getaffinity(0))  # processes of either
+NEW_WORDS = 0.05  # part of the words
 
 
 def documents_of(text: Path) -> list[str]:
@@ -40,7 +42,7 @@ def documents_of(text: Path) -> list[str]:
     return list(LocalFiles([text]).documents(None, Problems(0, print), lambda count: None))
 
 
-def write_input(path: Path, documents: list[str], size: int, new_words: float) -> int:
+def write_input(path: Path, documents: list[str], size: int) -> int:
     """Returns the size in bytes, not much above `size`."""
     rng = random.Random(0)  # noqa: S311
     written = number = 0
@@ -48,7 +50,7 @@ def write_input(path: Path, documents: list[str], size: int, new_words: float) -
         while written < size:
             words = documents[number % len(documents)].split(" ")
             if number:
-                words = ["".join(rng.sample(w, len(w))) if rng.random() < new_words else w for w in words]
+                words = ["".join(rng.sample(w, len(w))) if rng.random() < NEW_WORDS else w for w in words]
             written += file.write(json.dumps({"text": " ".join(words).strip()}, ensure_ascii=False) + "\n")
             number += 1
     return path.stat().st_size
@@ -85,18 +87,18 @@ def measured(command: list[str]) -> tuple[float, int]:
     return seconds, peak
 
 
-def run(program: str, text: Path, tokenizer: Path, folder: Path, cores: int) -> tuple[float, int, int]:
+def run(program: str, text: Path, tokenizer: Path, folder: Path) -> tuple[float, int, int]:
     """Seconds, peak memory [bytes], tokens."""
     if program == "recipe":
-        found = measured([sys.executable, __file__, "--recipe", *map(str, (text, tokenizer, folder, cores))])
+        found = measured([sys.executable, __file__, "--recipe", *map(str, (text, tokenizer, folder))])
         return *found, sum(file.stat().st_size // 2 for file in folder.glob("*.bin"))
     output = folder / "corpus"
-    words = [f"--input={text}", f"--output={output}", f"--tokenizer={tokenizer}", f"--workers={cores}"]
+    words = [f"--input={text}", f"--output={output}", f"--tokenizer={tokenizer}", f"--workers={CORES}"]
     found = measured([*aura("prepare"), *words])
     return *found, sum(json.loads((output / "meta.json").read_text())["tokens"].values())
 
 
-def recipe(text: str, tokenizer_file: str, folder: str, cores: int) -> None:
+def recipe(text: str, tokenizer_file: str, folder: str) -> None:
     """What people write: map, then memmap."""
     import datasets
     import numpy as np
@@ -113,7 +115,7 @@ def recipe(text: str, tokenizer_file: str, folder: str, cores: int) -> None:
 
     dataset = datasets.load_dataset("json", data_files=text, split="train", cache_dir=f"{folder}/cache")
     splits = dataset.train_test_split(test_size=0.01, seed=2357, shuffle=True)
-    encoded = splits.map(encode, batched=True, remove_columns=["text"], num_proc=cores)
+    encoded = splits.map(encode, batched=True, remove_columns=["text"], num_proc=CORES)
     for name, split in encoded.items():
         length = int(np.sum(split["len"], dtype=np.uint64))
         array = np.memmap(Path(folder, f"{name}.bin"), dtype=np.uint16, mode="w+", shape=(length,))
@@ -133,10 +135,10 @@ def compare(given: Namespace, documents: list[str], folder: Path) -> list[list[s
     made.write_text(tokenizer.train(documents, given.vocab_size).json)
     for size in given.mb:
         text, counts = folder / f"{size}.jsonl", set()
-        megabytes = write_input(text, documents, size * 10**6, given.new_words) / 1e6
+        megabytes = write_input(text, documents, size * 10**6) / 1e6
         for program in [given.only] if given.only else PROGRAMS:
             with tempfile.TemporaryDirectory(dir=folder) as output:
-                seconds, memory, tokens = run(program, text, made, Path(output), given.cores)
+                seconds, memory, tokens = run(program, text, made, Path(output))
             counts.add(tokens)
             speed = [f"{seconds:.1f}", f"{megabytes / seconds:.2f}"]
             rows.append([f"{megabytes:.0f} MB", program, *speed, f"{tokens:,}", f"{memory / 1e6:.0f} MB"])
@@ -148,20 +150,18 @@ def compare(given: Namespace, documents: list[str], folder: Path) -> list[list[s
 
 def main() -> int:
     if sys.argv[1:2] == ["--recipe"]:
-        recipe(sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))
+        recipe(*sys.argv[2:])
         return 0
-    parser, cores = options(__doc__), len(os.sched_getaffinity(0))
+    parser = options(__doc__)
     parser.add_argument("--mb", type=int, nargs="+", default=[10, 100], help="sizes of the input (10 100)")
-    parser.add_argument("--cores", type=int, default=cores, help=f"processes of either ({cores})")
     parser.add_argument("--vocab-size", type=int, default=32000, help="of the tokenizer of both (32000)")
-    parser.add_argument("--new-words", type=float, default=0.05, help="part of the words (0.05)")
     parser.add_argument("--only", choices=PROGRAMS, help="no comparison")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-prepare-") as folder:
         rows = compare(given, documents_of(given.text or spanish_text()), Path(folder))
-    sizes = f"vocabulary {given.vocab_size}, {given.new_words:.0%} new words"
+    sizes = f"vocabulary {given.vocab_size}, {NEW_WORDS:.0%} new words"
     headings = ("input", "program", "seconds", "MB/s", "tokens", "peak memory")
-    show(f"{given.cores} processes each, {sizes}", headings, rows, left=("program",))
+    show(f"{CORES} processes each, {sizes}", headings, rows, left=("program",))
     return 0
 
 

@@ -146,11 +146,6 @@ class Model(nn.Module):
             x = layer(x)
         return self.output(x)
 
-    @torch.no_grad()
-    def only_forward(self) -> None:
-        """Layer by layer, so that each waits for its weights."""
-        self()
-
 
 class Update:
     """An optimizer: a wait, and the simplest of updates."""

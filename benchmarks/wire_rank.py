@@ -168,7 +168,8 @@ class Ours:
                 with self.strategy.last_backward():
                     loss.backward()
             elif is_first and not self.late:
-                self.model.only_forward()
+                with torch.no_grad():
+                    self.model()  # layer by layer, so that each waits for its weights
                 self.gpu.work((1 - FORWARD) * seconds)
             else:
                 self.gpu.work(seconds)

@@ -25,10 +25,10 @@ _MEMORY = host.OWN / "lab.json"
 _PASSWORD = host.OWN / "password"
 
 
-def planned(index: int, prefix: str = "node") -> dict[str, str]:
+def planned(index: int) -> dict[str, str]:
     """The index-th PC. As in real life, not all of them have the same card and installer."""
     return {
-        "name": f"{prefix}{index}",
+        "name": f"node{index}",
         "address": str(network.NETWORK.network_address + 120 + index),
         "nic": "eno1" if index == 3 else "enp3s0",
         "netplan": "50-cloud-init.yaml" if index == 2 else "00-installer-config.yaml",

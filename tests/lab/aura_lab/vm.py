@@ -48,7 +48,6 @@ class VM(Node):
     cards: int = 1
     card_below: bool = False
     ufw: bool = False
-    memory: int = 1024
 
     @property
     def disk(self) -> Path:
@@ -272,7 +271,7 @@ class VM(Node):
         log = ["-chardev", f"file,id=console,path={self.console},append=on", "-serial", "chardev:console"]
         machine = [
             "qemu-system-x86_64", "-name", self.name, "-machine", "q35", *accelerator(self.image),
-            "-smp", "2", "-m", str(self.memory), "-nodefaults", "-no-user-config", "-display", "none", *log,
+            "-smp", "2", "-m", "1024", "-nodefaults", "-no-user-config", "-display", "none", *log,
             "-kernel", _boot_file(self.image, "vmlinuz"), "-initrd", _boot_file(self.image, "initrd.img"),
             "-append", _KERNEL_SETTINGS, "-qmp", self._monitor_option, "-S",
             *_port(8, "disk"), "-device", "virtio-blk-pci,drive=disk,bus=disk",
