@@ -18,7 +18,7 @@ TORCH_SPEC ?= $(shell grep '^torch==' requirements/torch.in)
 TORCH_BACKEND ?= $(if $(shell command -v nvidia-smi),auto,cpu)
 # make image BASE=…: on this base, by its digest. TORCH: which build of torch is in it.
 BASE ?=
-TORCH ?= $(if $(shell command -v nvidia-smi),cu130,cpu)
+TORCH ?= $(shell container/torch-build)
 # Where make backup-keys writes and make restore-keys reads.
 FILE ?= $(HOME)/aura-keys.tar.gz
 # make controller BUNDLE=…: install from this file (make bundle), without internet.

@@ -210,7 +210,10 @@ def script_failure(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         failures += [{**rank, "node": name} for rank in failed]
         # A launcher may complain at its end that the first node's has left before it.
         through = [rank for rank in ranks if rank["state"] in ("done", "stopped")]
-        if status.get("unit") == "failed" and not failed and not through:
+        if status.get("unit_result") == "oom-kill":
+            # systemd stops the others then, so they say "stopped"; and those on other nodes fail before this is known.
+            failures.append(alone | {"failed": 0.0, "signal": status["unit_signal"], "out_of_memory": True})
+        elif status.get("unit") == "failed" and not failed and not through:
             failures.append(alone | {"failed": status["unit_ended"], "signal": status["unit_signal"]})
         if not status or (status["active"] and not ranks):
             silent.append(alone | {"exit": None})
@@ -224,8 +227,10 @@ def failure_sentence(failure: Mapping[str, Any], launcher: str, journal: str = "
         if failure["signal"]
         else f"ended with exit status {failure['exit']}"
     )
+    if failure.get("out_of_memory"):
+        how = "was ended because that PC's memory ran out (journalctl -k there)"
     first = f"{who} on {failure['node']} {how}, the first one to fail."
-    if failure["exit"] is None and not failure["signal"]:
+    if failure["exit"] is None and not failure["signal"] and not failure.get("out_of_memory"):
         first = f"{failure['node']} has not begun in time (script_start_timeout)."
     last = "\n".join(failure["tail"]) or journal or "It has said nothing."
     return f"{first} Its last lines:\n{last}"

@@ -93,6 +93,12 @@ def files_of(given: Mapping[str, Any], here: str) -> dict[str, str]:
         raise Refused(
             f"The script {script} does not lie in the directory {directory}, which goes to the nodes."
         )
+    for place in (Path.home(), Path(__file__).resolve().parents[2]):
+        if place.resolve().is_relative_to(directory):
+            raise Refused(
+                f"The directory {directory}, which goes to the nodes, holds {place}, and with it your keys: put the "
+                "script into a directory of its own."
+            )
     requirements = path("requirements") if "requirements" in given else directory / "requirements.txt"
     if "requirements" in given and not requirements.is_file():
         raise Refused(f"The list of packages {requirements} is not there.")
@@ -145,6 +151,11 @@ def variables(given: str | Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in given.items()}
 
 
+def pattern_of(word: str) -> str:
+    """As fnmatch takes it; people write ./data and, in a .gitignore, data/."""
+    return word.strip().removeprefix("./").rstrip("/")
+
+
 def read_request(given: Mapping[str, Any], here: str) -> Request:
     checked_names(given)
     if not given.get("script"):
@@ -184,7 +195,9 @@ def read_request(given: Mapping[str, Any], here: str) -> Request:
         "packages": packages,
         "requirements_sum": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
         "most_megabytes": int(most),
-        "leave_out": left_out.split(",") if isinstance(left_out, str) else list(left_out),
+        "leave_out": [
+            pattern_of(word) for word in (left_out.split(",") if isinstance(left_out, str) else left_out)
+        ],
         "own_environment": bool(packages or request["requirements"]),
         # Both compile while they run: torch.compile its kernels, DeepSpeed its operators.
         "compiles": "deepspeed" in packages or settings.get("dynamo_backend") == "inductor",

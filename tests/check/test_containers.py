@@ -232,3 +232,17 @@ def test_whose_docker_is_there_stays() -> None:
         others = {"/usr/bin/dockerd": ABSENT, place: FILE}
         assert SETTINGS.docker_packages(node(files=others, **lacks)) == []
     assert SETTINGS.docker_packages(node(missing=["docker-compose"])) == ["docker.io", "docker-compose"]
+
+
+@pytest.mark.parametrize(("driver", "build"), [("580.65.06", "cu130"), ("535.183.01", "cu126"), ("", "cpu")])
+def test_an_image_has_the_build_of_torch_that_the_driver_runs(
+    driver: str, build: str, tmp_path: Path
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n[ '{driver}' ] && printf '%s\\n' {driver} {driver}\n")
+    program.chmod(0o755)
+    done = subprocess.run(
+        [tree.ROOT / "container/torch-build"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == build

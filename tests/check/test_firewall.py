@@ -246,11 +246,7 @@ def who_gets_in(tmp_path: Path, cables: str, **settings: Any) -> dict[str, str]:
     """What the script says of each who knocks, under the role's rules."""
     rules = tmp_path / "rules.nft"
     variables = {f"firewall_{name}": value for name, value in {**SETTINGS, **settings}.items()}
-    rules.write_text(
-        says(
-            "firewall", "lookup('template', 'aura-firewall.nft.j2', template_vars={'mark': ''})", **variables
-        )
-    )
+    rules.write_text(says("firewall", "lookup('template', 'aura-firewall.nft.j2')", **variables))
     script = tmp_path / "cables"
     script.write_text(TWO_MACHINES + cables)
     other = subprocess.Popen(["unshare", "--net", "sleep", "120"])

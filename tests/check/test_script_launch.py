@@ -88,7 +88,18 @@ def test_a_list_of_packages_that_is_no_text_is_refused_before_any_node_is_touche
     assert "pip freeze | Out-File -Encoding ascii base.txt" in said
 
 
+def test_a_directory_with_keys_in_it_stays_here(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for directory in (tree.ROOT, tree.ROOT.parent):
+        given = {"script": f"{tree.ROOT}/tests/check/tree.py", "directory": str(directory)}
+        said = read_request(given, str(tree.ROOT))["problem"]
+        assert said.endswith("and with it your keys: put the script into a directory of its own.")
+    monkeypatch.setenv("HOME", str(project))
+    assert f"holds {project}, and with it your keys" in asked(project)["problem"]
+    assert asked(project, script="scripts/other.py")["problem"] == ""
+
+
 def test_a_request_is_completed(project: Path) -> None:
+    assert asked(project, leave_out="data/, ./logs,*.bin")["leave_out"] == ["data", "logs", "*.bin"]
     request = asked(project, script="scripts/other.py", directory=".", arguments="--name 'my run' --lr 1e-4")
     assert (request["program"], request["run"], request["launcher"]) == (
         "scripts/other.py",
@@ -260,6 +271,16 @@ def test_a_launcher_that_fails_before_its_ranks_is_named() -> None:
     said = launch.failure_sentence(launch.script_failure(statuses), "accelerate", "address already in use")
     assert said.startswith("The launcher (accelerate) on node1 ended with exit status 1")
     assert said.endswith("address already in use")
+
+
+def test_who_had_no_memory_is_named_and_not_called_stopped() -> None:
+    """systemd stops what is left of its unit, and the ranks of other nodes fail before that is known."""
+    statuses = [
+        status(0, rank(0, "failed", 20.4, tail=["RuntimeError: Connection closed by peer"])),
+        status(1, rank(1, "stopped"), unit_result="oom-kill", unit_ended=31.0, unit_exit=0),
+    ]
+    said = launch.failure_sentence(launch.script_failure(statuses), "torchrun", "Killed")
+    assert said.startswith("The launcher (torchrun) on node1 was ended because that PC's memory ran out")
 
 
 def test_who_was_stopped_has_not_failed() -> None:

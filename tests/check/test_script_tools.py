@@ -62,6 +62,25 @@ def test_what_no_node_needs_is_left_out_and_said(project: Path, tmp_path: Path) 
     assert names(tmp_path / "parcel.tar") == ["linked.py", "train.py"]
 
 
+def test_another_project_does_not_go_on_from_the_checkpoints_of_the_first(
+    project: Path, tmp_path: Path
+) -> None:
+    for name in ("id_ed25519", ".netrc"):
+        (project / name).touch()
+    tar = tmp_path / "parcel.tar"
+    assert pack(project, tar)["problem"] == pack(project, tar)["problem"] == ""
+    assert not {"id_ed25519", ".netrc"} & set(names(tar))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "train.py").touch()
+    before = tar.read_bytes()
+    problem = pack(other, tar)["problem"]
+    assert problem.startswith(f"The run probe is that of {project}: give this one another name, -e run=")
+    assert tar.read_bytes() == before
+    Path(problem.rpartition("rm ")[2]).unlink()
+    assert pack(other, tar)["problem"] == ""
+
+
 def test_a_directory_that_is_far_too_large_is_refused_with_ways_out(project: Path, tmp_path: Path) -> None:
     with (project / "data/film.mp4").open("wb") as film:
         film.truncate(3_000_000)

@@ -87,7 +87,11 @@ def steps_in(role: str) -> Iterator[Step]:
 def roles_of_site() -> list[dict[str, Any]]:
     plays = yaml.safe_load((tree.ROOT / "playbooks/site.yml").read_text())
     return [
-        {"role": task["ansible.builtin.import_role"]["name"], "tags": task["tags"]}
+        {
+            "role": (imported := task["ansible.builtin.import_role"])["name"],
+            "tags": task["tags"],
+            "import": imported,
+        }
         for play in plays
         if "pre_tasks" in play
         for task in play["tasks"]
@@ -103,6 +107,12 @@ def test_it_has_its_name_as_a_tag(entry: dict[str, Any]) -> None:
     assert entry["role"] in listed(entry.get("tags")), (
         f"playbooks/site.yml: {entry['role']} needs tags: {entry['role']}"
     )
+
+
+def test_its_variables_are_looked_at_once(entry: dict[str, Any]) -> None:
+    """By its problems.py, where it has one (preflight), else by Ansible."""
+    looked_at = (tree.ROOT / f"roles/{entry['role']}/problems.py").is_file()
+    assert entry["import"].get("rolespec_validate", True) is not looked_at
 
 
 def test_it_has_a_switch(entry: dict[str, Any]) -> None:

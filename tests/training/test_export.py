@@ -119,9 +119,11 @@ def test_a_run_says_which_tokens_are_special(corpus: Corpus, run_dir: Path, tmp_
     all_of_them = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     assert ids(run_dir) == ids(other) == all_of_them
 
-    (other / TOKENIZER).write_text((run_dir / TOKENIZER).read_text().replace(END_OF_TEXT, "<fin>"))
+    fin = shutil.copytree(corpus.path, tmp_path / "fin")
+    for folder in (other, fin):
+        (folder / TOKENIZER).write_text((run_dir / TOKENIZER).read_text().replace(END_OF_TEXT, "<fin>"))
     assert ids(other) == {}
-    named = replace(corpus, special=special_of({"end_of_text": "<fin>"}))
+    named = replace(corpus, path=fin, special=special_of({"end_of_text": "<fin>"}))
     describe(other, resolve("gpt2-nano", {}), named, 0, 0)
     assert ids(other) == all_of_them
     assert "<fin>" in (other / TOKENIZER).read_text()

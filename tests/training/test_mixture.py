@@ -304,7 +304,17 @@ def test_names_of_files_that_are_no_utf8_are_printed_and_written(
     file = parts["corto"].rename(tmp_path / "texts" / odd)
     (tmp_path / "texts" / os.fsdecode(b"espa\xf1a.jpg")).touch()
     assert Mixture([Part(odd, 1.0, LocalFiles([file]))]).parts[0].name == "espa?a.jsonl"
-    words = ["prepare", "--input", tmp_path / "texts", "--output", tmp_path / "c", "--vocab-size", "300"]
+    words = [
+        "prepare",
+        "--input",
+        tmp_path / "texts",
+        "--output",
+        tmp_path / "c",
+        "--vocab-size",
+        "300",
+        "--max-errors",
+        "1",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "aura", *words], env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
         capture_output=True, text=True, timeout=120, check=False,

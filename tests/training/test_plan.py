@@ -266,7 +266,7 @@ def test_a_gpu_by_what_people_and_drivers_call_it(name: str, found: str) -> None
     assert gpus.find(name).name == found
 
 
-OTHERS = "NVIDIA GeForce RTX 3060 Ti|RTX 3060 Laptop|RTX 4080 SUPER|RTX 3050|NVIDIA H100 PCIe|nvidia|"
+OTHERS = "NVIDIA GeForce RTX 2080 Ti|RTX 3060 Laptop|RTX 4090 D|RTX 3050 6GB|NVIDIA H100 NVL|nvidia|"
 
 
 @pytest.mark.parametrize("name", OTHERS.split("|"))

@@ -375,14 +375,19 @@ def test_a_single_process_sees_the_gpu_with_most_free_memory(
     assert "RTX 3090: of 2 GPUs the one with most free memory" in capsys.readouterr().out
 
     # Who only asks a model leaves a card to whoever has most of it, unless it is named.
+    idle = Card("NVIDIA GeForce RTX 3050", 8192, 8000, "GPU-c")
+    busy = replace(TWO_GPUS[1], free=10_000)
+    for cards, taken in (((busy, idle), "GPU-c"), ((busy, TWO_GPUS[0]), ""), ((busy,), "")):
+        cards_are(monkeypatch, *cards)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        auto.take_best_gpu(print, beside_others=True)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == taken
+        assert ("so somebody works on it, and this takes the processor" in capsys.readouterr().out) == (
+            not taken
+        )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
     auto.take_best_gpu(print, beside_others=True)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
-    cards_are(monkeypatch, TWO_GPUS[0])  # half of it is taken
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    auto.take_best_gpu(print, beside_others=True)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    assert "so somebody works on it, and this takes the processor" in capsys.readouterr().out
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
 
     no_driver(monkeypatch, pynvml.NVMLError_DriverNotLoaded)
     auto.take_best_gpu(print)  # training itself says what is wrong, if anything is

@@ -137,9 +137,6 @@ def test_the_presets_are_what_the_recipe_gives(preset: str) -> None:
     assert other.shares(2) == [3 * made.batch_size] * 2
 
 
-MUON = "--optimizer muon"
-
-
 def cards(hours: float, name: str = "3060", count: int = 5) -> sizing.Cards:
     gpu = gpus.find(name)
     return sizing.Cards([gpu] * count, 0.95 * gpu.memory, hours, nodes=count)

@@ -271,7 +271,9 @@ def test_bytes_that_are_no_text_are_left_out_of_running_text(
 def test_utf16_has_a_command_that_can_be_pasted(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_text('{"text": "año"}\n', encoding="utf-16")
-    with pytest.raises(DataError, match=r"If it is UTF-16, `(.*)` converts it\. Correct it") as caught:
+    with pytest.raises(
+        DataError, match=r"If it is UTF-16, `(.*)` converts it; then move the old file away\. Correct it"
+    ) as caught:
         read(LocalFiles([file]))
     subprocess.run(["sh", "-c", str(caught.value).split("`")[1]], check=True)
     assert "año" in file.with_stem("mi niño-utf8").read_text(encoding="utf-8")

@@ -18,12 +18,12 @@ EXIT_USAGE = 64  # wrong command line or configuration: starting again does not 
 EXIT_DATA = 65  # what was read or computed cannot be trusted: starting again does not help
 EXIT_GPU = 69  # a GPU of this node is sick: starting again does not help, without this node it may
 FOR_GOOD = (EXIT_USAGE, EXIT_DATA, EXIT_GPU)  # nobody starts it again, and all ranks end with it
+EXIT_TEMPORARY = 75  # start me again: the gang broke, or this rank was turned away
 # Nothing but another name, or other permissions, helps.
 OF_A_NAME = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
 )
-EXIT_TEMPORARY = 75  # start me again: the gang broke, or this rank was turned away
 
 
 def _unworded(key: str, /, **values: object) -> str:

@@ -83,8 +83,9 @@ def export(
     tensors = {names.of(name): turned(names, name, part) for name, part in ours.items()}
     kind = str(next(iter(tensors.values())).dtype)
     temporary = output.with_name(f"{output.name}{manifest.TEMPORARY}{os.getpid()}")
-    for left in output.parent.glob(f"*{escape(output.name)}{manifest.TEMPORARY}*"):  # of one that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    left = f"{escape(output.name)}{manifest.TEMPORARY}*"  # by one that was killed
+    for path in output.parent.glob(left):
+        shutil.rmtree(path, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         for name, content in _described(config, rows, kind, tokenizer, special).items():
@@ -100,6 +101,8 @@ def export(
             )
         (temporary / MODEL).chmod(0o640)  # as checkpoints: what copies runs is another user, in this group
         publish(temporary, output)
+        for path in output.parent.glob(f".old-{left}"):
+            shutil.rmtree(path, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise DataError("export_not_written", path=output, error=error) from None
     finally:

@@ -156,8 +156,8 @@ def sized_for(cards: sizing.Cards, overrides: Mapping[str, Any], corpus: Corpus 
 def take_best_gpu(say: Callable[[str], None], beside_others: bool = False) -> None:
     """A process that is alone on a machine with several GPUs sees only the one with most free memory.
 
-    Ranks of a gang are left alone: each has its own by LOCAL_RANK. beside_others: for who only asks a model, and sees
-    none where others have most of it: a training would run out of memory.
+    Ranks of a gang are left alone: each has its own by LOCAL_RANK. beside_others: for who only asks a model; it sees
+    the one that others have least of, and none where that is most of it: a training would run out of memory.
     """
     if not _alone():
         return
@@ -167,12 +167,14 @@ def take_best_gpu(say: Callable[[str], None], beside_others: bool = False) -> No
         found = gpus.of_this_machine(say)
     except ConfigError:  # torch may know more; if not, it says so
         return
-    best = max(found, key=lambda gpu: gpu.free, default=None)
-    is_asked_for = "CUDA_VISIBLE_DEVICES" in os.environ
-    if best and beside_others and best.free < best.total / 2 and not is_asked_for:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        say(text("gpu_of_others", gpu=best.name, free=best.free / GIB, total=best.total / GIB))
-    elif best and len(found) > 1:
+    if beside_others and "CUDA_VISIBLE_DEVICES" not in os.environ and found:
+        best = max(found, key=lambda gpu: gpu.free / gpu.total)
+        is_free = best.free > best.total / 2
+        os.environ["CUDA_VISIBLE_DEVICES"] = best.uuid if is_free else ""
+        if not is_free:
+            say(text("gpu_of_others", gpu=best.name, free=best.free / GIB, total=best.total / GIB))
+    elif len(found) > 1:
+        best = max(found, key=lambda gpu: gpu.free)
         os.environ["CUDA_VISIBLE_DEVICES"] = best.uuid
         say(text("best_gpu", gpu=best.name, count=len(found)))
 

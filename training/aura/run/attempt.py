@@ -358,13 +358,15 @@ class Attempt:
             self._end("failed", sentence, code)
         else:
             traceback.print_exc()
-            # Made again: a power cut may have left half of a kernel there, which torch would read for ever.
-            shutil.rmtree(self.run_dir / COMPILED, ignore_errors=True)
             sentence = f"{type(error).__name__}: {error}"
             exit_within(SAVE_PATIENCE + 60, 1)
             code = self._end("failed", sentence, 1)
         if self.members:
             self.members.give_up(sentence, code)
+        if (
+            code == 1
+        ):  # made again: a power cut may have left half of a kernel there, which torch would read for ever
+            shutil.rmtree(self.run_dir / COMPILED, ignore_errors=True)
         self.saver.wait_without_others(SAVE_PATIENCE)
         if self.members:
             self.members.leave()

@@ -31,7 +31,8 @@ def taken(run_dir: Path, alone: bool, holds: bool) -> Iterator[None]:
     """There, and this process `holds` it, alone or for the ranks beside it: two trainings would set each other's
     checkpoints aside.
 
-    Raises AuraError; of several ranks one that starting again may help, so that the others go on without this disk.
+    Raises AuraError; where it cannot be used, of several ranks one that starting again may help, so that the others go
+    on without this disk.
     """
     refused = ConfigError if alone else AuraError
     try:
@@ -71,18 +72,14 @@ def describe(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int
     """config.json, model_config.json and the tokenizer with its special tokens. Raises OSError."""
     write_atomically(run_dir / "config.json", asdict(config))
     write_model_config(run_dir, config, corpus, parameters, step_tokens)
-    # The corpus of a run, and so its tokenizer, never changes; what a power cut left empty would stay so.
-    if not (run_dir / TOKENIZER).exists():
-        tokenizer = (corpus.path / TOKENIZER).read_text(encoding="utf-8")
-        replace_text(run_dir / TOKENIZER, tokenizer, flushed=True)
-    if not (run_dir / TOKENIZER_CONFIG).exists():
-        write_atomically(run_dir / TOKENIZER_CONFIG, corpus.special, flushed=True)
-
-
-def forget_tokenizer(run_dir: Path) -> None:
-    """Of another corpus, with which a start was given up before its first checkpoint. Raises OSError."""
-    for name in (TOKENIZER, TOKENIZER_CONFIG):
-        (run_dir / name).unlink(missing_ok=True)
+    files = {
+        TOKENIZER: (corpus.path / TOKENIZER).read_text(encoding="utf-8"),
+        TOKENIZER_CONFIG: json.dumps(corpus.special, indent=1) + "\n",
+    }
+    for name, content in files.items():
+        # A start that was given up before its first checkpoint may have left that of another corpus.
+        if not (run_dir / name).is_file() or (run_dir / name).read_bytes() != content.encode():
+            replace_text(run_dir / name, content, flushed=True)
 
 
 def write_done(run_dir: Path, config: TrainConfig, corpus: Corpus, state: dict[str, Any]) -> None:
@@ -113,8 +110,8 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
     """The steps of this very run, if it has been completed here, else 0. A mark of it that is missing is set."""
     try:
         done = json.loads((run_dir / DONE).read_text(encoding="utf-8"))
-        same = done["config_digest"] == config.digest() and done["corpus"] == corpus.fingerprint
-        return int(done["step"]) if same else 0
+        if done["config_digest"] == config.digest() and done["corpus"] == corpus.fingerprint:
+            return int(done["step"])
     except (OSError, ValueError, KeyError):
         pass
     # A rank that ended between its last checkpoint and its done.json must not wait for ranks that are done.

@@ -283,8 +283,6 @@ def take_directory(run: Run, model: LanguageModel, progress: Progress, number: i
         memory_copy.tidy(run.memory, progress.step, number)
     with directory.without_stopping(run.directory, run.speaker.say):
         store.tidy(run.checkpoints, progress.step, number)
-        if not progress.step:
-            directory.forget_tokenizer(run.directory)
         step = tokens_of_step(run.shared, run.ranks.world_size)
         directory.describe(run.directory, run.config, run.corpus, model.parameter_count(), step)
 
