@@ -495,6 +495,28 @@ def test_what_was_begun_long_ago_and_is_gone_here_is_cleared_away(
     assert left.exists(), "somebody may be sending the rest of it"
 
 
+def test_what_a_run_lets_go_meanwhile_keeps_nothing_older(tmp_path: Path) -> None:
+    """It may save faster than it can be copied."""
+    run, target = tmp_path / "runs/first", tmp_path / "share"
+
+    class Meanwhile(copy_runs.Pace):
+        def passed(self, count: int) -> None:
+            shutil.rmtree(run / "checkpoints/checkpoint-step-300", ignore_errors=True)
+
+    def copied(pace: copy_runs.Pace) -> list[int]:
+        copy_runs.Copier(on_disk.Disk(target, 0, pace), 2, print).copy_all(run.parent)
+        return sorted(map(manifest.step_of, manifest.checkpoints(target / "first/checkpoints")))
+
+    for step in (100, 200):
+        save(run, step)
+    assert copied(copy_runs.Pace(0)) == [100, 200]
+    for step in (100, 200):
+        shutil.rmtree(run / f"checkpoints/checkpoint-step-{step}")
+        os.utime(target / f"first/checkpoints/checkpoint-step-{step}", (step, step))
+        save(run, step + 200)
+    assert copied(Meanwhile(0)) == [200, 400]
+
+
 def test_a_model_that_is_replaced_while_it_is_copied_is_copied_again(tmp_path: Path) -> None:
     """With one of the same size, as another training of the same model is."""
     final, target = tmp_path / "runs/first/final", tmp_path / "share"

@@ -301,8 +301,9 @@ def test_a_reason_that_holds_the_address_loses_it() -> None:
     assert "example.org" in said and not any(part in said for part in (SECRET, "another-secret", "pass-word"))
 
 
-def test_the_first_node_that_lives_tells_of_the_others() -> None:
-    there = {"a": True, "b": True, "c": True}
+def test_the_first_node_that_lives_tells_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes.time, "clock_gettime", lambda clock: nodes.BOOTING)
+    there = {"a": True, "b": True, "c": True, "d": True}
     names = {name: name for name in there}
     by_node = {me: Nodes(me, names, {}, is_there=there.__getitem__) for me in names}
 
@@ -323,6 +324,23 @@ def test_the_first_node_that_lives_tells_of_the_others() -> None:
     assert told(5) == ["b: node.lost a"]
     there["c"] = True
     assert told(1) == ["b: node.back c"]
+    there["a"] = True
+    assert told(1) == ["b: node.back a"]
+
+
+def test_who_hears_nobody_does_not_call_all_others_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A switch that restarts, its own cable; and after a power cut the others boot."""
+    boot = nodes.BOOTING
+    monkeypatch.setattr(nodes.time, "clock_gettime", lambda clock: boot)
+    there = dict.fromkeys("bc", False)
+    me = Nodes("a", {name: name for name in "abc"}, {}, is_there=there.__getitem__)
+    assert [me.look() for _ in range(nodes.ALONE - 1)] == [[]] * (nodes.ALONE - 1)
+    there["b"] = True
+    assert [[event.host for event in me.look()] for _ in range(MISSES)] == [[], [], ["c"]]
+    there["b"] = there["c"] = False
+    assert [event.host for _ in range(nodes.ALONE + MISSES) for event in me.look()] == ["b"]
+    boot, me = nodes.BOOTING - 1, Nodes("a", {"a": "a", "b": "b"}, {}, is_there=there.__getitem__)
+    assert [me.look() for _ in range(MISSES)] == [[]] * MISSES
 
 
 def test_who_refuses_a_connection_lives(monkeypatch: pytest.MonkeyPatch) -> None:

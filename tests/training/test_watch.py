@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,11 +64,12 @@ CASES: dict[str, tuple[list[Reading], list[tuple[int, str, bool]]]] = {
         readings(*steady(2, ecc=1), *steady(2, ecc=3)),
         [(0, "ecc", True), (2, "ecc", True)],
     ),
-    "lost": (readings(*steady(2), *steady(3, lost="GPU is lost")), [(2, "lost", True)]),
-    "not listed any more": (readings(*steady(2), [], []), [(2, "lost", True)]),
+    "lost": (readings(*steady(2), *steady(3, lost="GPU is lost")), [(3, "lost", True)]),
+    "one question that failed": (readings(*steady(2), *steady(1, lost="Timeout"), *steady(2), []), []),
+    "not listed any more": (readings(*steady(2), [], []), [(3, "lost", True)]),
     "lost, back, lost": (
-        readings(*steady(1), [], *steady(1), []),
-        [(1, "lost", True), (3, "lost", True)],
+        readings(*steady(1), [], [], *steady(1), [], []),
+        [(2, "lost", True), (5, "lost", True)],
     ),
     "its driver asks for a reset": (
         readings(*steady(1), *steady(2, recovery_action=1)),
@@ -80,6 +82,7 @@ CASES: dict[str, tuple[list[Reading], list[tuple[int, str, bool]]]] = {
     ),
     "fallen off the bus": (readings(*steady(3), xids={1: FALLEN}), [(1, "xid", True)]),
     "a program's error": (readings(*steady(2), xids={0: FALLEN.replace("79", "31")}), [(0, "xid", False)]),
+    "a program that was ended": (readings(*steady(2), xids={0: FALLEN.replace("79", "45")}), []),
     "dealt with": (readings(*steady(2), xids={0: FALLEN.replace("79", "63")}), []),
     "another card's": (readings(*steady(2), xids={0: FALLEN.replace("01:00", "02:00")}), []),
     "unknown": (readings(*steady(2), xids={0: FALLEN.replace("79", "999")}), [(0, "xid", False)]),
@@ -98,6 +101,7 @@ CASES: dict[str, tuple[list[Reading], list[tuple[int, str, bool]]]] = {
     "by its own power limit": (readings(*steady(50, throttle=0x4)), []),
     "narrow, idle": (readings(*steady(2), *steady(50, pcie_width=4, load=0)), []),
     "narrow under load": (readings(*steady(2), *steady(20, pcie_width=4)), [(14, "narrow", False)]),
+    "narrow from now on": (readings(*steady(2), *steady(80, pcie_width=4)), [(14, "narrow", False)]),
     "always narrow: the board is made so": (readings(*steady(50, pcie_width=4)), []),
 }
 
@@ -133,10 +137,12 @@ def test_the_same_after_two_restarts_is_a_broken_part() -> None:
 def test_a_card_that_was_taken_out_is_no_fault_any_more_once_somebody_has_said_so() -> None:
     before: Before = {}
     other = replace(WELL, uuid="GPU-2")
-    assert found(readings(*steady(1), [other], [other]), before) == [(1, "lost", True)]
+    assert found(readings(*steady(1), [other], [other]), before) == [(2, "lost", True)]
     forget(before["GPU-1"])
     assert found(readings([other], [other]), before) == []
-    assert found(readings([WELL, other], [other]), before) == [(1, "lost", True)], "it is back, and lost"
+    assert found(readings([WELL, other], [other], [other]), before) == [(2, "lost", True)], (
+        "it is back, and lost"
+    )
 
 
 def test_errors_of_runs_long_ago_are_not_counted(tmp_path: Path) -> None:
@@ -145,12 +151,41 @@ def test_errors_of_runs_long_ago_are_not_counted(tmp_path: Path) -> None:
     watcher = watch.Watcher(watch._parser().parse_args(words))
     now = time.time()
     for number, ago in enumerate((30, 20, 10, 0)):
-        status = {"rank": 0, "state": "failed", "message": "CUDA error: an illegal memory access"}
+        status = {
+            "rank": 0,
+            "state": "failed",
+            "message": "CUDA error: an illegal memory access",
+            "exit_code": 1,
+        }
         rank = places["runs"] / f"r{number}/rank-0"
         rank.mkdir(parents=True)
         (rank / "status.json").write_text(json.dumps(status | {"gpu": "GPU-1", "updated": now - 86400 * ago}))
     assert watcher._errors_of_cuda() == [("GPU-1", "CUDA error: an illegal memory access")]
     assert watcher._errors_of_cuda() == []
+    # Who was taken along by another PC's rank has it in the same words.
+    status |= {
+        "gpu": "GPU-1",
+        "updated": now,
+        "exit_code": 75,
+        "message": f"rank 2 on node2: {status['message']}",
+    }
+    (places["runs"] / "r0/rank-0/status.json").write_text(json.dumps(status))
+    assert watcher._errors_of_cuda() == []
+
+
+def test_a_full_disk_hides_no_heat(
+    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It takes two looks, of one process."""
+    with suppress(OSError):
+        (small_disk / "filler").write_bytes(b"0" * 65536)
+    file = tmp_path / "readings.jsonl"
+    sequence = readings(*steady(3, temperature=90))
+    file.write_text("".join(json.dumps(asdict(reading)) + "\n" for reading in sequence))
+    faults = tmp_path / "faults"
+    assert watch.main(["--state", str(small_disk), "--faults", str(faults), "--replay", str(file)]) == 0
+    assert fault_of(faults, "GPU-1")
+    assert capsys.readouterr().out.count("No space left on device. What was seen is kept there") == 1
 
 
 def test_recorded_readings_are_judged_again_and_passed_on(
@@ -218,7 +253,8 @@ def test_a_driver_that_cannot_be_opened_has_lost_no_card(
         assert watch.main(words) == 0
         assert fault_of(places["faults"], "GPU-1") is None and not list(Queue(places["queue"]).entries())
     driver(monkeypatch, 0)
-    assert watch.main(words) == 0
+    for _ in range(2):
+        assert watch.main(words) == 0
     assert fault_of(places["faults"], "GPU-1"), "the driver is there, and does not list it"
 
 

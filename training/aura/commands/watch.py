@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.durable import write_atomically
-from aura.errors import EXIT_OK, EXIT_TEMPORARY, ConfigError, Parser
+from aura.errors import EXIT_OK, EXIT_TEMPORARY, ConfigError, Parser, reason_of
 from aura.texts.console import put, text
 from aura.watch.events import CRITICAL, WARNING, Event, this_node
 from aura.watch.faults import VARIABLE, is_known, write_fault
@@ -56,6 +56,7 @@ class Watcher:
         self.log: KernelLog | None = None
         self.before: Before = {}
         self.boot, self.after, self.said = "", -1, set[str]()
+        self.unwritten = ""  # why it cannot keep what it has seen
         # What is unreadable is forgotten: what still holds is found again.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             content = json.loads(self.path.read_text(encoding="utf-8"))
@@ -82,7 +83,7 @@ class Watcher:
             time.sleep(self.arguments.interval)
 
     def look(self, reading: Reading) -> None:
-        """Say, write down and pass on what is new. Raises OSError."""
+        """Say, write down and pass on what is new. Raises OSError where the fault or the message cannot be written."""
         for uuid, past in self.before.items():
             if reading.boot != self.boot:
                 begin_anew(past)
@@ -92,7 +93,14 @@ class Watcher:
         for finding in findings:
             self._tell(finding)
         self.boot, self.after = reading.boot, self.log.after if self.log else self.after
-        write_atomically(self.path, self._memory())
+        reason = ""
+        try:
+            write_atomically(self.path, self._memory())
+        except OSError as error:  # heat takes two looks, which one process has to have
+            reason = reason_of(error)
+            if reason != self.unwritten:
+                put(text("watch_cannot_write", path=self.path, reason=reason))
+        self.unwritten = reason
 
     def _tell(self, finding: Finding) -> None:
         put(f"{finding.sentence} {finding.remedy}")
@@ -125,12 +133,14 @@ class Watcher:
         found = []
         for _, status in statuses(self.arguments.runs):
             message, key = str(status.get("message")), f"{status.get('rank')} {status.get('updated')}"
-            is_error = "CUDA error" in message and "out of memory" not in message
+            # Those that it took along say the same sentence, and end with another code.
+            is_own = status.get("state") == "failed" and status.get("exit_code") == 1
+            is_error = is_own and "CUDA error" in message and "out of memory" not in message
             # Those of long ago are not three in an hour, though the first look finds all of them.
             is_new = (
                 abs(time.time() - float(status.get("updated") or 0)) < CUDA_WITHIN and key not in self.said
             )
-            if status.get("state") == "failed" and is_error and is_new:
+            if is_error and is_new:
                 self.said.add(key)
                 found.append((str(status.get("gpu") or ""), message))
         return found

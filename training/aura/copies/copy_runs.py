@@ -153,7 +153,9 @@ class Copier:
                 self.target.put_file(path, f"{run.name}/{path.name}")
         if (run / FINAL).is_dir():
             self._copy_final(run / FINAL, f"{run.name}/{FINAL}")
-        if local and len(writers) == len(local):
+        # What the run has let go meanwhile holds up nothing: it may save faster than it can be copied.
+        lacks = any(writer is None and path.is_dir() for path, writer in zip(local, copied, strict=True))
+        if writers and not lacks:
             newest = max(writers, key=lambda writer: writer.number)
             self.target.rotate(directory, self.keep, names, newest)
 

@@ -1,7 +1,8 @@
 """From readings of GPUs to what is wrong with them: a function of what was seen before and what is read now.
 
 Which XID asks for what: NVIDIA's XID catalog, and DCGM's list of devastating ones. Pages that retire a row of memory
-(43, 63, 92 say that something was dealt with) are no fault. Where a limit is ours, its comment says so.
+(43, 63, 92 say that something was dealt with) and the end of a program (45) are no fault. Where a limit is ours, its
+comment says so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ XIDS = {
     79: REBOOT,  # it has fallen off the bus
     **dict.fromkeys((13, 31, 32, 69, 94), RESTART),
 }
-IGNORED_XIDS = (43, 63, 92)
+IGNORED_XIDS = (43, 45, 63, 92)
 ACTIONS = {1: RESET, 2: REBOOT, 3: RESET, 4: RESET}  # NVML_GPU_RECOVERY_ACTION_*
 # nvmlClocksEventReason*; 0x8 (hardware slowdown) comes with the first or the last of these, and says nothing more.
 SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x20, 0x40, 0x80
@@ -53,6 +54,7 @@ class Past:
     since: dict[str, float] = field(default_factory=dict)  # when a condition began that still holds
     held_back: list[float] = field(default_factory=list)  # when it began to be held back by heat
     was_hot: int = 0  # readings in a row near the shutdown
+    was_lost: int = 0  # readings in a row without an answer: once may be the driver's
     cuda: list[float] = field(default_factory=list)
     open: list[str] = field(default_factory=list)  # what has been said and still holds
     tripped: bool = False
@@ -85,7 +87,7 @@ def judge(before: Before, reading: Reading) -> list[Finding]:
 
 def begin_anew(past: Past) -> None:
     """The machine has been restarted: what still holds is said once more, and what comes back is counted."""
-    past.open, past.since, past.tripped, past.was_hot = [], {}, False, 0
+    past.open, past.since, past.tripped, past.was_hot, past.was_lost = [], {}, False, 0, 0
 
 
 def forget(past: Past) -> None:
@@ -117,7 +119,8 @@ def _lasts(past: Past, key: str, holds: bool, now: float, seconds: float) -> boo
 
 
 def _lost(gpu: GpuReading, past: Past) -> Iterator[Finding]:
-    if _once(past, "lost", bool(gpu.lost)):
+    past.was_lost = past.was_lost + 1 if gpu.lost else 0
+    if _once(past, "lost", past.was_lost >= 2):
         yield _finding("lost", True, gpu, REBOOT, reason=gpu.lost)
     action = ACTIONS.get(gpu.recovery_action or 0)
     if _once(past, "recovery", action is not None):
@@ -182,6 +185,7 @@ def _narrow(gpu: GpuReading, past: Past, now: float) -> Iterator[Finding]:
     lasts = _lasts(past, "narrow", narrow, now, NARROW_FOR)
     if _once(past, "narrow", lasts):
         yield _finding("narrow", False, gpu, "reseat", lanes=gpu.pcie_width, before=past.width)
+        past.width = gpu.pcie_width  # it may have got a neighbour: said once, this is what it has
 
 
 def _cuda(gpu: GpuReading, past: Past, reading: Reading) -> Iterator[Finding]:
