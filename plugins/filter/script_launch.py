@@ -212,7 +212,10 @@ def script_failure(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         through = [rank for rank in ranks if rank["state"] in ("done", "stopped")]
         if status.get("unit_result") == "oom-kill":
             # systemd stops the others then, so they say "stopped"; and those on other nodes fail before this is known.
-            failures.append(alone | {"failed": 0.0, "signal": status["unit_signal"], "out_of_memory": True})
+            victim = next(
+                (rank for rank in failed if rank["signal"] == "SIGKILL"), {"signal": status["unit_signal"]}
+            )
+            failures.append(alone | victim | {"node": name, "failed": 0.0, "out_of_memory": True})
         elif status.get("unit") == "failed" and not failed and not through:
             failures.append(alone | {"failed": status["unit_ended"], "signal": status["unit_signal"]})
         if not status or (status["active"] and not ranks):

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +151,13 @@ def variables(given: str | Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in given.items()}
 
 
-def pattern_of(word: str) -> str:
-    """As fnmatch takes it; people write ./data and, in a .gitignore, data/."""
-    return word.strip().removeprefix("./").rstrip("/")
+def patterns_of(given: str | Sequence[Any]) -> list[str]:
+    """As fnmatch takes them; people write ./data and, in a .gitignore, data/."""
+    words = given.split(",") if isinstance(given, str) else map(str, given)
+    patterns = [word.strip().removeprefix("./").rstrip("/") for word in words]
+    if "*" in patterns:
+        raise Refused("leave_out=* would leave out all of the directory: name what the nodes do not need.")
+    return [pattern for pattern in patterns if pattern]
 
 
 def read_request(given: Mapping[str, Any], here: str) -> Request:
@@ -185,7 +189,6 @@ def read_request(given: Mapping[str, Any], here: str) -> Request:
         )
     texts = requirement_texts(Path(request["requirements"]), set()) if request["requirements"] else []
     packages = LAUNCHERS[launcher] + (["deepspeed"] if "zero_stage" in settings else [])
-    left_out = given.get("leave_out", [])
     return request | {
         "launcher": launcher,
         "run": run,
@@ -195,9 +198,7 @@ def read_request(given: Mapping[str, Any], here: str) -> Request:
         "packages": packages,
         "requirements_sum": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
         "most_megabytes": int(most),
-        "leave_out": [
-            pattern_of(word) for word in (left_out.split(",") if isinstance(left_out, str) else left_out)
-        ],
+        "leave_out": patterns_of(given.get("leave_out", [])),
         "own_environment": bool(packages or request["requirements"]),
         # Both compile while they run: torch.compile its kernels, DeepSpeed its operators.
         "compiles": "deepspeed" in packages or settings.get("dynamo_backend") == "inductor",

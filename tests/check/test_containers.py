@@ -234,15 +234,26 @@ def test_whose_docker_is_there_stays() -> None:
     assert SETTINGS.docker_packages(node(missing=["docker-compose"])) == ["docker.io", "docker-compose"]
 
 
-@pytest.mark.parametrize(("driver", "build"), [("580.65.06", "cu130"), ("535.183.01", "cu126"), ("", "cpu")])
-def test_an_image_has_the_build_of_torch_that_the_driver_runs(
-    driver: str, build: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("driver", "cards", "build"),
+    [
+        ("580.65.06", ["8.6", "12.0"], "cu130"),
+        ("535.183.01", ["8.6"], "cu126"),
+        ("580.65.06", ["6.1", "8.6"], "cu126"),
+        ("570.86.10", ["12.0"], "cpu"),
+        ("470.10", ["7.5"], "cpu"),
+        ("", [], "cpu"),
+    ],
+)
+def test_an_image_has_the_build_of_torch_that_driver_and_cards_can_use(
+    driver: str, cards: list[str], build: str, tmp_path: Path
 ) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n[ '{driver}' ] && printf '%s\\n' {driver} {driver}\n")
+    program, lines = tmp_path / "nvidia-smi", "".join(f"{driver}, {card}\n" for card in cards)
+    program.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
     program.chmod(0o755)
     done = subprocess.run(
         [tree.ROOT / "container/torch-build"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True,
         text=True, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == build
+    assert bool(done.stderr) == (build == "cpu" and bool(cards))

@@ -74,6 +74,7 @@ def planned(request: dict[str, Any], nodes: list[dict[str, Any]], name: str) -> 
         ({"launcher": "accelerate", "gradient_clipping": 0.01}, "say -e zero_stage=1"),
         ({"launcher": "accelerate", "dynamo_backend": "induct"}, "has to be one of no, eager"),
         ({"most_megabytes": "all"}, "has to be a number"),
+        ({"leave_out": "*/"}, "would leave out all of the directory"),
     ],
 )
 def test_what_cannot_be_run_is_refused(project: Path, given: dict[str, Any], sentence: str) -> None:
@@ -99,7 +100,7 @@ def test_a_directory_with_keys_in_it_stays_here(project: Path, monkeypatch: pyte
 
 
 def test_a_request_is_completed(project: Path) -> None:
-    assert asked(project, leave_out="data/, ./logs,*.bin")["leave_out"] == ["data", "logs", "*.bin"]
+    assert asked(project, leave_out="data/, ./logs,*.bin,")["leave_out"] == ["data", "logs", "*.bin"]
     request = asked(project, script="scripts/other.py", directory=".", arguments="--name 'my run' --lr 1e-4")
     assert (request["program"], request["run"], request["launcher"]) == (
         "scripts/other.py",

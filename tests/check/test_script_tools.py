@@ -62,25 +62,6 @@ def test_what_no_node_needs_is_left_out_and_said(project: Path, tmp_path: Path) 
     assert names(tmp_path / "parcel.tar") == ["linked.py", "train.py"]
 
 
-def test_another_project_does_not_go_on_from_the_checkpoints_of_the_first(
-    project: Path, tmp_path: Path
-) -> None:
-    for name in ("id_ed25519", ".netrc"):
-        (project / name).touch()
-    tar = tmp_path / "parcel.tar"
-    assert pack(project, tar)["problem"] == pack(project, tar)["problem"] == ""
-    assert not {"id_ed25519", ".netrc"} & set(names(tar))
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "train.py").touch()
-    before = tar.read_bytes()
-    problem = pack(other, tar)["problem"]
-    assert problem.startswith(f"The run probe is that of {project}: give this one another name, -e run=")
-    assert tar.read_bytes() == before
-    Path(problem.rpartition("rm ")[2]).unlink()
-    assert pack(other, tar)["problem"] == ""
-
-
 def test_a_directory_that_is_far_too_large_is_refused_with_ways_out(project: Path, tmp_path: Path) -> None:
     with (project / "data/film.mp4").open("wb") as film:
         film.truncate(3_000_000)
@@ -108,7 +89,30 @@ def send(project: Path, run: Path, **more: Any) -> str:
     """Pack and unpack; the names of those that stay there as they are."""
     parcel = run.with_suffix(".tar")
     pack(project, parcel, **more)
-    return subprocess.run([TOOLS / "unpack", parcel, run], check=True, capture_output=True, text=True).stdout
+    words = [TOOLS / "unpack", parcel, run, project]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def test_another_project_does_not_go_on_from_the_checkpoints_of_the_first(
+    project: Path, tmp_path: Path
+) -> None:
+    for name in ("id_ed25519", ".netrc"):
+        (project / name).touch()
+    run = tmp_path / "probe"
+    assert send(project, run) == send(project, run) == ""
+    assert not {"id_ed25519", ".netrc"} & {path.name for path in (run / "code").iterdir()}
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "train.py").write_text("another")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        send(other, run)
+    assert refused.value.stderr.startswith(
+        f"The run probe is that of {project}: give this one another name, -e run="
+    )
+    assert (run / "code/train.py").read_text() == "train.py"
+    (run / "project").unlink()
+    send(other, run)
+    assert (run / "code/train.py").read_text() == "another"
 
 
 def test_what_the_script_wrote_stays_and_what_is_gone_here_goes_there(project: Path, tmp_path: Path) -> None:
@@ -127,7 +131,7 @@ def test_what_the_script_wrote_stays_and_what_is_gone_here_goes_there(project: P
     assert (run / "code/lib/net.py").exists()
     assert (run / "code/train.py").read_text() == "newer"
     assert (run / "code/lib/run.sh").stat().st_mode & 0o777 == 0o755
-    assert sorted(path.name for path in run.iterdir()) == ["code", "sent"]
+    assert sorted(path.name for path in run.iterdir()) == ["code", "project", "sent"]
     assert [path.stat().st_mode & 0o777 for path in (run, run / "code")] == [0o750, 0o750]
 
 

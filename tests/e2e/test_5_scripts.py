@@ -206,13 +206,14 @@ def test_packages_come_from_a_folder_where_there_is_no_internet(cluster: Cluster
     script.write_text(script.read_text().replace("import os\n", "import os\nimport aura_stand_in\n"))
     (project / "requirements.txt").write_text("aura_stand_in\n")
     wheel(project / "wheels", "another")
-    options = ("-e", f"script={script}", "-e", "run=offline", "-e", "arguments=end", *WAIT, *THREE)
+    run = f"offline-{tmp_path.parent.name}"  # a project of its own
+    options = ("-e", f"script={script}", "-e", f"run={run}", "-e", "arguments=end", *WAIT, *THREE)
     refused = said(cluster.refused("launch.yml", *options))
     assert "could not be had" in refused
     assert "put the wheels of all of them" in refused
     wheel(project / "wheels", "aura_stand_in")
     cluster.ansible("launch.yml", *options)
-    assert result(cluster, "node1", "offline", "ended-1") == "3"
+    assert result(cluster, "node1", run, "ended-1") == "3"
 
 
 @pytest.mark.more

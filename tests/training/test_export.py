@@ -132,7 +132,7 @@ def test_a_run_says_which_tokens_are_special(corpus: Corpus, run_dir: Path, tmp_
 def test_the_tokenizer_of_a_run_is_on_the_disk_before_it_has_its_name(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is written once: a file that a power cut left empty would stay so."""
+    """What a power cut left empty would be a run without one."""
     flushed: dict[str, str] = {}
 
     def flush(path: Path) -> None:

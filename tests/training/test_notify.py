@@ -324,8 +324,8 @@ def test_the_first_node_that_lives_tells_of_the_others(monkeypatch: pytest.Monke
     assert told(5) == ["b: node.lost a"]
     there["c"] = True
     assert told(1) == ["b: node.back c"]
-    there["a"] = True
-    assert told(1) == ["b: node.back a"]
+    there["a"] = True  # which does not know what it was told of meanwhile
+    assert told(1) == ["a: node.back c", "b: node.back a"]
 
 
 def test_who_hears_nobody_does_not_call_all_others_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 from aura.commands import watch
 from aura.errors import ConfigError
 from aura.watch.faults import fault_of
-from aura.watch.health import Before, forget, judge
+from aura.watch.health import Before, begin_anew, forget, judge
 from aura.watch.kernel_log import KernelLog, xids_in
 from aura.watch.nvml import Gpus
 from aura.watch.queue import Queue
@@ -101,7 +101,6 @@ CASES: dict[str, tuple[list[Reading], list[tuple[int, str, bool]]]] = {
     "by its own power limit": (readings(*steady(50, throttle=0x4)), []),
     "narrow, idle": (readings(*steady(2), *steady(50, pcie_width=4, load=0)), []),
     "narrow under load": (readings(*steady(2), *steady(20, pcie_width=4)), [(14, "narrow", False)]),
-    "narrow from now on": (readings(*steady(2), *steady(80, pcie_width=4)), [(14, "narrow", False)]),
     "always narrow: the board is made so": (readings(*steady(50, pcie_width=4)), []),
 }
 
@@ -110,6 +109,14 @@ CASES: dict[str, tuple[list[Reading], list[tuple[int, str, bool]]]] = {
 def test_what_readings_say(name: str) -> None:
     sequence, expected = CASES[name]
     assert found(sequence) == expected
+
+
+def test_fewer_lanes_are_said_once_and_not_after_every_start_of_the_machine() -> None:
+    """A second card has been put in."""
+    before: Before = {}
+    assert found(readings(*steady(2), *steady(20, pcie_width=8)), before) == [(14, "narrow", False)]
+    begin_anew(before["GPU-1"])
+    assert found(readings(*steady(20, pcie_width=8)), before) == []
 
 
 def test_what_a_program_says_trips_only_when_it_says_it_again() -> None:
@@ -164,6 +171,7 @@ def test_errors_of_runs_long_ago_are_not_counted(tmp_path: Path) -> None:
     assert watcher._errors_of_cuda() == []
     # Who was taken along by another PC's rank has it in the same words.
     status |= {
+        "rank": 1,
         "gpu": "GPU-1",
         "updated": now,
         "exit_code": 75,

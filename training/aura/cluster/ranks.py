@@ -27,6 +27,8 @@ def collective() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
+        if "CUDA error" in str(error):  # of this rank's own card, which is told by it while it waits
+            raise
         raise CollectiveFailed(str(error)) from error
 
 

@@ -169,10 +169,11 @@ def take_best_gpu(say: Callable[[str], None], beside_others: bool = False) -> No
         return
     if beside_others and "CUDA_VISIBLE_DEVICES" not in os.environ and found:
         best = max(found, key=lambda gpu: gpu.free / gpu.total)
-        is_free = best.free > best.total / 2
-        os.environ["CUDA_VISIBLE_DEVICES"] = best.uuid if is_free else ""
-        if not is_free:
+        if best.free < best.total / 2:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
             say(text("gpu_of_others", gpu=best.name, free=best.free / GIB, total=best.total / GIB))
+        elif len(found) > 1:
+            os.environ["CUDA_VISIBLE_DEVICES"] = best.uuid
     elif len(found) > 1:
         best = max(found, key=lambda gpu: gpu.free)
         os.environ["CUDA_VISIBLE_DEVICES"] = best.uuid

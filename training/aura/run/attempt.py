@@ -363,9 +363,8 @@ class Attempt:
             code = self._end("failed", sentence, 1)
         if self.members:
             self.members.give_up(sentence, code)
-        if (
-            code == 1
-        ):  # made again: a power cut may have left half of a kernel there, which torch would read for ever
+        if code == 1:
+            # Made again: a power cut may have left half of a kernel there, which torch would read for ever.
             shutil.rmtree(self.run_dir / COMPILED, ignore_errors=True)
         self.saver.wait_without_others(SAVE_PATIENCE)
         if self.members:

@@ -112,6 +112,8 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
         done = json.loads((run_dir / DONE).read_text(encoding="utf-8"))
         if done["config_digest"] == config.digest() and done["corpus"] == corpus.fingerprint:
             return int(done["step"])
+        if done["step"] != config.steps:
+            return 0
     except (OSError, ValueError, KeyError):
         pass
     # A rank that ended between its last checkpoint and its done.json must not wait for ranks that are done.

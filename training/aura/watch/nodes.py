@@ -13,7 +13,7 @@ from aura.watch.events import INFO, WARNING, Event
 PORT = 9  # discard: nobody listens there, so nobody writes a line about it
 TIMEOUT = 2.0
 MISSES = 3  # in a row, until a node counts as lost
-ALONE = 30  # looks in a row (minutes) at which none of several answers; sooner it may be its own cable, or the switch
+ALONE = 30  # looks in a row (1 to 5 minutes) at which none of several answers; sooner it may be its cable or the switch
 BOOTING = 180.0  # seconds after a power cut, in which the others start too
 
 
@@ -45,7 +45,8 @@ class Nodes:
 
     def look(self) -> list[Event]:
         there = {name: self.is_there(address) for name, address in self.others.items()}
-        self.alone = self.alone + 1 if len(there) > 1 and not any(there.values()) else 0
+        near = [name for name, count in self.misses.items() if count < MISSES]
+        self.alone = self.alone + 1 if len(near) > 1 and not any(there.values()) else 0
         if 0 < self.alone < ALONE or time.clock_gettime(time.CLOCK_BOOTTIME) < BOOTING:
             return []
         lost_before = {name for name, count in self.misses.items() if count >= MISSES}
