@@ -19,7 +19,7 @@ from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import EXIT_USAGE
 from aura.plan import gpus
-from aura.plan.candidates import Cluster, cluster_of, decide
+from aura.plan.candidates import ROOM, Cluster, cluster_of, decide, exchanging
 from aura.plan.evidence import expected_loss, tokens_factor
 from aura.plan.memory import checkpoint_bytes, memory_of, parameter_bytes, wire_bytes
 from aura.plan.plan import plan_for
@@ -257,9 +257,15 @@ def test_what_does_not_fit_is_not_taken() -> None:
     """A delay needs two more bytes per parameter, and what is on its way."""
     config = resolve("gpt2-medium", MUON | HALF_A_MILLION)
     strict = memory_of(replace(config, wire="int4"), 1, on_gpu=True, ranks=5).total
-    made = decide(config, replace(five(config), rooms=(strict,) * 5))
+    made = decide(config, replace(five(config), rooms=(strict / ROOM,) * 5))
     assert (made.chosen.wire, made.chosen.delay) == ("int8", 0)
     assert "; too large for the memory" in made.table[-1]
+    # Nor to the last byte: a driver and a desktop take some of it, and it would end hours later.
+    chosen = decide(config, five(config)).chosen
+    late = exchanging(config, chosen.wire, chosen.delay, chosen.delay_after)
+    needs = memory_of(late, 1, on_gpu=True, ranks=5).total
+    assert not decide(config, replace(five(config), rooms=(1.03 * needs,) * 5)).chosen.delay
+    assert decide(config, replace(five(config), rooms=(1.01 * needs / ROOM,) * 5)).chosen.delay
 
 
 def test_tokens_make_up_for_a_loss_by_the_law_that_is_named() -> None:

@@ -41,6 +41,15 @@ def test_mfu_is_a_part_of_all_peaks_together() -> None:
         assert f"MFU: {shown} |" in pace.line(1)
 
 
+def test_the_time_that_is_left_follows_from_the_last_steps() -> None:
+    config = resolve("gpt2", {"steps": 1000})
+    pace = Pace(plan_for(config, 1, [gpus.find("RTX 3060")]), config, torch.device("cpu"))
+    for seconds in (2.0, 1.0):
+        for _ in range(100):
+            pace.add(seconds, 1.0)
+    assert pace.left(200) == 800.0
+
+
 def test_the_plan_of_a_launch_counts_with_the_link_of_the_inventory(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from aura.optim.groups import group_of
 from aura.optim.muon import optimizer_of
 from aura.plan import auto, gpus, sizing
 from aura.plan.shapes import parameter_count
-from aura.recipe import recipe
+from aura.recipe import rate, recipe
 from aura.run.directory import steps_done
 
 SMALL = {"layers": 2, "heads": 2, "d_model": 32, "seq_len": 16, "vocab_size": 50}
@@ -159,6 +159,13 @@ def test_model_batch_steps_and_rates_belong_together() -> None:
     assert tokens >= 19 * parameter_count(made)
     assert "24" in why and "5 x RTX 3060" in why
     assert made.steps == sizing.steps_in_time(made, cards(24))
+
+
+def test_another_optimizer_than_the_recipes_has_its_own_rate() -> None:
+    settings, _ = sizing.size_for(cards(24), {"optimizer": "adamw"})
+    assert resolve(sizing.SIZED, settings | {"optimizer": "adamw"}).lr == rate("adamw", settings["d_model"])
+    given = {"optimizer": "adamw", "lr": 1e-4}
+    assert resolve(sizing.SIZED, sizing.size_for(cards(24), given)[0] | given).lr == 1e-4
 
 
 def test_little_text_is_a_small_model(corpus: Corpus) -> None:

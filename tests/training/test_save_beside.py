@@ -126,6 +126,30 @@ def test_a_rank_that_cannot_save_leaves_it_to_the_others(
     assert f"checkpoint-step-5 could not be written: {reason}." in second.text
 
 
+def test_what_is_asked_of_the_memory_is_all_that_a_save_takes(corpus: Corpus, tmp_path: Path) -> None:
+    """The optimizer's state, and this rank's part of it once more while it is on its way."""
+    asked = tmp_path / "asked"
+
+    def write_down() -> None:
+        has_room = checkpoint.has_room
+
+        def said(size: int) -> bool:
+            with asked.open("a") as file:
+                file.write(f"{size}\n")
+            return has_room(size)
+
+        checkpoint.has_room = said
+
+    first, _ = complete(start(tmp_path, corpus, 2, "--save-every 20", faults={0: write_down}))
+    path = first.run_dir / "checkpoints/checkpoint-step-20"
+    state, parameters = (
+        (path / name).stat().st_size for name in ("optimizer.safetensors", "model.safetensors")
+    )
+    short, copied = map(int, asked.read_text().splitlines()[:2])
+    assert short == pytest.approx(1.5 * state, rel=0.1)
+    assert copied == pytest.approx(1.5 * state + parameters, rel=0.1)
+
+
 def look_often() -> None:
     saving.LOOK = 0.2
 

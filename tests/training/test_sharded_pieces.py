@@ -156,7 +156,10 @@ def test_patience_lasts_for_a_step_that_takes_twice_as_long(monkeypatch: pytest.
     patience.step_is_done()
     for _ in range(ENOUGH):
         patience.add("gradients", 0.1)
-    assert patience.seconds("gradients") == 21
+    assert patience.seconds("gradients") == 21.1
+    for _ in range(ENOUGH):  # of a fast card, beside one that takes the whole step and now twice as long
+        patience.add("first gradients", 17.0)
+    assert patience.seconds("first gradients") == 17 + 21
 
 
 def test_numbers_are_added_in_the_order_of_the_ranks() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from aura.corpus.corpus import META, Corpus, read_corpus, settings_of
 from aura.errors import ConfigError
 from aura.plan import gpus, sizing
 from aura.plan.memory import GIB, largest_micro_batch, memory_of, settings_that_fit
+from aura.recipe import rate
 from aura.texts.console import text
 
 # The largest model first, and of one model the fastest recipe first.
@@ -120,6 +121,9 @@ def tuned(corpus: Path, overrides: Mapping[str, Any]) -> TrainConfig:
         has, wanted = getattr(model, name), getattr(config, name)
         if has != wanted:
             raise ConfigError("tune_other_model", name=name, has=has, wanted=wanted)
+    if config.optimizer != model.optimizer and "lr" not in given:
+        usual = rate(model.optimizer, model.d_model)
+        config = replace(config, lr=rate(config.optimizer, config.d_model) * model.lr / usual)
     return config
 
 

@@ -31,6 +31,7 @@ CHOSEN = ("strategy", "wire", "delay", "delay_after")  # what `auto` decides of 
 # On one core, of an int4 element; a run measures it. On a GPU it is not known, and not counted.
 CODING_ON_CPU = Coding(encode=4.6e-9, decode=4.0e-9)
 EQUAL = 1.02  # times as long is as fast; the more exact one is taken then
+ROOM = 0.9  # of a card's memory: the driver takes some of it, and a desktop
 # Parts of a run, at its beginning, that may go without the delay: what a delay costs is mostly lost there.
 WAITING = (0, 1 / 40, 1 / 20, 1 / 10, 1 / 4)
 DOMINATES = 1.25  # a step that takes so many times its computing: what else would help is said
@@ -170,11 +171,18 @@ def _candidates(config: TrainConfig, cluster: Cluster, one_pc: float) -> Iterato
 
 def _candidate(config: TrainConfig, cluster: Cluster, one_pc: float) -> Candidate:
     seconds = step_seconds(config, cluster.works, cluster.nodes, cluster.speed, cluster.codings)
-    has_room = not cluster.rooms or fits(config, cluster.rooms, cluster.on_gpu, len(cluster.works))
+    has_room = _has_room(config, cluster)
     loss, times = expected_loss(config), one_pc / seconds
     to_loss = times / tokens_factor(loss.nats, _tokens(config, cluster))
     return Candidate(
         config.wire, config.delay, config.delay_after, seconds, times, loss, to_loss, fits=has_room
+    )
+
+
+def _has_room(config: TrainConfig, cluster: Cluster) -> bool:
+    """Also hours later, when the delay begins: what was not there when the run was tried."""
+    return not cluster.rooms or fits(
+        config, [ROOM * room for room in cluster.rooms], cluster.on_gpu, len(cluster.works)
     )
 
 
@@ -238,8 +246,7 @@ def _note_on_rounds(config: TrainConfig, cluster: Cluster, one_pc: float) -> str
         nats=loss.nats,
         evidence=loss.evidence,
     )
-    has_room = not cluster.rooms or fits(rounds, cluster.rooms, cluster.on_gpu, ranks)
-    return said + (text("candidate_has_no_room") if not has_room else "")
+    return said + ("" if _has_room(rounds, cluster) else text("candidate_has_no_room"))
 
 
 def _tokens(config: TrainConfig, cluster: Cluster) -> float:

@@ -18,7 +18,7 @@ from aura.plan.gpus import Gpu
 from aura.plan.memory import settings_that_fit
 from aura.plan.plan import plan_for
 from aura.plan.shapes import parameter_count
-from aura.recipe import TOKENS_PER_PARAMETER, recipe
+from aura.recipe import TOKENS_PER_PARAMETER, rate, recipe
 from aura.texts.console import text
 
 SIZED = "qwen3-125m"  # what the sizes are made of
@@ -101,6 +101,8 @@ def _sized(
     tokens = float(TOKENS_PER_PARAMETER * parameter_count(size))
     for _ in range(2):  # how long a token takes depends a little on the batch, and that on their number
         settings |= asdict(recipe(size.d_model, tokens))
+        if size.optimizer != settings["optimizer"]:
+            settings["lr"] = rate(size.optimizer, size.d_model)
         sequences = max(ranks, round(settings["global_batch_tokens"] / size.seq_len))
         settings["global_batch_tokens"] = sequences * size.seq_len
         config = resolve(SIZED, {**settings, **overrides})

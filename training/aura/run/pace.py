@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,6 +13,8 @@ from aura.plan.flops import flops_per_token
 from aura.plan.plan import Plan, compare
 from aura.plan.replay import Replay
 from aura.texts import console
+
+RECENT = 50  # steps
 
 
 @dataclass
@@ -24,13 +27,16 @@ class Pace:
     # Of the steps that count
     seconds: float = 0.0
     tokens: float = 0.0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # seconds of the last of them
 
     def add(self, seconds: float, tokens: float) -> None:
         """One optimizer step of all ranks."""
         self.steps += 1
         if self.steps == UNCOUNTED + 1:
             self.seconds = self.tokens = 0.0
+            self.recent.clear()
         self.seconds += seconds
+        self.recent.append(seconds)
         self.tokens += tokens
 
     def line(self, step: int) -> str:
@@ -42,8 +48,8 @@ class Pace:
         return console.live(step, self.config.steps, rate, mfu, self.left(step))
 
     def left(self, step: int) -> float:
-        """Seconds until the last step, at the mean since the start."""
-        return (self.config.steps - step) * self._seconds_per_step
+        """Seconds until the last step, at the mean of the last ones: a delay, say, begins in the middle of a run."""
+        return (self.config.steps - step) * sum(self.recent) / len(self.recent)
 
     def compared(self) -> str:
         """What was predicted, and what was measured."""

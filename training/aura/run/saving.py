@@ -147,6 +147,13 @@ class Saving(Observer):
         """Bytes of the optimizer's state of all ranks."""
         return state_bytes(self.snapshot.config, self.snapshot.ranks.world_size)
 
+    def _held(self, copied: bool) -> int:
+        """Bytes of main memory that a save takes: the optimizer's state, this rank's part of it while that is on its
+        way, and the parameters where they are copied (those of a card always: to be written they are)."""
+        parameters = sum(p.nbytes for p in self.snapshot.model.parameters() if copied or not p.is_cpu)
+        own = self._gathered // self.snapshot.ranks.world_size if self.strategy.gathers else 0
+        return self._gathered + own + parameters
+
     @property
     def _saver(self) -> store.Saver:
         return self.copies.saver if self.copies and self.in_memory else self.saver
@@ -159,8 +166,8 @@ class Saving(Observer):
         strategy.expect_delay()
         self.began = time.monotonic()
         self.size = self._bytes()
-        self.short = strategy.gathers and not store.has_room(self._gathered)
-        copied = store.has_room(self.size)
+        self.short = strategy.gathers and not store.has_room(self._held(copied=False))
+        copied = store.has_room(self._held(copied=True))
         collect = strategy.whole_state(wanted=self.saves and not self.short, copied=copied)
         if self.saves and not self.short:
             self._saver.begin(self.under_way, snapshot.model, collect, snapshot.state(), copied)
@@ -173,7 +180,7 @@ class Saving(Observer):
         """Until a rank may be able to save. Raises NoRoom where one is asked to stop meanwhile."""
         step = self.snapshot.progress.step
         if self.short:
-            sentence = console.text("waits_for_memory", step=step, size=self._gathered / 1e9)
+            sentence = console.text("waits_for_memory", step=step, size=self._held(copied=False) / 1e9)
             if self.copies:  # a copy there takes what a checkpoint on a disk needs
                 memory_copy.forget(self.copies.saver.directory)
         else:
@@ -196,7 +203,7 @@ class Saving(Observer):
 
     def _has_room(self) -> bool:
         if self.short:
-            return store.has_room(self._gathered)
+            return store.has_room(self._held(copied=False))
         error = self.saver.error
         try:
             free = shutil.disk_usage(self.saver.directory).free

@@ -69,9 +69,9 @@ class Exchange:
 
 
 class Patience:
-    """How long to wait for the others: the median of the last waits of that kind and DEVIATIONS times their median
-    absolute deviation, at least SHORTEST, and at least as long as a step usually takes: another program may make
-    a rank half as fast. `longest` [seconds] while too few are known."""
+    """How long to wait for the others: the median of the last waits of that kind, and beside it DEVIATIONS times their
+    median absolute deviation, or as long as a step usually takes: another program may make a rank half as fast, and
+    who is fast waits most of a step already. At least SHORTEST; `longest` [seconds] while too few are known."""
 
     def __init__(self, longest: float) -> None:
         self.longest = longest
@@ -97,7 +97,7 @@ class Patience:
         median = statistics.median(waits)
         deviation = statistics.median(abs(wait - median) for wait in waits)
         step = statistics.median(self.steps) if self.steps else 0.0
-        return min(self.longest, max(SHORTEST, step, median + DEVIATIONS * deviation))
+        return min(self.longest, max(SHORTEST, median + max(step, DEVIATIONS * deviation)))
 
 
 class Wire:
