@@ -188,7 +188,7 @@ def test_what_an_interrupted_launch_has_put_there_is_not_taken_for_the_scripts(
     (project / "weights").write_bytes(bytes(1 << 20))
     pack(project, parcel)
     full = subprocess.run(
-        ["bash", "-c", 'ulimit -f 512; exec "$@"', "-", TOOLS / "unpack", parcel, run],
+        ["bash", "-c", 'ulimit -f 512; exec "$@"', "-", TOOLS / "unpack", parcel, run, project],
         check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert (full.returncode, full.stderr) == (1, "[Errno 27] File too large\n")

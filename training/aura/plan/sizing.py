@@ -101,7 +101,7 @@ def _sized(
     tokens = float(TOKENS_PER_PARAMETER * parameter_count(size))
     for _ in range(2):  # how long a token takes depends a little on the batch, and that on their number
         settings |= asdict(recipe(size.d_model, tokens))
-        if size.optimizer != settings["optimizer"]:
+        if size.optimizer != "muon":  # which the recipe is for
             settings["lr"] = rate(size.optimizer, size.d_model)
         sequences = max(ranks, round(settings["global_batch_tokens"] / size.seq_len))
         settings["global_batch_tokens"] = sequences * size.seq_len
