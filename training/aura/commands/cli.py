@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from aura import __version__
@@ -76,8 +77,11 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_USAGE
     # `aura plan … | head` ends quietly.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL if command in ANSWERS else signal.SIG_IGN)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8 (stderr is so by itself)
-        sys.stdout.reconfigure(errors="backslashreplace")
+    with suppress(OSError):  # whoever reads it may be gone
+        if isinstance(
+            sys.stdout, io.TextIOWrapper
+        ):  # names of files need not be UTF-8 (stderr is so by itself)
+            sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return int(_function_of(command)(words[1:]) or 0)
     except (AuraError, OSError) as error:
