@@ -77,10 +77,9 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_USAGE
     # `aura plan … | head` ends quietly.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL if command in ANSWERS else signal.SIG_IGN)
-    with suppress(OSError):  # whoever reads it may be gone
-        if isinstance(
-            sys.stdout, io.TextIOWrapper
-        ):  # names of files need not be UTF-8 (stderr is so by itself)
+    # Names of files need not be UTF-8 (stderr takes them by itself); and whoever reads may be gone.
+    with suppress(OSError):
+        if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return int(_function_of(command)(words[1:]) or 0)
