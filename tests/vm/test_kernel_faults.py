@@ -56,10 +56,10 @@ def test_a_fault_in_the_kernels_log_is_found_once(vm: Callable[..., Machine]) ->
     assert [(pci, number) for pci, number, _ in xids] == [("0000:01:00", 79), ("0000:02:00", 43)]
     assert look(later)[1] == []
 
-    reading = Reading(1e9, boot, [], xids)
-    found = [
-        (finding.kind, finding.trips) for finding in judge({CARD.uuid: Past(last=asdict(CARD))}, reading)
-    ]
-    assert found == [("lost", True), ("xid", True)]
+    before = {CARD.uuid: Past(last=asdict(CARD))}
+    # The kernel's word counts at once; a driver that does not list the card may only have been asked badly.
+    readings = [Reading(1e9, boot, [], xids), Reading(1e9 + 10, boot, [], [])]
+    found = [[(finding.kind, finding.trips) for finding in judge(before, reading)] for reading in readings]
+    assert found == [[("xid", True)], [("lost", True)]]
 
     assert [number for _, number, _ in look(later, FLOOD % FALLEN)[1]] == [79]
