@@ -98,9 +98,9 @@ class Faults:
         self.cluster.sh(node, f"systemctl kill --kill-who=main --signal=KILL {UNIT}")
 
     def freeze(self, node: str, seconds: float) -> None:
-        self.cluster.sh(node, f"systemctl kill --kill-who=main --signal=STOP {UNIT}")
+        self.cluster.sh(node, f"systemctl kill --kill-who=all --signal=STOP {UNIT}")
         time.sleep(seconds)
-        self.cluster.sh(node, f"systemctl kill --kill-who=main --signal=CONT {UNIT}")
+        self.cluster.sh(node, f"systemctl kill --kill-who=all --signal=CONT {UNIT}")
 
     # What follows
 

@@ -330,6 +330,30 @@ def test_who_is_silent_is_to_blame_and_nobody_where_too_many_are(
     assert sorted(book.stops) == blamed
 
 
+@pytest.mark.parametrize(
+    ("signs", "is_named"), [(["hurt", "claim/3"], True), (["hurt"], False), (["claim/3"], False)]
+)
+def test_who_was_started_again_after_an_exchange_failed_is_not_waited_for(
+    signs: list[str], is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its unit starts one at a time; one that was started twice by hand goes on beating."""
+    seconds = {"BEAT": 0.1, "SILENCE": 60.0, "SILENCE_HURT": 60.0, "SILENCE_BOTH": 1.0, "LINGER": 60.0}
+    for name, value in seconds.items():
+        monkeypatch.setattr(gang_module, name, value)
+    store, is_over = HashStore(), threading.Event()
+    gang, book = gang_of(0, store, tmp_path)
+    for sign in [*signs, "left/1", "left/2", "left/4"]:  # who lives has read the verdict
+        store.set(f"a/{sign}", "yes")
+    gang.watch(lambda sentence, code: is_over.set())  # type: ignore[arg-type,return-value]
+    deadline = time.monotonic() + (30 if is_named else 3)
+    while not is_over.wait(0.1) and time.monotonic() < deadline:
+        for rank in (1, 2, 4):
+            PrefixStore("a", store).add(f"beat/{rank}", 1)
+    gang.ends_itself()
+    assert is_over.is_set() == is_named
+    assert sorted(book.stops) == ([3] if is_named else [])
+
+
 @pytest.mark.parametrize(("code", "blamed"), [(1, [4]), (EXIT_TEMPORARY, [])])
 def test_who_asks_to_be_started_again_is_not_to_blame(code: int, blamed: list[int], tmp_path: Path) -> None:
     """It waits for others: it has too little memory without them, say."""

@@ -41,6 +41,7 @@ from aura.texts.console import text
 BEAT = 1.0  # seconds between two heartbeats of a member
 SILENCE = 8.0  # seconds without a heartbeat after which a member counts as gone
 SILENCE_HURT = 4.0  # the same, once a collective has failed or the rank has been started again
+SILENCE_BOTH = 2.0  # the same, once both is so
 LINGER = 5.0  # most seconds that the host keeps the store up after a verdict, so that all can read it
 # Seconds in which a rank may find out by itself what another one has met: it has better words then.
 OWN_WORDS = 2.0
@@ -277,7 +278,8 @@ class Gang:
 
     def _somebody_reads(self, store: Store) -> bool:
         return any(
-            not store.check([f"left/{member.token}"]) and self._silence_of(member, store) <= SILENCE_HURT
+            not store.check([f"left/{member.token}"])
+            and self._silence_of(member, store) <= min(SILENCE_HURT, self._patience_with(member, store))
             for member in self.members
             if member != self._me
         )
@@ -290,14 +292,21 @@ class Gang:
             self._beats[member.rank] = (beats, time_now)
         return time_now - since if beats == count else 0.0
 
+    def _patience_with(self, member: Member, store: Store) -> float:
+        """The seconds of silence after which it counts as gone."""
+        signs = store.check(["hurt"]) + store.check([f"claim/{member.rank}"])
+        return (SILENCE, SILENCE_HURT, SILENCE_BOTH)[signs]
+
     def _find_silent(self, store: Store, watched: list[Member]) -> Verdict | None:
         """The first of them whose heartbeat has stopped."""
-        hurt = store.check(["hurt"])
         for member in watched:
-            silence, claimed = self._silence_of(member, store), store.check([f"claim/{member.rank}"])
-            if silence > (SILENCE_HURT if hurt or claimed else SILENCE):
+            silence = self._silence_of(member, store)
+            if silence > self._patience_with(member, store):
+                claimed = store.check([f"claim/{member.rank}"])
                 key = "silent_and_started_again" if claimed else "silent"
-                silent = [one for one in watched if self._silence_of(one, store) > SILENCE_HURT]
+                silent = [
+                    one for one in watched if one == member or self._silence_of(one, store) > SILENCE_HURT
+                ]
                 sentence = text(key, member=member, seconds=silence)
                 return Verdict(sentence, causes=self._to_blame(silent))
         return None

@@ -1,0 +1,113 @@
+"""The process of a rank that has imported torch: after which ends another attempt follows, and who gets signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+from aura.run import fork_server
+from trainers import FORK
+
+
+def served(attempt: Callable[[], int], soon: float = 0.0) -> BaseProcess:
+    def serve() -> None:
+        fork_server.SOON = soon
+        sys.exit(fork_server.serve(attempt))
+
+    process = FORK.Process(target=serve, daemon=False)
+    process.start()
+    return process
+
+
+def ended(process: BaseProcess) -> int | None:
+    process.join(30)
+    return process.exitcode
+
+
+def attempts(file: Path, number: int = 1) -> list[list[int]]:
+    """Who has begun (parent and own number), as soon as they are so many."""
+    deadline = time.monotonic() + 30
+    while not file.exists() or len(lines := file.read_text().splitlines()) < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return [[int(word) for word in line.split()] for line in lines]
+
+
+def begin(file: Path) -> None:
+    with file.open("a") as lines:
+        lines.write(f"{os.getppid()} {os.getpid()}\n")
+
+
+def wait_for_signal(file: Path, code: int) -> int:
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+    begin(file)
+    while not told:
+        time.sleep(0.02)
+    return code
+
+
+def is_there(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_who_asks_to_be_started_again_is_and_leaves_no_helper(tmp_path: Path) -> None:
+    def attempt() -> int:
+        begin(tmp_path / "begun")
+        if len(attempts(tmp_path / "begun")) == 3:
+            return 64
+        helper = subprocess.Popen(["sleep", "60"])
+        (tmp_path / f"helper-{os.getpid()}").write_text(str(helper.pid))
+        return 75
+
+    process = served(attempt)
+    assert ended(process) == 64
+    parents, children = zip(*attempts(tmp_path / "begun"), strict=True)
+    assert set(parents) == {process.pid}
+    assert len(set(children)) == 3
+    helpers = [int(file.read_text()) for file in tmp_path.glob("helper-*")]
+    assert len(helpers) == 2
+    assert not any(map(is_there, helpers))
+
+
+@pytest.mark.parametrize("code", [0, 1, 65, 69, 75])
+def test_any_other_end_and_one_that_comes_soon_is_the_units(code: int, tmp_path: Path) -> None:
+    process = served(lambda: begin(tmp_path / "begun") or code, soon=30 if code == 75 else 0)
+    assert ended(process) == code
+    assert len(attempts(tmp_path / "begun")) == 1
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_a_signal_is_the_trainers_and_nothing_follows_it(code: int, tmp_path: Path) -> None:
+    process = served(lambda: wait_for_signal(tmp_path / "begun", code))
+    attempts(tmp_path / "begun")
+    process.terminate()
+    assert ended(process) == code
+    assert len(attempts(tmp_path / "begun")) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_both_end_by_what_kills_the_trainer(number: signal.Signals, tmp_path: Path) -> None:
+    process = served(lambda: wait_for_signal(tmp_path / "begun", 0))
+    ((_, trainer),) = attempts(tmp_path / "begun")
+    os.kill(trainer, number)
+    assert ended(process) == -number
+
+
+def test_the_trainer_does_not_outlive_its_parent(tmp_path: Path) -> None:
+    process = served(lambda: wait_for_signal(tmp_path / "begun", 0))
+    ((_, trainer),) = attempts(tmp_path / "begun")
+    process.kill()
+    assert ended(process) == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while is_there(trainer):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
