@@ -124,6 +124,10 @@ def test_three_nodes_join_a_run_and_its_step_stays(cluster: Cluster, joined: tup
     print(f"the longest time between two of {len(seconds)} lines of the run: {pause:.1f} s")
 
 
+MAIN = "systemctl show --property=MainPID --value aura-train@0"
+AGE = f"ps -o etimes= --ppid $({MAIN})"  # seconds of its child, which trains
+
+
 def kill(*nodes: str):
     def act(cluster: Cluster) -> None:
         for node in nodes:
@@ -153,8 +157,10 @@ def test_the_gang_recovers_by_itself_in_one_new_attempt(
     cluster.wait("training", cluster.training, 120)
     first = cluster.status()[0]["step"]
     cluster.wait("a checkpoint", lambda: cluster.status()[0].get("step", 0) >= first + 21, 120)
+    cluster.wait("half a minute of this attempt", lambda: int(cluster.sh("node1", AGE)) > 30, 60)
     before = cluster.status()[1]
     since = cluster.sh("node1", "date '+%Y-%m-%d %H:%M:%S'").strip()
+    has_torch = cluster.sh("node1", MAIN)
 
     act(cluster)
     seconds = cluster.wait("training again", lambda: cluster.training(other_than=before["attempt"]), 120)
@@ -169,6 +175,8 @@ def test_the_gang_recovers_by_itself_in_one_new_attempt(
     journal = cluster.sh("node1", f"journalctl --no-pager -o cat -u aura-train@0 --since '{since}'")
     assert blamed in journal
     assert "Address already in use" not in journal
+    # The process that has imported torch has begun the new attempt too.
+    assert cluster.sh("node1", MAIN) == has_torch
 
 
 def test_a_run_saves_and_goes_on_while_a_node_reboots(cluster: Cluster, long_run: None) -> None:
