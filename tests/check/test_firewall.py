@@ -39,6 +39,19 @@ def test_a_node_that_does_not_have_its_address_yet_may_be_looked_at() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"admin_networks": []}, "firewall_admin_networks is empty"),
+        ({"ssh_port": 2222}, "Set firewall_ssh_port"),
+        ({"ssh_port": 2222, "admin_ports": [8080]}, "Set firewall_ssh_port"),
+        ({"peers": ["node1"]}, "neither a network nor an address: node1"),
+    ],
+)
+def test_settings_that_would_lock_people_out_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    assert sentence in problems("firewall", SEEN, **SETTINGS | settings)
+
+
 def test_who_has_come_to_a_controller_that_is_this_node_gets_in_again() -> None:
     own = {**SEEN, "session": {"client": "10.9.0.1", "here": "10.9.0.1", "port": 22}}
     assert problems("firewall", own, **SETTINGS) == ""

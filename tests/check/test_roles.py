@@ -231,14 +231,3 @@ def tasks_of(value: Any) -> Iterator[dict[str, Any]]:
 
 def test_the_page_of_sentences_is_up_to_date() -> None:
     assert sentences.PAGE.read_text(encoding="utf-8") == sentences.page(), "run `make docs`"
-
-
-def test_a_sentence_is_found_whole() -> None:
-    source = """def problems(settings):
-    '''What stands in the way of something that has a long description.'''
-    return [f"the disk {settings['disk']} is full there, and nothing can be "
-            "written. Delete something." ]
-"""
-    assert sentences.sentences(source) == [
-        "the disk … is full there, and nothing can be written. Delete something."
-    ]

@@ -134,7 +134,8 @@ class Everything(dict[str, dict[str, str]]):
 
 
 @pytest.mark.parametrize(
-    "role", ["nfs", "run_copies", "object_storage", "notify", "node_exporter", "tensorboard", "overlay"]
+    "role",
+    ["nfs", "run_copies", "object_storage", "notify", "node_exporter", "tensorboard", "gpu_watch", "overlay"],
 )
 def test_what_is_switched_off_goes_where_it_was(role: str) -> None:
     (task,) = (

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-import socket
 from pathlib import Path
 
 import pytest
@@ -19,12 +17,6 @@ def test_one_role_alone_is_what_it_was_too(cluster: Cluster) -> None:
         alone = cluster.ansible("site.yml", "--tags", role, "--check")
         recap = alone[alone.index("PLAY RECAP") :]
         assert recap.count("changed=0") == 5, alone
-
-
-def test_the_loss_begins_at_guessing(cluster: Cluster) -> None:
-    """Where it ends, and that all ranks have the same parameters, the demo itself sees: it fails otherwise."""
-    done = cluster.done("gpt2-nano")[0]
-    assert abs(done["first_validation_loss"] - math.log(done["vocab_size"])) < 0.3
 
 
 def test_the_launch_says_what_it_expects_and_what_became_of_it(cluster: Cluster) -> None:
@@ -67,16 +59,6 @@ def test_the_nodes_are_found_from_this_machine(cluster: Cluster, tmp_path: Path)
     cluster.ansible("playbooks/find.yml", *(word for setting in told for word in ("-e", setting)))
     hosts = yaml.safe_load((tmp_path / "hosts.yml").read_text())["cluster"]["hosts"]
     assert hosts == {f"node{number}": {"lan_address": f"198.18.50.2{number}"} for number in range(5)}
-
-
-def test_ranks_listen_to_no_one_outside_the_cluster(cluster: Cluster) -> None:
-    with socket.socket() as knock:
-        knock.settimeout(3)
-        try:
-            code = knock.connect_ex(("198.18.50.20", 12355))
-        except TimeoutError:
-            code = None
-    assert code not in (0, 111), "the controller, which is no node, got an answer on the rendezvous port"
 
 
 def test_connectivity_is_green_and_machine_readable(cluster: Cluster, tmp_path) -> None:

@@ -91,14 +91,6 @@ def test_bootstrap_sends_no_password_to_whom_nobody_has_compared(cluster: Cluste
     assert not (inventory / "state/known_hosts").exists()
 
 
-def test_site_refuses_a_build_of_torch_that_no_card_can_use(cluster: Cluster) -> None:
-    output = " ".join(cluster.refused("site.yml", "-e", "torch_backend=cu126").split())
-    # In the table of all that stands in the way: once for all nodes of which it is so.
-    assert ", node3, " in output
-    assert "torch_backend is cu126, but it has no NVIDIA card: take cpu, or auto." in output
-    assert "Nothing has been changed on any node." in output
-
-
 def test_site_refuses_when_a_node_cannot_be_reached(cluster: Cluster) -> None:
     cluster.lab("cut", "node2")
     try:
@@ -118,25 +110,6 @@ def test_prepare_refuses_a_text(cluster: Cluster, tmp_path: Path) -> None:
     assert "UTF-8" in output
     assert "text.txt" in output
     assert "bad" not in cluster.sh("node0", "ls /var/lib/aura/corpora")
-
-
-def test_prepare_says_when_the_disk_is_full_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text(
-        "En un lugar de la Mancha, de cuyo nombre no quiero acordarme. " * 60000
-    )
-    cluster.sh(
-        "node0", "mkdir -p /var/lib/aura/corpora && mount -t tmpfs -o size=256k tmpfs /var/lib/aura/corpora"
-    )
-    try:
-        output = cluster.ansible(
-            "playbooks/prepare.yml", *NANO, "-e", f"text={tmp_path}/text.txt", "-e", "corpus=full",
-            "-e", "vocab_size=300", expect=None,
-        )  # fmt: skip
-        assert "full" in output
-        assert cluster.sh("node0", "ls -A /var/lib/aura/corpora") == ""
-    finally:
-        cluster.sh("node0", "umount /var/lib/aura/corpora")
-    assert "spanish" in cluster.sh("node0", "ls /var/lib/aura/corpora")
 
 
 def test_no_refusal_has_left_a_rank_behind(cluster: Cluster) -> None:

@@ -16,9 +16,13 @@ from aura.run import fork_server
 from trainers import FORK
 
 
-def served(attempt: Callable[[], int], soon: float = 0.0) -> BaseProcess:
+def served(
+    attempt: Callable[[], int], soon: float = 0.0, before_another: Callable[[], bool] | None = None
+) -> BaseProcess:
     def serve() -> None:
         fork_server.SOON = soon
+        if before_another:
+            fork_server._card_is_another = before_another
         sys.exit(fork_server.serve(attempt))
 
     process = FORK.Process(target=serve, daemon=False)
@@ -33,11 +37,15 @@ def ended(process: BaseProcess) -> int | None:
 
 def attempts(file: Path, number: int = 1) -> list[list[int]]:
     """Who has begun (parent and own number), as soon as they are so many."""
+    until(lambda: file.exists() and file.read_text().count("\n") >= number)
+    return [[int(word) for word in line.split()] for line in file.read_text().splitlines()]
+
+
+def until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
-    while not file.exists() or len(lines := file.read_text().splitlines()) < number:
+    while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return [[int(word) for word in line.split()] for line in lines]
 
 
 def begin(file: Path) -> None:
@@ -75,7 +83,7 @@ def test_who_asks_to_be_started_again_is_and_leaves_no_helper(tmp_path: Path) ->
     assert len(set(children)) == 3
     helpers = [int(file.read_text()) for file in tmp_path.glob("helper-*")]
     assert len(helpers) == 2
-    assert not any(map(is_there, helpers))
+    until(lambda: not any(map(is_there, helpers)))
 
 
 @pytest.mark.parametrize("code", [0, 1, 65, 69, 75])
@@ -85,13 +93,43 @@ def test_any_other_end_and_one_that_comes_soon_is_the_units(code: int, tmp_path:
     assert len(attempts(tmp_path / "begun")) == 1
 
 
-@pytest.mark.parametrize("code", [0, 75])
-def test_a_signal_is_the_trainers_and_nothing_follows_it(code: int, tmp_path: Path) -> None:
-    process = served(lambda: wait_for_signal(tmp_path / "begun", code))
-    attempts(tmp_path / "begun")
+@pytest.mark.parametrize(("code", "number"), [(0, 1), (75, 1), (0, 2)])
+def test_a_signal_is_the_trainers_and_nothing_follows_it(code: int, number: int, tmp_path: Path) -> None:
+    def attempt() -> int:
+        if number == 2 and not (tmp_path / "begun").exists():
+            begin(tmp_path / "begun")
+            return 75
+        return wait_for_signal(tmp_path / "begun", code)
+
+    process = served(attempt)
+    attempts(tmp_path / "begun", number)
     process.terminate()
     assert ended(process) == code
+    assert len(attempts(tmp_path / "begun")) == number
+
+
+def test_who_is_told_to_end_between_two_attempts_begins_none(tmp_path: Path) -> None:
+    def moved() -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    process = served(lambda: begin(tmp_path / "begun") or 75, before_another=moved)
+    assert ended(process) == 75
     assert len(attempts(tmp_path / "begun")) == 1
+
+
+@pytest.mark.parametrize(("card", "number"), [("lo", 2), ("eth9", 1), ("", 2)])
+def test_who_has_its_address_on_another_card_starts_as_a_whole(
+    card: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """start-rank finds the card; an empty name is one that a person has said."""
+    monkeypatch.setenv("AURA_CARD", card)
+    monkeypatch.setenv("AURA_ADDRESS", "127.0.0.1")
+    process = served(
+        lambda: begin(tmp_path / "begun") or (75 if len(attempts(tmp_path / "begun")) == 1 else 64)
+    )
+    assert ended(process) == (64 if number == 2 else 75)
+    assert len(attempts(tmp_path / "begun")) == number
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
@@ -107,7 +145,4 @@ def test_the_trainer_does_not_outlive_its_parent(tmp_path: Path) -> None:
     ((_, trainer),) = attempts(tmp_path / "begun")
     process.kill()
     assert ended(process) == -signal.SIGKILL
-    deadline = time.monotonic() + 10
-    while is_there(trainer):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not is_there(trainer))

@@ -166,6 +166,18 @@ def test_a_full_disk_ends_the_log_and_not_the_training(tmp_path: Path) -> None:
     assert said == [f"{tmp_path / LOG} gets nothing more: No space left on device."]
 
 
+def test_a_status_keeps_the_last_word_of_the_one_that_it_replaces(tmp_path: Path) -> None:
+    """And not that one's."""
+    file = tmp_path / "status.json"
+    Status(file).set(state="failed", step=7, message="rank 2 is silent", exit_code=75, pid=1)
+    for before in ({"pid": 1, "step": 7, "message": "rank 2 is silent"}, {"step": 0, "message": "two"}):
+        Status(file).set(state="joining", message="two")
+        said = json.loads(file.read_text())["before"]
+        assert said.items() >= before.items() and "before" not in said
+    file.write_text("[half")
+    assert Status(file).fields["before"] is None
+
+
 def test_a_status_that_cannot_be_written_says_so_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ from aura.model import export
 from aura.model.gpt import GPT
 from aura.optim.adamw import AdamW
 from aura.run import attempt, final, rehearsal
+from aura.texts.console import text
 from conftest import flip_a_bit
 from safetensors.torch import load_file
 from spanish import english_in
@@ -115,6 +116,23 @@ def test_epochs_are_counted_in_what_was_seen_whatever_the_number_of_ranks(
     ]
     # The same run with other ranks is still done.
     assert f"is done: {one.done['step']} steps" in complete(start(tmp_path, corpus, 1, settings))[0].text
+
+
+@pytest.mark.parametrize(("patience", "code"), [(60.0, 0), (0.1, 75)])
+def test_who_follows_another_that_is_stopped_may_be_stopped_a_moment_later(
+    patience: float, code: int, corpus: Corpus, tmp_path: Path
+) -> None:
+    """It has saved at the same step, and is not started again for that moment."""
+    stop = at_step(9, send_self(signal.SIGTERM))
+    faults = {0: stop, 1: lambda: setattr(attempt, "STOPPED_TOO", patience)}
+    ranks = start(tmp_path, corpus, 2, faults=faults)
+    assert ranks[0].end() == 0
+    if code == 0:
+        ranks[1].process.terminate()
+    assert ranks[1].end() == code
+    status = ranks[1].status
+    assert (status["state"], status["step"]) == ("stopped", 9)
+    assert status["message"] == text("stopped" if code == 0 else "stopped_with_another")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

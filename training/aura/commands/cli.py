@@ -116,11 +116,11 @@ def train(argv: list[str]) -> int:
 
 
 def _train(argv: list[str]) -> int:
-    """Read the command line and check the configuration; torch is imported only after that."""
+    """Read the command line and check the configuration; torch is imported only after that, where it is not yet."""
     arguments = _train_parser().parse_args(argv)
     run_dir = arguments.run_dir or Path("runs", arguments.preset)
     activity = Activity()
-    watchdog.start(activity)  # before torch, which a slow disk takes long to read
+    watchdog.start(activity)  # before torch, where it is not there yet, which a slow disk takes long to read
     try:
         given = given_settings(arguments)
         if given.get("strategy", "").lower() == DDP:

@@ -60,6 +60,7 @@ SAVE_PATIENCE = 300.0  # seconds that a broken attempt waits for a checkpoint th
 # Seconds before the others hear that this rank gives up: as long as all are there, what they collect for a checkpoint
 # comes in. They would miss this rank after 8.
 SAVE_FIRST = 5.0
+STOPPED_TOO = 2.0  # seconds in which who has followed another that was stopped may be told the same
 
 
 def run(
@@ -311,7 +312,8 @@ class Attempt:
         if finished:
             memory_copy.forget(self.memory)
             return self._end("done", console.completed(len(self.taking_part.ranks) > 1), EXIT_OK)
-        if self.stop.requested:
+        follows = self.why_stopped == console.text("stopped_with_another")
+        if self.stop.requested or (follows and self.stop.comes_within(STOPPED_TOO)):
             memory_copy.forget(self.memory)
             return self._end("stopped", console.text("stopped"), EXIT_OK)
         return self._end("stopped", self.why_stopped, EXIT_TEMPORARY)

@@ -19,6 +19,7 @@ from types import FrameType
 from aura.errors import EXIT_TEMPORARY
 
 VARIABLE = "AURA_FORK_SERVER"
+CARD = "AURA_CARD"  # what start-rank has found
 SOON = 30.0  # seconds: who ends earlier is started again by systemd, which pauses if that happens often
 # The last one is the watchdog's, by systemd.
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT)
@@ -36,7 +37,7 @@ def serve(attempt: Callable[[], int]) -> int:
 
     gc.collect()
     gc.freeze()  # what is never collected is never copied
-    child, told = 0, False
+    child, code, told = 0, EXIT_TEMPORARY, False
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal told
@@ -48,6 +49,8 @@ def serve(attempt: Callable[[], int]) -> int:
     while True:
         began, own = time.monotonic(), os.getpid()
         with _later(PASSED_ON):
+            if told:  # between two attempts: nobody else hears of it
+                return code
             child = os.fork()
             for number in PASSED_ON:
                 signal.signal(number, pass_on if child else before[number])
@@ -59,7 +62,7 @@ def serve(attempt: Callable[[], int]) -> int:
             os.killpg(child, signal.SIGKILL)  # its helpers
         if code < 0:
             _end_by(signal.Signals(-code))
-        if code != EXIT_TEMPORARY or told or time.monotonic() - began < SOON:
+        if code != EXIT_TEMPORARY or time.monotonic() - began < SOON or _card_is_another():
             return code
 
 
@@ -67,8 +70,18 @@ def serve(attempt: Callable[[], int]) -> int:
 def _later(signals: tuple[signal.Signals, ...]) -> Iterator[None]:
     """They come when it is clear who gets them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    yield
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+def _card_is_another() -> bool:
+    """Has the node's address left the network card on which start-rank found it? There it is looked for again."""
+    from aura.cluster.rendezvous import card_of
+
+    found = os.environ.get(CARD)
+    return bool(found) and card_of(os.environ.get("AURA_ADDRESS", "")) != found
 
 
 def _end_with(parent: int) -> None:

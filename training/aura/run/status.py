@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from aura.watch.runs import begun_of
 
 STATES = ("joining", "training", "saving", "stopped", "done", "failed")
 PAUSE = 1.0  # seconds between two writes while nothing but numbers changes
+LAST_WORD = ("pid", "state", "step", "message", "exit_code")
 
 
 class Status:
@@ -51,6 +53,7 @@ class Status:
             "exit_code": None,  # once it has come to an end of its own
             "plan": None,  # of rank 0: what was predicted, line by line
             "outcome": None,  # of rank 0: that against what was measured
+            "before": _last_word(path),
             **fields,
         }
         self.written = 0.0
@@ -86,3 +89,12 @@ class Status:
                 if (reason := reason_of(error)) != self.trouble:
                     put(text("status_not_written", path=self.path, error=reason))
                 self.trouble = reason
+
+
+def _last_word(path: Path) -> dict[str, Any] | None:
+    """Of the process before this one, which may have followed it sooner than anybody looked."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        return {name: said[name] for name in LAST_WORD}
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

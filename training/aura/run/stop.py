@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 from types import FrameType
 
@@ -36,6 +37,13 @@ class StopSignal:
     def weight(self) -> int:
         """What all ranks are told at the end of a step; 0: go on."""
         return SUSPECT if self.sick else STOP if self.requested or self.back is not None else 0
+
+    def comes_within(self, seconds: float) -> bool:
+        """Whether somebody asks for it, this rank too, in so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not self.requested and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.requested
 
     def for_one_that_is_back(self, rank: int) -> None:
         self.back = rank

@@ -79,9 +79,10 @@ def news(
     a clock that nobody sets, and that begins anew with the machine."""
     state, pid = str(status.get("state")), int(status.get("pid") or 0)
     another, before = pid != seen.pid, seen.state
+    missed = _last_word(seen.pid, status) if another and before in ACTIVE and seen.phase == "running" else {}
     seen = replace(seen, state=state, pid=pid)
     if state in ACTIVE and alive:
-        return _of_active(run, seen, status, broke=another and before in ACTIVE and seen.phase == "running")
+        return _of_active(run, seen, status, missed)
     if seen.phase in ("unknown", "over") and not (another and float(status.get("updated") or 0) >= began):
         return replace(seen, phase="over"), []
     if state == "done":
@@ -95,11 +96,20 @@ def news(
     return _of_broken(run, seen, status, now, is_new)
 
 
-def _of_active(run: str, seen: Seen, status: Status, broke: bool) -> tuple[Seen, list[Event]]:
+def _last_word(pid: int, status: Status) -> Status:
+    """Of the process that was seen training, and that another has followed before anybody looked; {} where it ended in
+    good order, so that one that is back takes part."""
+    said = status.get("before")
+    if not isinstance(said, dict) or said.get("pid") != pid or said.get("exit_code") is None:
+        return {**status, "message": _killed(status)}
+    return {} if said.get("state") == "stopped" else {**status, **said}
+
+
+def _of_active(run: str, seen: Seen, status: Status, missed: Status) -> tuple[Seen, list[Event]]:
     events = []
-    if broke:  # a process without a last word, and there is a new one already
+    if missed:
         seen = replace(seen, phase="broken", since=0.0)
-        events.append(_interrupted(run, status, _killed(status)))
+        events.append(_interrupted(run, missed, str(missed.get("message"))))
     if seen.phase in ("unknown", "over"):
         seen = replace(seen, phase="running", learned=False)
         message = text("run_started", run=run, ranks=status.get("world_size"))
