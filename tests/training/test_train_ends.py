@@ -131,7 +131,7 @@ def test_who_follows_another_that_is_stopped_may_be_stopped_a_moment_later(
         ranks[1].process.terminate()
     assert ranks[1].end() == code
     status = ranks[1].status
-    assert (status["state"], status["step"]) == ("stopped", 9)
+    assert (status["state"], status["step"]) == ("stopped", ranks[0].status["step"])
     assert status["message"] == text("stopped" if code == 0 else "stopped_with_another")
 
 
