@@ -13,7 +13,8 @@ import tree
 
 TOOL = tree.ROOT / "roles/trainer/files/start-rank"
 UNIT = (tree.ROOT / "roles/trainer/templates/aura-train@.service.j2").read_text().splitlines()
-SHOW = ["sh", "-c", 'echo "$GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME ${AURA_CARD:-by-name} $*"', "aura", "train", "--run-dir", "/a b"]
+ECHO = 'echo "$GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME ${AURA_CARD:-by-name} $*"'
+SHOW = ["sh", "-c", ECHO, "aura", "train", "--run-dir", "/a b"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -15,19 +15,32 @@ import pytest
 from aura.run import fork_server
 from trainers import FORK
 
+Served = Callable[..., BaseProcess]
 
-def served(
-    attempt: Callable[[], int], soon: float = 0.0, before_another: Callable[[], bool] | None = None
-) -> BaseProcess:
-    def serve() -> None:
-        fork_server.SOON = soon
-        if before_another:
-            fork_server._card_is_another = before_another
-        sys.exit(fork_server.serve(attempt))
 
-    process = FORK.Process(target=serve, daemon=False)
-    process.start()
-    return process
+@pytest.fixture
+def served() -> Iterator[Served]:
+    """Starts the process; what is left of it ends with the test."""
+    started: list[BaseProcess] = []
+
+    def begin_it(
+        attempt: Callable[[], int], soon: float = 0.0, before_another: Callable[[], bool] | None = None
+    ) -> BaseProcess:
+        def serve() -> None:
+            fork_server.SOON = soon
+            if before_another:
+                fork_server._card_is_another = before_another
+            sys.exit(fork_server.serve(attempt))
+
+        process = FORK.Process(target=serve, daemon=False)
+        process.start()
+        started.append(process)
+        return process
+
+    yield begin_it
+    for process in started:
+        process.kill()
+        process.join()
 
 
 def ended(process: BaseProcess) -> int | None:
@@ -67,7 +80,7 @@ def is_there(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_who_asks_to_be_started_again_is_and_leaves_no_helper(tmp_path: Path) -> None:
+def test_who_asks_to_be_started_again_is_and_leaves_no_helper(served: Served, tmp_path: Path) -> None:
     def attempt() -> int:
         begin(tmp_path / "begun")
         if len(attempts(tmp_path / "begun")) == 3:
@@ -87,14 +100,18 @@ def test_who_asks_to_be_started_again_is_and_leaves_no_helper(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("code", [0, 1, 65, 69, 75])
-def test_any_other_end_and_one_that_comes_soon_is_the_units(code: int, tmp_path: Path) -> None:
+def test_any_other_end_and_one_that_comes_soon_is_the_units(
+    served: Served, code: int, tmp_path: Path
+) -> None:
     process = served(lambda: begin(tmp_path / "begun") or code, soon=30 if code == 75 else 0)
     assert ended(process) == code
     assert len(attempts(tmp_path / "begun")) == 1
 
 
 @pytest.mark.parametrize(("code", "number"), [(0, 1), (75, 1), (0, 2)])
-def test_a_signal_is_the_trainers_and_nothing_follows_it(code: int, number: int, tmp_path: Path) -> None:
+def test_a_signal_is_the_trainers_and_nothing_follows_it(
+    served: Served, code: int, number: int, tmp_path: Path
+) -> None:
     def attempt() -> int:
         if number == 2 and not (tmp_path / "begun").exists():
             begin(tmp_path / "begun")
@@ -108,7 +125,7 @@ def test_a_signal_is_the_trainers_and_nothing_follows_it(code: int, number: int,
     assert len(attempts(tmp_path / "begun")) == number
 
 
-def test_who_is_told_to_end_between_two_attempts_begins_none(tmp_path: Path) -> None:
+def test_who_is_told_to_end_between_two_attempts_begins_none(served: Served, tmp_path: Path) -> None:
     def moved() -> bool:
         os.kill(os.getpid(), signal.SIGTERM)
         return False
@@ -120,7 +137,7 @@ def test_who_is_told_to_end_between_two_attempts_begins_none(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("card", "number"), [("lo", 2), ("eth9", 1), ("", 2)])
 def test_who_has_its_address_on_another_card_starts_as_a_whole(
-    card: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, card: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """start-rank finds the card; an empty name is one that a person has said."""
     monkeypatch.setenv("AURA_CARD", card)
@@ -133,14 +150,14 @@ def test_who_has_its_address_on_another_card_starts_as_a_whole(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
-def test_both_end_by_what_kills_the_trainer(number: signal.Signals, tmp_path: Path) -> None:
+def test_both_end_by_what_kills_the_trainer(served: Served, number: signal.Signals, tmp_path: Path) -> None:
     process = served(lambda: wait_for_signal(tmp_path / "begun", 0))
     ((_, trainer),) = attempts(tmp_path / "begun")
     os.kill(trainer, number)
     assert ended(process) == -number
 
 
-def test_the_trainer_does_not_outlive_its_parent(tmp_path: Path) -> None:
+def test_the_trainer_does_not_outlive_its_parent(served: Served, tmp_path: Path) -> None:
     process = served(lambda: wait_for_signal(tmp_path / "begun", 0))
     ((_, trainer),) = attempts(tmp_path / "begun")
     process.kill()
