@@ -22,6 +22,7 @@ import torch
 from aura.checkpoint import store
 from aura.checkpoint.manifest import MANIFEST, STATE
 from aura.cluster import activity
+from aura.cluster.gang import Gang
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.corpus.windows import Windows
@@ -29,7 +30,7 @@ from aura.errors import EXIT_TEMPORARY, EXIT_USAGE
 from aura.model import export
 from aura.model.gpt import GPT
 from aura.optim.adamw import AdamW
-from aura.run import attempt, final, rehearsal
+from aura.run import attempt, final, rehearsal, stop
 from aura.texts.console import text
 from conftest import flip_a_bit
 from safetensors.torch import load_file
@@ -118,18 +119,29 @@ def test_epochs_are_counted_in_what_was_seen_whatever_the_number_of_ranks(
     assert f"is done: {one.done['step']} steps" in complete(start(tmp_path, corpus, 1, settings))[0].text
 
 
-@pytest.mark.parametrize(("patience", "code"), [(60.0, 0), (0.1, 75)])
+@pytest.mark.parametrize("code", [0, 75])
 def test_who_follows_another_that_is_stopped_may_be_stopped_a_moment_later(
-    patience: float, code: int, corpus: Corpus, tmp_path: Path
+    code: int, corpus: Corpus, tmp_path: Path
 ) -> None:
-    """It has saved at the same step, and is not started again for that moment."""
-    stop = at_step(9, send_self(signal.SIGTERM))
-    faults = {0: stop, 1: lambda: setattr(attempt, "STOPPED_TOO", patience)}
-    ranks = start(tmp_path, corpus, 2, faults=faults)
-    assert ranks[0].end() == 0
-    if code == 0:
-        ranks[1].process.terminate()
-    assert ranks[1].end() == code
+    """It has saved at the same step, and is not started again for that moment; the others are told of it too."""
+
+    def be_told_late() -> None:
+        comes_within, says = stop.StopSignal.comes_within, Gang.say_that_it_leaves
+
+        def told(self: stop.StopSignal, seconds: float) -> bool:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return comes_within(self, seconds)
+
+        def say(self: Gang) -> None:
+            says(self)
+            print("It says that it leaves.")
+
+        stop.StopSignal.comes_within, Gang.say_that_it_leaves = told, say  # type: ignore[method-assign]
+
+    first = at_step(9, send_self(signal.SIGTERM))
+    ranks = start(tmp_path, corpus, 2, faults={0: first, 1: be_told_late if code == 0 else lambda: None})
+    assert [rank.end() for rank in ranks] == [0, code]
+    assert ("It says that it leaves." in ranks[1].text) is (code == 0)
     status = ranks[1].status
     assert (status["state"], status["step"]) == ("stopped", ranks[0].status["step"])
     assert status["message"] == text("stopped" if code == 0 else "stopped_with_another")

@@ -179,6 +179,12 @@ def test_errors_of_runs_long_ago_are_not_counted(tmp_path: Path) -> None:
     }
     (places["runs"] / "r0/rank-0/status.json").write_text(json.dumps(status))
     assert watcher._errors_of_cuda() == []
+    # Who has begun anew before anybody looked.
+    last = {"state": "failed", "exit_code": 1, "message": "CUDA error: misaligned", "updated": now - 2}
+    status |= {"state": "joining", "exit_code": None, "message": "", "before": last}
+    (places["runs"] / "r0/rank-0/status.json").write_text(json.dumps(status))
+    assert watcher._errors_of_cuda() == [("GPU-1", "CUDA error: misaligned")]
+    assert watcher._errors_of_cuda() == []
 
 
 def test_a_full_disk_hides_no_heat(

@@ -27,7 +27,7 @@ from aura.watch.kernel_log import KernelLog, boot
 from aura.watch.nvml import Gpus
 from aura.watch.queue import Queue
 from aura.watch.readings import Reading, reading_of
-from aura.watch.runs import statuses
+from aura.watch.runs import before_it, statuses
 
 MEMORY = "gpus.json"
 
@@ -131,7 +131,8 @@ class Watcher:
     def _errors_of_cuda(self) -> list[tuple[str, str]]:
         """Of the ranks here that have ended with one lately, each once."""
         found = []
-        for _, status in statuses(self.arguments.runs):
+        said = [status for _, now in statuses(self.arguments.runs) for status in (now, before_it(now))]
+        for status in said:
             message, key = str(status.get("message")), f"{status.get('rank')} {status.get('updated')}"
             # Those that it took along say the same sentence, and end with another code.
             is_own = status.get("state") == "failed" and status.get("exit_code") == 1

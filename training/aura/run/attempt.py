@@ -189,11 +189,12 @@ class Attempt:
     def _hear_why(self) -> None:
         """Before they part: the others do not wait for who was asked to stop."""
         assert self.members
-        if self.stop.requested:
+        leaving, back = ([], []) if self.stop.requested else self.members.why_all_stop()
+        if self.stop.requested or (leaving and self.stop.comes_within(STOPPED_TOO)):
             self.members.say_that_it_leaves()
-            return
-        leaving, back = self.members.why_all_stop()
-        if back and not leaving:
+        elif leaving:
+            self.members.why_all_stop()  # some may have been told meanwhile
+        elif back:
             self.why_stopped = console.text("stopped_for_one_back", ranks=", ".join(map(str, back)))
 
     def _read(self, corpus_dir: Path) -> Corpus:
@@ -312,8 +313,7 @@ class Attempt:
         if finished:
             memory_copy.forget(self.memory)
             return self._end("done", console.completed(len(self.taking_part.ranks) > 1), EXIT_OK)
-        follows = self.why_stopped == console.text("stopped_with_another")
-        if self.stop.requested or (follows and self.stop.comes_within(STOPPED_TOO)):
+        if self.stop.requested:
             memory_copy.forget(self.memory)
             return self._end("stopped", console.text("stopped"), EXIT_OK)
         return self._end("stopped", self.why_stopped, EXIT_TEMPORARY)

@@ -17,7 +17,7 @@ from aura.watch.runs import begun_of
 
 STATES = ("joining", "training", "saving", "stopped", "done", "failed")
 PAUSE = 1.0  # seconds between two writes while nothing but numbers changes
-LAST_WORD = ("pid", "state", "step", "message", "exit_code")
+LAST_WORD = ("pid", "state", "step", "message", "exit_code", "updated")
 
 
 class Status:

@@ -96,13 +96,19 @@ def news(
     return _of_broken(run, seen, status, now, is_new)
 
 
-def _last_word(pid: int, status: Status) -> Status:
-    """Of the process that was seen training, and that another has followed before anybody looked; {} where it ended in
-    good order, so that one that is back takes part."""
+def before_it(status: Status) -> Status:
+    """What the process before this one said last: another may have followed it before anybody looked."""
     said = status.get("before")
-    if not isinstance(said, dict) or said.get("pid") != pid or said.get("exit_code") is None:
+    return {**status, **said} if isinstance(said, dict) else {}
+
+
+def _last_word(pid: int, status: Status) -> Status:
+    """Of the process that was seen training, and that another has followed; {} where it ended in good order, so that
+    one that is back takes part."""
+    said = before_it(status)
+    if said.get("pid") != pid or said.get("exit_code") is None:
         return {**status, "message": _killed(status)}
-    return {} if said.get("state") == "stopped" else {**status, **said}
+    return {} if said.get("state") in ("stopped", "done") else said
 
 
 def _of_active(run: str, seen: Seen, status: Status, missed: Status) -> tuple[Seen, list[Event]]:
