@@ -339,8 +339,8 @@ def test_a_rank_is_seen_while_it_runs(tmp_path: Path) -> None:
 
 def test_a_controller_without_the_trainers_wheels_says_how_they_come_back(tmp_path: Path) -> None:
     """The nodes have them from another one, or its cache was emptied."""
-    words = [TOOLS / "resolve-requirements", tmp_path / "cache/script.tar", tmp_path / "wheelhouse-cpu", "cpu"]
-    done = subprocess.run([*words, sys.executable, ""], capture_output=True, text=True, check=False)
+    words = [TOOLS / "resolve-requirements", tmp_path / "cache/script.tar", tmp_path / "wheelhouse-cpu"]
+    done = subprocess.run([*words, "cpu", sys.executable, ""], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "ansible-playbook site.yml --tags python_env" in done.stderr
     assert not any(tmp_path.iterdir())
