@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,18 @@ def test_no_kernel_comes_without_its_driver(
     upgrades: list[dict[str, object]], installed: list[str], bare: list[str]
 ) -> None:
     assert UPGRADES.kernels_without_driver(upgrades, installed) == bare
+
+
+def test_each_package_of_the_driver_is_a_line() -> None:
+    """Of which the filter gets those that are installed."""
+    plays = yaml.safe_load((tree.ROOT / "playbooks/upgrade.yml").read_text())
+    (task,) = (
+        one for play in plays for one in play.get("tasks", []) if one.get("register") == "upgrade_driver"
+    )
+    argv = task["ansible.builtin.command"]["argv"]
+    assert argv[-2:] == ["linux-modules-nvidia-*", "nvidia-dkms-*"]
+    said = subprocess.run([*argv[:-2], "dpkg", "apt"], capture_output=True, text=True, check=True).stdout
+    assert sorted(said.splitlines()) == ["installed:apt", "installed:dpkg"]
 
 
 def test_only_what_has_moved_asks_for_a_reboot() -> None:

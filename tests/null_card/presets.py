@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,16 @@ class NullCard:
     ) -> subprocess.CompletedProcess[str]:
         """Two accumulation steps: the second micro-batch is computed beside the gradients of the first. of_rank:
         variables of one of several."""
+        words = f"--steps {STEPS_OF_RUN} --gradient-accumulation-steps 2 --validation-windows 80"
+        words += " --allow-dataset-oversubscription true --micro-batch batch_size"
+        with tempfile.TemporaryDirectory() as run:
+            command = [self.python, HERE / "step.py", str(last), "train", "--corpus", self.folder / "corpus"]
+            command += ["--run-dir", f"{run}/run", "--preset", preset, *words.split(), *flags]
+            return self.run(gib, command, of_rank or {})
+
+    def run(
+        self, gib: float, command: Sequence[str | Path], variables: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
         lib = str(self.folder)
         environment = os.environ | {
             "LD_PRELOAD": f"{lib}/libcuda.so.1",
@@ -81,14 +91,9 @@ class NullCard:
             "NULL_CARD_BYTES": str(int(gib * GIB)),
             "PYTHONPATH": str(ROOT / "training"),
             "AURA_LANG": "en",
-            **(of_rank or {}),
+            **variables,
         }
-        words = f"--steps {STEPS_OF_RUN} --gradient-accumulation-steps 2 --validation-windows 80"
-        words += " --allow-dataset-oversubscription true --micro-batch batch_size"
-        with tempfile.TemporaryDirectory() as run:
-            command = [self.python, HERE / "step.py", str(last), "train", "--corpus", self.folder / "corpus"]
-            command += ["--run-dir", f"{run}/run", "--preset", preset, *words.split(), *flags]
-            return subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+        return subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
 
     def row(
         self, preset: str, gib: float, *flags: str, of_rank: dict[str, str] | None = None

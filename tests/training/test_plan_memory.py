@@ -11,11 +11,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from aura.cluster.place import Place
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
 from aura.corpus.windows import Windows
@@ -33,6 +36,7 @@ from aura.plan.memory import (
     parameter_bytes,
     settings_that_fit,
 )
+from aura.run.out_of_memory import out_of_memory
 from aura.strategy.pieces import owners
 from aura.strategy.shard import Shard
 from aura.strategy.sharded import whole_matrices
@@ -253,6 +257,24 @@ def test_muon_gives_way_where_only_small_moments_fit() -> None:
     config = resolve("gpt2", {"optimizer": "muon", "batch_size": 1, "gradient_checkpointing": True})
     less = settings_that_fit(config, memory_of(config, 1, on_gpu=True).total * 0.8, on_gpu=True)
     assert less and less["optimizer"] == "adamw"
+
+
+@pytest.mark.parametrize("capability", [(8, 6), (7, 5)])
+def test_a_card_is_advised_what_it_can_do(
+    capability: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turing imitates bf16 only, and the next start would refuse it."""
+    small = {"batch_size": 1, "gradient_checkpointing": True, "loss_chunk": 256, "micro_batch": "batch_size"}
+    config = resolve("gpt2", {"optimizer": "adamw", "moment_format": "int8", "precision": "fp16", **small})
+    least = replace(config, precision="bf16", parameter_format="bf16")
+    card = SimpleNamespace(
+        name="NVIDIA T4", total_memory=int(memory_of(least, 1, on_gpu=True).total / 0.95) + 2**20
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    alone = Place(0, 0, 1, "", 0, "node0")
+    said = out_of_memory(config, alone, torch.device("cuda", 0), tmp_path)
+    assert ("--precision bf16" in said) is (capability == (8, 6))
 
 
 def test_a_delay_gives_way_before_precision_does() -> None:

@@ -96,6 +96,11 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
     assert place.choose_device(alone, "gloo")[0].type == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert place.choose_device(alone, "auto")[0].type == "cpu"
+    # A launch has given it a card, and its PC has started without a driver since.
+    monkeypatch.setattr(place, "DRIVER", tmp_path / "absent")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0f1e")
+    with pytest.raises(ConfigError, match=r"node0 has an NVIDIA GPU, but torch .* cannot use it"):
+        place.choose_device(alone, "auto")
 
 
 def test_compile_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

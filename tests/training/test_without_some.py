@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from aura.cluster import gather, join, peers, register
+from aura.cluster.place import Place
 from aura.commands.launch_local import free_port
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
@@ -477,6 +479,24 @@ def test_who_comes_back_as_another_ends_alone_though_it_holds_the_store(
     assert sentence in running.nodes[0].text
     for rank in {1, 2}.difference(gone):
         running.nodes[rank].trains_without([0, *gone])
+
+
+def test_builds_whose_nccl_differs_take_one_back_where_they_talk_gloo(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with cu126 beside others with cu130: between PCs auto is gloo."""
+    choose, versions = attempt.choose_device, attempt.versions
+
+    def like_a_card(place: Place, backend: str) -> tuple[torch.device, str]:
+        return choose(place, backend)[0], backend
+
+    monkeypatch.setattr(attempt, "choose_device", like_a_card)
+    nccl = "2.29.{RANK}".format_map
+    monkeypatch.setattr(attempt, "versions", lambda _: versions("gloo") | {"nccl": nccl(os.environ)})
+    launch.on(0, 1, 2)
+    launch.all_train()
+    launch.nodes[2].started[-1].process.kill()
+    launch.all_train_again()
 
 
 def test_who_cannot_write_its_vote_takes_part_without_one(launch: Launch) -> None:

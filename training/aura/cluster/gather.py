@@ -16,6 +16,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore
 
+from aura.backend import agreed_backend
 from aura.cluster.alike import unlike
 from aura.cluster.gang import SILENCE_HURT, Gang
 from aura.cluster.peers import Peers
@@ -284,7 +285,8 @@ class Gathering:
         others may go on without it."""
         before = newest(self._votes()).members
         usual = [one for one in self.present if one.rank in before]
-        with_nccl = all(one.backend != "gloo" for one in self.present)
+        wishes, nodes = zip(*((one.backend, one.node) for one in self.present), strict=True)
+        with_nccl = agreed_backend(wishes, nodes) == "nccl"
         odd = [(one, why) for one in self.present if (why := unlike(one, usual, with_nccl))]
         alike = {one.rank for one in self.present} - {one.rank for one, _ in odd}
         return odd if enough(alike, before) else []

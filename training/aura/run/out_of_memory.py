@@ -54,7 +54,9 @@ def out_of_memory(config: TrainConfig, place: Place, device: torch.device, own: 
     batch = {"size": size, "seq_len": config.seq_len}
     what = console.text("out_of_memory", rank=place.rank, node=place.node, **batch)
     # The model has just been too hopeful, or somebody else uses the memory: leave more of it.
-    changes = settings_that_fit(config, min(0.95 * room, 0.9 * needed), on_gpu, ranks=ranks)
+    has_bf16 = not on_gpu or torch.cuda.get_device_capability(device) >= gpus.FIRST_WITH_BF16
+    keep = () if has_bf16 else ("precision",)
+    changes = settings_that_fit(config, min(0.95 * room, 0.9 * needed), on_gpu, keep, ranks)
     if not changes:
         return console.text("nothing_fits", problem=what)
     smaller = replace(config, **changes)
