@@ -182,8 +182,9 @@ def no_build(cards: list[Card], reasons: dict[str, str]) -> str:
 def torch_builds(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
     """torch_build for each node of a cluster (its arguments, by the node's name): one build for all cards.
 
-    With another build comes another NCCL, and NCCL refuses to talk to it. So every node with cards takes the newest
-    build that all of them can use; a build that a node is told stays, and the others follow it where they can.
+    With another build comes another NCCL, which refuses to talk to it where ranks talk NCCL. So every node with cards
+    takes the newest build that all of them can use; a build that a node is told stays, and the others follow it where
+    they can.
     """
     found = {name: torch_build(**of) for name, of in nodes.items()}
     of_cards = [name for name, answer in found.items() if answer["build"] not in ("cpu", "")]
@@ -199,9 +200,9 @@ def torch_builds(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
     common = [build for build in (*AUTO, *BUILDS) if all(build in of for of in usable.values())]
     alone = "; ".join(f"{name}: {' or '.join(of)}" for name, of in usable.items())
     problem = (
-        "no build of torch fits the cards of all nodes, and nodes with different builds cannot train together "
-        f"({alone}). Say training_cards: none for a node that shall train on its processor, give it a newer driver, or "
-        "leave it out (--limit)"
+        f"no build of torch fits the cards of all nodes ({alone}). Say torch_backend for each of them, in its line of "
+        "hosts.yml (between PCs ranks of unlike builds talk gloo; -e backend=nccl is not for them then), "
+        "training_cards: none for one that shall train on its processor, or give it a newer driver"
     )
     for name in following:
         found[name] = {"build": common[0], "problem": ""} if common else {"build": "", "problem": problem}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import ipaddress
 from typing import Any
 
 import yaml
@@ -20,7 +21,11 @@ SWITCHES = (
     "generic-segmentation-offload", "generic-receive-offload", "large-receive-offload",
 )  # fmt: skip
 NUMBERS = ("mtu", "ipv6-mtu", "infiniband-mode", "delay-virtual-functions-rebind")
-OTHERS = "set-name macaddress auth link-local gateway6 ipv6-address-generation ipv6-address-token".split()
+OTHERS = (
+    "set-name", "macaddress", "auth", "link-local", "gateway6", "ipv6-address-generation", "ipv6-address-token",
+    "routing-policy",
+)  # fmt: skip
+MAIN_TABLE = (None, "main", "254")
 YES, NO = ("true", "yes", "on", "y"), ("false", "no", "off", "n")
 
 
@@ -133,10 +138,11 @@ def kept(definitions: list[Definition]) -> Definition:
         addresses = [
             entry for entry in sequence(old.get("addresses")) if is_ipv6(next(iter(mapping(entry)), entry))
         ]
+        # The default route is ours to say; somebody may come over any other one.
         routes = [
             route
             for route in map(mapping, sequence(old.get("routes")))
-            if is_ipv6(route.get("via", route.get("to")))
+            if is_ipv6(route.get("via", route.get("to"))) or not is_default(route)
         ]
         search = mapping(old.get("nameservers")).get("search")
         result |= {
@@ -145,6 +151,26 @@ def kept(definitions: list[Definition]) -> Definition:
             if value
         }
     return result
+
+
+def is_default(route: Definition) -> bool:
+    return route.get("to") in ("default", "0.0.0.0/0", "0/0") and route.get("table") in MAIN_TABLE
+
+
+def unreachable(routes: list[Definition], network: ipaddress.IPv4Network) -> list[str]:
+    """IPv4 routes whose router would be in no network of the card any more."""
+    return [
+        f"{route.get('to')} by {route['via']}"
+        for route in routes
+        if "via" in route and not is_ipv6(route["via"]) and not is_in(route["via"], network)
+    ]
+
+
+def is_in(address: Any, network: ipaddress.IPv4Network) -> bool:
+    try:
+        return ipaddress.ip_address(address) in network
+    except ValueError:
+        return False
 
 
 def renderer(trees: dict[str, Definition], card: Card) -> str:
@@ -163,7 +189,14 @@ def definition(
     stays = kept(old)
     addresses = [f"{wanted['address']}/{wanted['prefix']}", *stays.pop("addresses", [])]
     routes = [{"to": "default", "via": wanted["gateway"]}] if wanted["gateway"] else []
-    routes += stays.pop("routes", [])
+    others = stays.pop("routes", [])
+    if lost := unreachable(others, ipaddress.ip_interface(addresses[0]).network):
+        raise Unusable(
+            f"netplan has routes of {card['name']} that would lead nowhere from {addresses[0]}: {', '.join(lost)}. "
+            "Whoever comes over them would be shut out. Take them out of netplan's files, or choose a lan_address in "
+            "their router's network."
+        )
+    routes += others
     servers = {"addresses": list(wanted["nameservers"])} if wanted["nameservers"] else {}
     if "search" in stays:
         servers["search"] = stays.pop("search")
@@ -175,7 +208,8 @@ def definition(
         "renderer": who,
         "match": by,
         "dhcp4": False,
-        "dhcp6": stays.pop("dhcp6", False),
+        # NetworkManager asks for it where nobody has said anything, and somebody may come by that address.
+        "dhcp6": stays.pop("dhcp6", who == "NetworkManager" and not any(old)),
         "addresses": addresses,
     }
     if routes:

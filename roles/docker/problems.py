@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from typing import Any
 
 Seen = dict[str, Any]
 DAEMON = "/etc/docker/daemon.json"
+BRIDGE = "172.17.0.0/16"  # Docker's own, unless somebody says another
 
 
 def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
@@ -17,10 +19,20 @@ def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
             "Docker is there as a snap, which sees neither /var/lib/aura nor the graphics cards. Take it away: sudo "
             "snap remove docker."
         )
+    client = node["session"]["client"].partition("%")[0]
+    if client and not there and "bip" not in node["texts"][DAEMON] and is_in_bridge(client):
+        said.append(
+            f"you come from {client}, and Docker would take {BRIDGE} for its own bridge: no answer would reach you any "
+            f'more. Say another one before, in {DAEMON}: {{"bip": "10.199.0.1/24"}}.'
+        )
     gpu = node["gpu"]
     if settings["cards"] and gpu["cards"] and not gpu["elsewhere"]:
         said += of_toolkit(settings, node)
     return said
+
+
+def is_in_bridge(address: str) -> bool:
+    return ipaddress.ip_address(address) in ipaddress.ip_network(BRIDGE)
 
 
 def of_toolkit(settings: Seen, node: Seen) -> list[str]:

@@ -53,7 +53,8 @@ def lists(settings: Seen) -> list[str]:
 
 
 def way_in(settings: Seen, node: Seen) -> list[str]:
-    """Before the node has its address (a check, --tags preflight), nobody knows from where the controller will come."""
+    """Before the node has its address (a check, --tags preflight), nobody knows from where another machine, the
+    controller, will come. A person who has come to a controller that is this node stays where they are."""
     session, admins = node["session"], settings["admin_networks"]
     has = [address.partition("/")[0] for card in node["cards"] for address in card["addresses"]]
     ports = [settings["ssh_port"], settings["tensorboard_port"], *settings["admin_ports"]]
@@ -67,7 +68,7 @@ def way_in(settings: Seen, node: Seen) -> list[str]:
         person = ""
     if (
         person
-        and settings["address"] in has
+        and (by_itself or settings["address"] in has)
         and not any(ipaddress.ip_address(person) in ipaddress.ip_network(one, strict=False) for one in admins)
     ):
         said.append(

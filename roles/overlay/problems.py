@@ -32,7 +32,10 @@ def overlaps(settings: Seen, node: Seen) -> list[str]:
     """Where its part of the overlay's network is in use already: by the LAN, by a card that is not the overlay's."""
     own = next(iter(settings["addresses"].values()), "")
     ours = ipaddress.ip_interface(f"{own}/{settings['prefix']}").network if own else None
-    used = [("the LAN", f"{one}/{settings['prefix']}") for one in settings["endpoints"].values() if one][:1]
+    # Whoever comes over a router would be answered into the overlay.
+    client = node["session"]["client"].partition("%")[0]
+    used = [("the machine that you come from", client)] if client else []
+    used += [("the LAN", f"{one}/{settings['prefix']}") for one in settings["endpoints"].values() if one][:1]
     used += [
         (f"its card {card['name']}", address.partition("%")[0])
         for card in node["cards"]

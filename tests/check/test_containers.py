@@ -142,6 +142,7 @@ def node(daemon: str = "", **variables: Any) -> dict[str, Any]:
         "distribution": "Debian",
         "gpu": {"cards": [{"pci": "0000:01:00.0"}], "elsewhere": ""},
         "missing": [],
+        "session": {"client": "192.168.50.9"},
         "files": {
             "/usr/bin/dockerd": FILE,
             "/usr/sbin/dockerd": ABSENT,
@@ -199,6 +200,8 @@ TOLD = {
 RUN = {"aura-train@0.service": {"active": True}}
 LATE = {"/etc/docker/daemon.json": {"kind": "file", "mtime": 300}}
 CDI = '{"features": {"cdi": true}}'
+NO_DOCKER = {"/usr/bin/dockerd": ABSENT}
+BEHIND = {"client": "172.17.3.4"}  # of a router
 
 
 @pytest.mark.parametrize(
@@ -212,6 +215,9 @@ CDI = '{"features": {"cdi": true}}'
         (node(), {"toolkit_key": ""}, "nobody has said where its container toolkit comes from"),
         (node("log-driver: local"), {}, "/etc/docker/daemon.json is no JSON object"),
         (node("[]"), {}, "/etc/docker/daemon.json is no JSON object"),
+        (node(session=BEHIND, files=NO_DOCKER), {}, "no answer would reach you any more"),
+        (node('{"bip": "10.199.0.1/24"}', session=BEHIND, files=NO_DOCKER), {}, ""),
+        (node(session=BEHIND), {}, ""),  # it has its bridge already
         (node(units=RUN), {}, "a run is active there"),
         (node(CDI, units=RUN), {}, ""),
         (node(CDI, units=RUN, files=LATE), {}, "a run is active there"),

@@ -57,6 +57,8 @@ def test_who_has_come_to_a_controller_that_is_this_node_gets_in_again() -> None:
     assert problems("firewall", own, **SETTINGS) == ""
     assert problems("firewall", own, **SETTINGS | {"person": "10.8.0.7"}) == ""
     assert "connected from 192.168.1.9" in problems("firewall", own, **SETTINGS | {"person": "192.168.1.9"})
+    bare = {**own, "cards": [{"name": "lan0", "addresses": ["10.9.0.9/24"]}]}  # it has not moved yet
+    assert "connected from 192.168.1.9" in problems("firewall", bare, **SETTINGS | {"person": "192.168.1.9"})
     # From itself, whatever it is called, nobody is kept out; and sshd does not always know.
     for person in ("127.0.0.1", "::1", "10.9.0.1", "UNKNOWN"):
         assert problems("firewall", own, **SETTINGS | {"person": person}) == ""

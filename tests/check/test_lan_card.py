@@ -224,7 +224,9 @@ def test_what_else_was_said_about_the_card_stays() -> None:
     text = CLOUD_INIT + (
         "            wakeonlan: on\n            dhcp6: true\n            accept-ra: 'no'\n            optional: true\n"
         "            addresses: [192.168.1.4/24, 'fd00::4/64', {'fd00::5/64': {lifetime: 0}}]\n"
-        "            routes: [{to: default, via: 192.168.1.1}, {to: '::/0', via: 'fd00::1'}]\n"
+        "            routes: [{to: default, via: 192.168.1.1}, {to: '::/0', via: 'fd00::1'},"
+        " {to: 10.8.0.0/24, via: 192.168.50.254}, {to: default, via: 192.168.50.9, table: 7}]\n"
+        "            routing-policy: [{from: 10.8.0.0/24, table: 7}]\n"
         "            nameservers: {addresses: [9.9.9.9], search: [home.arpa]}\n"
     )
     found = takeover(
@@ -233,7 +235,11 @@ def test_what_else_was_said_about_the_card_stays() -> None:
     assert found["definition"] == {
         "renderer": "networkd", "match": {"macaddress": MAC}, "dhcp4": False, "dhcp6": True,
         "addresses": ["192.168.50.20/24", "fd00::4/64", {"fd00::5/64": {"lifetime": "0"}}],
-        "routes": [{"to": "default", "via": "192.168.50.1"}, {"to": "::/0", "via": "fd00::1"}],
+        "routes": [
+            {"to": "default", "via": "192.168.50.1"}, {"to": "::/0", "via": "fd00::1"},
+            {"to": "10.8.0.0/24", "via": "192.168.50.254"}, {"to": "default", "via": "192.168.50.9", "table": "7"},
+        ],
+        "routing-policy": [{"from": "10.8.0.0/24", "table": "7"}],
         "nameservers": {"addresses": ["192.168.50.1"], "search": ["home.arpa"]},
         "wakeonlan": True, "optional": True, "accept-ra": False, "mtu": 1400, "set-name": "enp3s0",
     }  # fmt: skip
@@ -241,6 +247,19 @@ def test_what_else_was_said_about_the_card_stays() -> None:
         "/etc/netplan/50-cloud-init.yaml",
         "/etc/netplan/60-more.yaml",
     ]
+
+
+def test_a_route_that_would_lead_nowhere_is_refused() -> None:
+    """A VPN's router, say, in the network that the card gives up."""
+    text = CLOUD_INIT + "            routes: [{to: 10.8.0.0/24, via: 192.168.1.254}]\n"
+    said = takeover({"50-cloud-init.yaml": text})["problem"]
+    assert "10.8.0.0/24 by 192.168.1.254" in said and "would be shut out" in said
+
+
+def test_networkmanager_goes_on_asking_for_ipv6_where_nobody_said_anything() -> None:
+    desktop = card("enp3s0") | {"manager": "NetworkManager"}
+    assert takeover({}, desktop)["definition"]["dhcp6"] is True
+    assert takeover({"50-cloud-init.yaml": CLOUD_INIT}, desktop)["definition"]["dhcp6"] is False
 
 
 def test_our_own_file_is_read_again_as_it_was_written() -> None:

@@ -21,6 +21,7 @@ SETTINGS: dict[str, Any] = {
 }
 SEEN: dict[str, Any] = {
     "modules": {"wireguard": True},
+    "session": {"client": "192.168.50.9", "here": "192.168.50.20", "port": 22},
     "cards": [
         {"name": "enp3s0", "addresses": ["192.168.50.20/24", "fe80::1%enp3s0/64"]},
         {"name": "aura0", "addresses": ["10.201.0.20/24"]},
@@ -91,6 +92,11 @@ def test_each_node_knows_all_others_whose_key_is_known(tmp_path: Path) -> None:
             {},
             {"cards": [{"name": "vpn0", "addresses": ["10.0.0.5/8"]}]},
             "in use: its card vpn0 has 10.0.0.0/8",
+        ),
+        (
+            {},
+            {"session": {"client": "10.201.0.5", "here": "192.168.50.20", "port": 22}},
+            "in use: the machine that you come from has 10.201.0.5/32",
         ),
     ],
 )

@@ -21,7 +21,9 @@ from ansible.plugins.action import ActionBase
 class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         word = self._task.args["commands"][-1][1]
-        asked = {"word": word, "at": task_vars["ansible_host"], "seconds": int(self._task.args["seconds"])}
+        port = task_vars.get("ansible_port")
+        at = f"{task_vars['ansible_host']}:{port}" if port else task_vars["ansible_host"]
+        asked = {"word": word, "at": at, "seconds": int(self._task.args["seconds"])}
         with open(task_vars["log"], "a") as file:
             print(json.dumps(asked), file=file)
         said = task_vars["answers"].get(word)
@@ -53,6 +55,14 @@ def prove(
     assert done.returncode != 0, done.stdout
     asked = [json.loads(line) for line in (folder / "log").read_text().splitlines()]
     return " ".join(done.stdout.split()), asked
+
+
+def test_sshd_is_waited_for_at_its_old_port_whatever_its_proof_has_seen_since(tmp_path: Path) -> None:
+    """Over the new port it says another one of itself, and nothing would have to move any more."""
+    moves = "{{ 0 if __safe_change_port_before is defined else 2222 }}"
+    settings = {"safe_change_of": "sshd", "safe_change_address": "", "safe_change_port": moves}
+    _, asked = prove(tmp_path, {}, ansible_port=22, **settings)
+    assert [one["at"].rpartition(":")[2] for one in asked] == ["2222", "22"]
 
 
 def test_a_node_that_was_never_reached_is_waited_for_at_the_old_address(tmp_path: Path) -> None:
