@@ -179,13 +179,22 @@ def no_build(cards: list[Card], reasons: dict[str, str]) -> str:
     return f"no build of torch fits ({'; '.join(reasons[name] for name in AUTO)}): {advice}"
 
 
+def as_before(release: str = "", **of: Any) -> dict[str, Any]:
+    """What torch_build is asked for a node. release: where its link to the release leads, whose name is
+    TRAINER-BUILD-WHEELHOUSE."""
+    _, build, *_ = [*release.rpartition("/")[2].split("-"), ""]
+    told = {**of, "backend": build}
+    return told if of["backend"] == "auto" and build in BUILDS and torch_build(**told)["build"] else of
+
+
 def torch_builds(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
     """torch_build for each node of a cluster (its arguments, by the node's name): one build for all cards.
 
     With another build comes another NCCL, which refuses to talk to it where ranks talk NCCL. So every node with cards
     takes the newest build that all of them can use; a build that a node is told stays, and the others follow it where
-    they can.
+    they can. `release`: of a node that keeps the build it has, if that fits: with --limit the others are not seen.
     """
+    nodes = {name: as_before(**of) for name, of in nodes.items()}
     found = {name: torch_build(**of) for name, of in nodes.items()}
     of_cards = [name for name, answer in found.items() if answer["build"] not in ("cpu", "")]
     following = [name for name in of_cards if nodes[name]["backend"] == "auto"]

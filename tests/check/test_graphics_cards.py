@@ -186,6 +186,25 @@ NEWEST, KEPT, OLDER_CARD = node("RTX 3060"), node("RTX 3060", driver=GUIDES), no
 
 
 @pytest.mark.parametrize(
+    ("gpu", "release", "build"),
+    [
+        (NEWEST, "releases/3f2a-cu126-91bc", "cu126"),
+        (NEWEST, "", "cu130"),
+        (NEWEST, "releases/3f2a-cpu-91bc", "cu130"),  # it has a card now
+        (node("RTX 5090"), "releases/3f2a-cu126-91bc", "cu130"),  # another card
+        (NEWEST, "releases/odd", "cu130"),
+    ],
+)
+def test_a_node_that_is_looked_at_alone_keeps_its_build_where_it_fits(
+    gpu: dict[str, Any], release: str, build: str
+) -> None:
+    """The older card of another node, for which it has that build, is not seen."""
+    of = {"gpu": gpu, "backend": "auto", "wanted": "free", "driver": "", "release": release}
+    assert CARDS.torch_builds({"node1": of})["node1"] == {"build": build, "problem": ""}
+    assert CARDS.torch_builds({"node1": {**of, "backend": "cu130"}})["node1"]["build"] == "cu130"
+
+
+@pytest.mark.parametrize(
     ("nodes", "builds"),
     [
         pytest.param({"a": NEWEST, "b": node("RTX 5090")}, "cu130 cu130", id="all are new"),
