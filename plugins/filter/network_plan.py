@@ -207,7 +207,8 @@ def address_problem(address: str, card: Seen, seen: Seen) -> str:
         return (
             f"has {name} in /etc/network/interfaces too, and two masters would fight over it. Give it to netplan: sudo "
             "apt install netplan.io; in /etc/netplan/01-lan.yaml: network: {version: 2, ethernets: {"
-            f"{name}: {{dhcp4: true}}}}}}; take it out of /etc/network/interfaces (and interfaces.d); and restart the PC."
+            f"{name}: {{dhcp4: true}}}}}}; take it out of /etc/network/interfaces (and interfaces.d); and restart the "
+            "PC."
         )
     # A card that is switched off says nothing about its cable; it is asked again when it gets the address.
     return lend_problem(
