@@ -193,7 +193,7 @@ def definition(
     if lost := unreachable(others, ipaddress.ip_interface(addresses[0]).network):
         raise Unusable(
             f"netplan has routes of {card['name']} that would lead nowhere from {addresses[0]}: {', '.join(lost)}. "
-            "Whoever comes over them would be shut out. Take them out of netplan's files, or choose a lan_address in "
+            "Somebody may come over them. Take them out of netplan's files, or choose a lan_address in "
             "their router's network."
         )
     routes += others

@@ -8,8 +8,8 @@ import pytest
 from lab_cluster import NODES, Cluster
 
 LONG = ("-e", "preset=gpt2-nano", "-e", "run=away", "-e", "steps=100000", "-e", "save_every=50")
-# A start on these nodes, which share two cores; and the grace before it, where a PC is silent.
-START, GRACE = 60, 20
+# A start on these nodes, which share two cores; and the grace before it, where a PC is silent and where it answers.
+START, GRACE, LONG_GRACE = 60, 20, 60
 
 
 @pytest.fixture
@@ -55,6 +55,27 @@ def test_who_is_stopped_alone_leaves_and_joins_again(cluster: Cluster, run: str)
     print(f"the others train {seconds:.0f} s after stop.yml")
     cluster.ansible("playbooks/join.yml", "--limit", "node3")
     cluster.wait("with node3 again", cluster.training, START)
+
+
+@pytest.mark.more
+def test_a_run_that_was_stopped_without_a_pc_stays_stopped_when_it_returns(
+    cluster: Cluster, run: str
+) -> None:
+    cluster.lab("power-off", "node4")
+    try:
+        cluster.wait(
+            "without node4", lambda: cluster.training(without("node4"), other_than=run), GRACE + START
+        )
+        assert "node4 does not answer" in cluster.ansible("playbooks/stop.yml", expect=None)
+    finally:
+        cluster.lab("power-on", "node4")
+    cluster.wait("node4 waits", lambda: cluster.status(["node4"])[0]["state"] == "joining", START)
+    cluster.wait(
+        "and says why",
+        lambda: "más de la mitad" in cluster.sh("node4", "journalctl -o cat -n 30 -u aura-train@0"),
+        LONG_GRACE + START,
+    )
+    assert [status["state"] for status in cluster.status(NODES[:4])] == ["stopped"] * 4
 
 
 @pytest.mark.more

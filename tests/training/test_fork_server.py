@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from aura.run import fork_server
+from aura.watch.runs import runs_on
+from services import wait_until
 from trainers import FORK
 
 Served = Callable[..., BaseProcess]
@@ -50,15 +52,8 @@ def ended(process: BaseProcess) -> int | None:
 
 def attempts(file: Path, number: int = 1) -> list[list[int]]:
     """Who has begun (parent and own number), as soon as they are so many."""
-    until(lambda: file.exists() and file.read_text().count("\n") >= number)
+    wait_until(lambda: file.exists() and file.read_text().count("\n") >= number, 30, lambda: "")
     return [[int(word) for word in line.split()] for line in file.read_text().splitlines()]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def begin(file: Path) -> None:
@@ -73,11 +68,6 @@ def wait_for_signal(file: Path, code: int) -> int:
     while not told:
         time.sleep(0.02)
     return code
-
-
-def is_there(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_who_asks_to_be_started_again_is_and_leaves_no_helper(served: Served, tmp_path: Path) -> None:
@@ -96,7 +86,7 @@ def test_who_asks_to_be_started_again_is_and_leaves_no_helper(served: Served, tm
     assert len(set(children)) == 3
     helpers = [int(file.read_text()) for file in tmp_path.glob("helper-*")]
     assert len(helpers) == 2
-    until(lambda: not any(map(is_there, helpers)))
+    wait_until(lambda: not any(map(runs_on, helpers)), 30, lambda: "")
 
 
 @pytest.mark.parametrize("code", [0, 1, 65, 69, 75])
@@ -162,4 +152,4 @@ def test_the_trainer_does_not_outlive_its_parent(served: Served, tmp_path: Path)
     ((_, trainer),) = attempts(tmp_path / "begun")
     process.kill()
     assert ended(process) == -signal.SIGKILL
-    until(lambda: not is_there(trainer))
+    wait_until(lambda: not runs_on(trainer), 30, lambda: "")

@@ -90,10 +90,10 @@ def link_mbit() -> float:
 def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
     """The device of this rank, and `backend`; gloo for auto where there is no GPU. Raises ConfigError."""
     if not torch.cuda.is_available():
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        hidden = "CUDA_VISIBLE_DEVICES" in os.environ and seen in ("", "-1")
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = seen in ("", "-1")
         # A launch that has given this rank a card names it: after a boot without a driver there is no device either.
-        has_card = DRIVER.exists() or seen.startswith(("GPU-", "MIG-"))
+        has_card = DRIVER.exists() or str(seen).startswith(("GPU-", "MIG-"))
         if backend != "gloo" and has_card and not hidden:
             raise ConfigError("torch_cannot_use_gpu", node=place.node, version=torch.__version__)
         if backend == "nccl":

@@ -120,7 +120,7 @@ def _train(argv: list[str]) -> int:
     arguments = _train_parser().parse_args(argv)
     run_dir = arguments.run_dir or Path("runs", arguments.preset)
     activity = Activity()
-    watchdog.start(activity)  # before torch, where it is not there yet, which a slow disk takes long to read
+    watchdog.start(activity)  # before torch, which a slow disk takes long to read
     try:
         given = given_settings(arguments)
         if given.get("strategy", "").lower() == DDP:
