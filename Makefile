@@ -13,12 +13,13 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 CACHE := $(or $(AURA_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aura)
 # What the trainer's tests use here; the nodes get theirs from the roles.
 # Where pip is told of local wheels (find-links), a torch that lies there is taken; elsewhere the build for this
-# machine's driver, or torch's CPU build where there is none (TORCH_BACKEND: auto, cpu, cu126, …).
+# machine's driver and cards, or torch's CPU build where there is none (TORCH_BACKEND: cpu, cu126, …).
 TORCH_SPEC ?= $(shell grep '^torch==' requirements/torch.in)
-TORCH_BACKEND ?= $(if $(shell command -v nvidia-smi),auto,cpu)
+BUILD_HERE := $(shell container/torch-build)
+TORCH_BACKEND ?= $(BUILD_HERE)
 # make image BASE=…: on this base, by its digest. TORCH: which build of torch is in it.
 BASE ?=
-TORCH ?= $(shell container/torch-build)
+TORCH ?= $(BUILD_HERE)
 # Where make backup-keys writes and make restore-keys reads.
 FILE ?= $(HOME)/aura-keys.tar.gz
 # make controller BUNDLE=…: install from this file (make bundle), without internet.

@@ -28,9 +28,10 @@ class ActionModule(NodeState):
     refuses nothing, and one in whose way nothing stands is not asked again until something changes.
 
     A role's problems.py has `problems(settings, node, nodes) -> [sentence, …]`: settings are the role's variables
-    without its name before them, each of the type that meta/argument_specs.yml names, and `check` (whether this is a
-    check); node is what node_state has seen; nodes is the same of all nodes of this play by their names, as far as it
-    is known. A role that is switched off (NAME_enabled) is not asked, and none whose variables are of another type.
+    without its name before them, each of the type that meta/argument_specs.yml names, `check` (whether this is a check)
+    and `hostname`; node is what node_state has seen; nodes is the same of all nodes of this play by their names, as far
+    as it is known. A role that is switched off (NAME_enabled) is not asked, and none whose variables are of another
+    type.
     """
 
     _VALID_ARGS = frozenset(("role", "roles"))
@@ -79,7 +80,10 @@ class ActionModule(NodeState):
         )
         known = {**defaults, **variables}
         templar = self._templar.copy_with_new_env(available_variables=known)
-        settings: dict[str, Any] = {"check": self._task.check_mode}
+        settings: dict[str, Any] = {
+            "check": self._task.check_mode,
+            "hostname": variables["inventory_hostname"],
+        }
         strange = []
         for name, option in options.items():
             if name in known:

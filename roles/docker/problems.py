@@ -8,6 +8,7 @@ from typing import Any
 
 Seen = dict[str, Any]
 DAEMON = "/etc/docker/daemon.json"
+LIST = "/etc/apt/sources.list.d/aura-nvidia-container-toolkit.list"
 BRIDGE = "172.17.0.0/16"  # Docker's own, unless somebody says another
 
 
@@ -37,7 +38,8 @@ def is_in_bridge(address: str) -> bool:
 
 def of_toolkit(settings: Seen, node: Seen) -> list[str]:
     said = []
-    if not (settings["toolkit_source"] and settings["toolkit_key"]):
+    comes = "nvidia-container-toolkit" in node["missing"] or node["texts"][LIST]
+    if comes and not (settings["toolkit_source"] and settings["toolkit_key"]):
         said.append(
             "nobody has said where its container toolkit comes from. Put nvidia_container_toolkit_source and "
             "nvidia_container_toolkit_key, as NVIDIA's guide to the installation names them, into settings.yml, or "

@@ -48,6 +48,6 @@ def problems(role: str, node: dict[str, Any], others: dict[str, Any] | None = No
     known = {name.removeprefix(f"{role}_"): value for name, value in defaults.items()}
     return " ".join(
         tree.module(f"roles/{role}/problems.py").problems(
-            {"check": False, **known, **settings}, node, others or {}
+            {"check": False, "hostname": "node1", **known, **settings}, node, others or {}
         )
     )

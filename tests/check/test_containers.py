@@ -149,7 +149,10 @@ def node(daemon: str = "", **variables: Any) -> dict[str, Any]:
             "/snap/docker/current": ABSENT,
             "/etc/docker/daemon.json": FILE if daemon else ABSENT,
         },
-        "texts": {"/etc/docker/daemon.json": daemon},
+        "texts": {
+            "/etc/docker/daemon.json": daemon,
+            "/etc/apt/sources.list.d/aura-nvidia-container-toolkit.list": "",
+        },
         "units": {
             "docker.service": {"active": True, "started": 200.0},
             "aura-train@0.service": {"active": False},
@@ -161,18 +164,23 @@ def node(daemon: str = "", **variables: Any) -> dict[str, Any]:
     return seen
 
 
+RUNTIME = '{"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}'
+
+
 @pytest.mark.parametrize(
-    ("said", "cdi"),
+    ("said", "daemon", "cdi"),
     [
-        ("Docker version 28.2.2, build 1", True),
-        ("Docker version 25.0.0, build 1", True),
-        ("Docker version 24.0.7, build 1", False),
-        ("Docker version 20.10.24+dfsg1, build 297e128", False),
-        ("none", False),
+        ("Docker version 28.2.2, build 1", "", True),
+        ("Docker version 25.0.0, build 1", '{"runtimes": {"runsc": {}}}', True),
+        ("Docker version 28.2.2, build 1", RUNTIME, False),  # as NVIDIA's guide has it: nothing is to be done
+        ("Docker version 24.0.7, build 1", "", False),
+        ("Docker version 20.10.24+dfsg1, build 297e128", "", False),
+        ("none", "", False),
     ],
 )
-def test_which_docker_reads_descriptions_of_devices(said: str, cdi: bool) -> None:
-    assert SETTINGS.docker_knows_cdi(said) is cdi
+def test_which_docker_reads_descriptions_of_devices(said: str, daemon: str, cdi: bool) -> None:
+    assert SETTINGS.docker_takes_cdi(daemon, said) is cdi
+    assert daemon != RUNTIME or SETTINGS.docker_daemon(daemon, cdi) == daemon
 
 
 @pytest.mark.parametrize(
@@ -201,6 +209,7 @@ RUN = {"aura-train@0.service": {"active": True}}
 LATE = {"/etc/docker/daemon.json": {"kind": "file", "mtime": 300}}
 CDI = '{"features": {"cdi": true}}'
 NO_DOCKER = {"/usr/bin/dockerd": ABSENT}
+NO_TOOLKIT = node(missing=["nvidia-container-toolkit"])
 BEHIND = {"client": "172.17.3.4"}  # of a router
 
 
@@ -211,8 +220,9 @@ BEHIND = {"client": "172.17.3.4"}  # of a router
         (node(gpu={"cards": []}), {"toolkit_source": ""}, ""),
         (node(gpu={"elsewhere": "WSL"}), {"toolkit_source": ""}, ""),
         (node(), {"toolkit_source": "", "cards": False}, ""),
-        (node(), {"toolkit_source": ""}, "nobody has said where its container toolkit comes from"),
-        (node(), {"toolkit_key": ""}, "nobody has said where its container toolkit comes from"),
+        (NO_TOOLKIT, {"toolkit_source": ""}, "nobody has said where its container toolkit comes from"),
+        (NO_TOOLKIT, {"toolkit_key": ""}, "nobody has said where its container toolkit comes from"),
+        (node(), {"toolkit_source": "", "toolkit_key": ""}, ""),  # it has one already, from wherever
         (node("log-driver: local"), {}, "/etc/docker/daemon.json is no JSON object"),
         (node("[]"), {}, "/etc/docker/daemon.json is no JSON object"),
         (node(session=BEHIND, files=NO_DOCKER), {}, "no answer would reach you any more"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura.cluster.place import DRIVER
+from aura.cluster.place import DRIVERS
 from aura.corpus.corpus import Corpus
 from aura.optim.gradient_sum import sum_at_random
 from aura.strategy.codec import QUANTISED, decode, encode
@@ -17,7 +17,7 @@ from trainers import complete, curve, start, stop_at, stopped_and_resumed
 pytestmark = [
     pytest.mark.more,
     pytest.mark.skipif(
-        not DRIVER.exists(), reason="an NVIDIA card is needed, and its driver finds none here"
+        not DRIVERS[0].exists(), reason="an NVIDIA card is needed, and its driver finds none here"
     ),
 ]
 MUON = "--optimizer muon --wire int4 --delay 0.5 --gradient-accumulation-steps 2"

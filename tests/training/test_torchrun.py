@@ -89,7 +89,7 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(place, "DRIVER", tmp_path)
+    monkeypatch.setattr(place, "DRIVERS", (tmp_path / "absent", tmp_path))
     alone = place.Place(0, 0, 1, "", 0, "node0")
     with pytest.raises(ConfigError, match=r"node0 has an NVIDIA GPU, but torch .* cannot use it"):
         place.choose_device(alone, "auto")
@@ -97,7 +97,7 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert place.choose_device(alone, "auto")[0].type == "cpu"
     # A launch has given it a card, and its PC has started without a driver since.
-    monkeypatch.setattr(place, "DRIVER", tmp_path / "absent")
+    monkeypatch.setattr(place, "DRIVERS", (tmp_path / "absent",))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0f1e")
     with pytest.raises(ConfigError, match=r"node0 has an NVIDIA GPU, but torch .* cannot use it"):
         place.choose_device(alone, "auto")

@@ -18,10 +18,13 @@ def docker_packages(node: Seen) -> list[str]:
     return ["docker.io", "docker-compose-v2" if node["distribution"] == "Ubuntu" else "docker-compose"]
 
 
-def docker_knows_cdi(said: str) -> bool:
-    """Whether this Docker reads descriptions of devices. said: by `dockerd --version`."""
+def docker_takes_cdi(text: str, said: str) -> bool:
+    """Whether this Docker shall read descriptions of devices, as it does from 25 on; not where somebody has given it
+    NVIDIA's runtime already. text: of /etc/docker/daemon.json; said: by `dockerd --version`."""
     version = re.search(r"version (\d+)", said)
-    return bool(version and int(version[1]) >= 25)
+    return bool(version and int(version[1]) >= 25) and "nvidia" not in json.loads(text or "{}").get(
+        "runtimes", {}
+    )
 
 
 def docker_daemon(text: str, cdi: bool) -> str:
@@ -40,6 +43,6 @@ class FilterModule:
     def filters(self) -> dict[str, object]:
         return {
             "docker_packages": docker_packages,
-            "docker_knows_cdi": docker_knows_cdi,
+            "docker_takes_cdi": docker_takes_cdi,
             "docker_daemon": docker_daemon,
         }

@@ -20,7 +20,7 @@ from aura.errors import ConfigError
 from aura.texts.console import text
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-DRIVER = Path("/dev/nvidia0")  # the first GPU, where the driver is loaded
+DRIVERS = (Path("/dev/nvidia0"), Path("/dev/dxg"))  # the first GPU, where the driver is loaded; that of WSL
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")
         hidden = seen in ("", "-1")
         # A launch that has given this rank a card names it: after a boot without a driver there is no device either.
-        has_card = DRIVER.exists() or str(seen).startswith(("GPU-", "MIG-"))
+        has_card = any(map(Path.exists, DRIVERS)) or str(seen).startswith(("GPU-", "MIG-"))
         if backend != "gloo" and has_card and not hidden:
             raise ConfigError("torch_cannot_use_gpu", node=place.node, version=torch.__version__)
         if backend == "nccl":

@@ -25,7 +25,8 @@ def check_clock(evidence: Evidence) -> list[Check]:
             remedy = f"On {name}: `chronyc tracking`, then `sudo chronyc makestep`; {SITE} sets chrony up"
             if name in evidence.wsl:
                 remedy = (
-                    f"Windows gives {name} the time: w32tm /resync in PowerShell there, then wsl --shutdown"
+                    f"Windows gives {name} the time. In PowerShell there: w32tm /resync; wsl --shutdown; "
+                    "Start-ScheduledTask -TaskName 'Aura WSL'"
                 )
             message = f"{name} is {abs(offset):.3g} s {way} the others"
             found.append(Check("clock", status, name, message, remedy))
