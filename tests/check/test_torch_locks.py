@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def test_a_lock_of_torch_goes_with_the_others(lock: Path) -> None:
     )
     both = sorted(set(names) & set(pinned(REQUIREMENTS / "node.txt")))
     assert not both, f"{tree.relative(lock)} and requirements/node.txt both lock {both}: run `make lock`"
+
+
+def test_pip_alone_brings_all_that_the_lock_brings_and_the_trainer_imports() -> None:
+    """`pip install ./training` in place of `make trainer`."""
+    package = tomllib.loads((tree.ROOT / "training/pyproject.toml").read_text())["project"]
+    asked = set(re.findall(r"(?m)^[\w-]+", "\n".join(package["dependencies"])))
+    code = "".join(path.read_text() for path in (tree.ROOT / "training/aura").rglob("*.py"))
+    imported = set(re.findall(r"(?m)^\s*(?:import|from) (\w+)", code))
+    locked = re.findall(r"(?m)^[\w-]+", (REQUIREMENTS / "node.in").read_text())
+    assert {name for name in locked if name.replace("-", "_") in imported} - asked == set()
 
 
 def test_pypis_own_build_is_the_one_for_cuda_13_0() -> None:

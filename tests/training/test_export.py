@@ -19,6 +19,7 @@ from aura.model import export, sample
 from aura.model.gpt import GPT
 from aura.run.directory import describe
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from trainers import complete, start
 
 TEXT = "El perro lee rápido en la red: ¡cinco nodos, ñandú!\n\n  dos  espacios"
@@ -101,6 +102,23 @@ def test_a_tokenizer_with_a_padding_token(corpus: Corpus, tmp_path: Path) -> Non
     assert (values["pad_token_id"], values["vocab_size"]) == (corpus.vocab_size, corpus.vocab_size + 1)
     special = json.loads((tmp_path / "final" / export.SPECIAL_TOKENS).read_text())
     assert special == {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": "<|pad|>"}
+
+
+def test_a_tokenizer_that_puts_tokens_around_a_text_puts_none_for_a_model_that_has_seen_none(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = Tokenizer.from_file(str(corpus.path / TOKENIZER))
+    plain = tokenizer.encode(TEXT).ids
+    end = (END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))
+    tokenizer.post_processor = TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[end])
+    tokenizer.save(str(tmp_path / TOKENIZER))
+    assert tokenizer.encode(TEXT).ids == [end[1], *plain]
+    config, model = random_model(corpus.vocab_size)
+    export.export(config, model.state_dict(), tmp_path / TOKENIZER, tmp_path / "final")
+    assert Tokenizer.from_file(str(tmp_path / "final" / TOKENIZER)).encode(TEXT).ids == plain
+    assert AutoTokenizer.from_pretrained(tmp_path / "final").encode(TEXT) == plain
 
 
 def test_a_run_says_which_tokens_are_special(corpus: Corpus, run_dir: Path, tmp_path: Path) -> None:

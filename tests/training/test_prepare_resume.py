@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import shutil
 import signal
@@ -140,6 +141,39 @@ def test_the_number_of_workers_changes_nothing(lines: Path, tmp_path: Path) -> N
     build(LocalFiles([lines]), tmp_path / "one", SETTINGS)
     build(LocalFiles([lines]), tmp_path / "two", Settings(300, 0.1, max_errors=2, workers=2))
     assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_workers_need_no_way_into_the_directory_of_who_types(lines: Path, tmp_path: Path) -> None:
+    """`sudo -u aura aura prepare …` in one's home, which is closed to aura. (So is root without its rights.)"""
+    home = tmp_path / "home"
+    home.mkdir()
+    words = [
+        sys.executable,
+        "-m",
+        "aura",
+        "prepare",
+        "--input",
+        lines,
+        "--output",
+        tmp_path / "c",
+        "--max-errors",
+        "2",
+    ]
+    words += ["--vocab-size", "300", "--validation-fraction", "0.1", "--workers", "2"]
+    may_less = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    script = 'cd "$1" && chmod 0 . && shift && exec "$@"'
+    try:
+        done = subprocess.run(
+            ["sh", "-c", script, "sh", home, *may_less, *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        home.chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    verify(tmp_path / "c")
 
 
 PREPARE = """

@@ -26,7 +26,7 @@ from aura.corpus.work import Settings
 from aura.errors import ConfigError
 from services import serving
 from test_prepare import refuse
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 
 @pytest.fixture(scope="module")
@@ -231,3 +231,15 @@ def test_tokenizers_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         with pytest.raises(ConfigError, match=sentence):
             tokenizer.load(name, refuse)
+
+
+def test_a_tokenizer_that_would_lose_bytes_is_refused(text: Path, tmp_path: Path) -> None:
+    """Trained as most recipes do, without the alphabet: it knows the bytes that it was shown."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    lines = text.read_text(encoding="utf-8").splitlines()
+    made.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=400, special_tokens=["</s>", "<pad>"]))
+    assert made.encode("a\n").ids == made.encode("a").ids
+    made.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"lacks \d+ of the bytes .*initial_alphabet"):
+        tokenizer.load(str(tmp_path / "tokenizer.json"), refuse)

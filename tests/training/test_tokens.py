@@ -25,7 +25,7 @@ from aura.plan.memory import memory_of, settings_that_fit
 from aura.run.division import Division, TakingPart
 from aura.run.progress import Progress
 from aura.run.start import loss_scale_of, with_steps
-from trainers import Trainer, at_step, both, complete, curve, send_self, start
+from trainers import Trainer, at_step, both, complete, curve, send_self, start, stop_at
 
 # 20 steps of 20 windows of 16 tokens: seven each for two of three ranks, in micro-batches of two and one.
 IN_TOKENS = "--tokens 6400 --global-batch-tokens 320 --lr 1e-2"
@@ -93,6 +93,18 @@ def test_five_ranks_and_three_see_the_same_windows_and_learn_the_same(corpus: Co
     assert curve(three) == pytest.approx(curve(five), abs=1e-4)
     assert rates(three) == rates(five)
     assert three.done["validation_loss"] == pytest.approx(five.done["validation_loss"], abs=1e-4)
+
+
+def test_the_rate_follows_the_tokens_where_a_step_becomes_another_one(corpus: Corpus, tmp_path: Path) -> None:
+    """`-e global_batch_tokens=…` on a run that is there: its second half is that of a run with such steps alone."""
+    usual = f"{IN_TOKENS} --log-every 1"
+    larger = usual.replace("320", "640")
+    stop_at(9, tmp_path / "run", corpus, 1, usual)
+    (changed,) = complete(start(tmp_path / "run", corpus, 1, larger))
+    (straight,) = complete(start(tmp_path / "straight", corpus, 1, larger))
+    assert changed.done["step"] == 15 and straight.done["step"] == 10
+    last = [[float(line.partition(",")[2]) for line in rates(one)[-4:]] for one in (changed, straight)]
+    assert last[0] == pytest.approx(last[1], rel=1e-6)
 
 
 def test_a_run_keeps_the_step_that_it_began_with_in_launches_of_others(
@@ -179,6 +191,12 @@ def test_what_is_learnt_does_not_follow_from_the_number_of_ranks() -> None:
     assert with_steps(config, half, 10**6, 40).steps == 49 + 25  # a step takes twice as much from here on
     whole = with_steps(config, Progress(), 10**6, 20)
     assert learning_rate(whole, 97) < learning_rate(whole, 50) < whole.lr
+    # The rate follows the tokens: half-way it is that of half-way, however large a step is from there on.
+    for per_step in (10, 20, 40):
+        left, shift = with_steps(config, half, 10**6, per_step), half.shift(config, per_step)
+        rate = learning_rate(replace(left, steps=left.steps + shift), half.step + shift)
+        assert rate == pytest.approx(learning_rate(whole, 49), rel=0.03)
+    assert half.shift(made(steps=98), 10) == 0
     assert loss_scale_of(config, delayed=False).value == 65536 / (8 * 1024)
 
 

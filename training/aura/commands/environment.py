@@ -74,5 +74,6 @@ class Environment:
 
 
 def _uv() -> str | None:
-    beside = Path(sys.executable).with_name("uv")
-    return str(beside) if beside.exists() else shutil.which("uv")
+    """Beside this Python, on a node, or wherever there is one."""
+    places = (Path(sys.executable).with_name("uv"), Path("/opt/aura/wheelhouse/uv"))
+    return next((str(place) for place in places if place.exists()), shutil.which("uv"))

@@ -205,6 +205,8 @@ def encode_all(
         for one in batches:
             yield one, encoder(one.texts)
         return
+    if not os.access(".", os.X_OK):  # somebody's home, behind sudo: a worker would end in there
+        os.chdir("/")
     pool = ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(arguments,)
     )

@@ -94,6 +94,7 @@ def load(name: str, say: Callable[[str], None]) -> Prepared:
     else:
         with _one_sentence(name):
             tokenizer = Tokenizer.from_file(str(path))
+        _refuse_lost_bytes(path, tokenizer)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -107,6 +108,22 @@ def load(name: str, say: Callable[[str], None]) -> Prepared:
         pad = PAD
         say(console.text("no_padding_token", name=name, token=pad))
     return _prepared(tokenizer, end, pad)
+
+
+def _refuse_lost_bytes(path: Path, tokenizer: Tokenizer) -> None:
+    """What a byte-level BPE does not have, and no other token stands for, is left out of the text without a word.
+
+    Raises ConfigError.
+    """
+    described = json.loads(tokenizer.to_str())
+    model, before = described["model"], json.dumps(described["pre_tokenizer"])
+    if model["type"] != "BPE" or '"ByteLevel"' not in before or model["unk_token"] or model["byte_fallback"]:
+        return
+    points = [*range(0x800), *range(0x800, 0xD800, 0x400), 0xE000, 0xF000, *range(0x10000, 0x110000, 0x10000)]
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("".join(map(chr, points)))
+    missing = {letter for piece, _ in pieces for letter in piece} - tokenizer.get_vocab().keys()
+    if missing:
+        raise ConfigError("tokenizer_lacks_bytes", path=path, count=len(missing))
 
 
 def _prepared(tokenizer: Tokenizer, end: str, pad: str) -> Prepared:

@@ -91,6 +91,9 @@ def export(
         for name, content in _described(config, rows, kind, tokenizer, special).items():
             (temporary / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         shutil.copyfile(tokenizer_path, temporary / TOKENIZER)
+        if adds_tokens(tokenizer):  # none that the model has seen there
+            described = {**json.loads(tokenizer.to_str()), "post_processor": None}
+            (temporary / TOKENIZER).write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
         there = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(there, temporary / MODEL, metadata={"format": "pt"})
         for form in gguf:
@@ -130,11 +133,16 @@ def _described(
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config.seq_len,
             "clean_up_tokenization_spaces": False,
-            **({"add_bos_token": False} if is_tuned(special) else {}),
+            **({"add_bos_token": False} if is_tuned(special) or adds_tokens(tokenizer) else {}),
             **special,
         },
         SPECIAL_TOKENS: tokens,
     }
+
+
+def adds_tokens(tokenizer: Tokenizer) -> bool:
+    """Whether it puts tokens around a text by itself. Corpora are encoded without them."""
+    return tokenizer.num_special_tokens_to_add(is_pair=False) > 0
 
 
 def export_checkpoint(path: Path, output: Path, gguf: Sequence[str] = ()) -> None:

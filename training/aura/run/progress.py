@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
+from aura.config import TrainConfig
 from aura.corpus.windows import ByPart
 from aura.strategy.interface import Outcome
 from aura.texts import console
@@ -24,6 +26,21 @@ class Progress:
     validation_parts: dict[str, float] = field(default_factory=dict)  # that of every part of a mixture
     validated_step: int = -1
     first_validation_loss: float | None = None
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> Progress:
+        """Of a checkpoint, by a later release too, which may know more."""
+        known = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in saved.items() if name in known})
+
+    def shift(self, config: TrainConfig, per_step: int) -> int:
+        """How many steps more than were done the windows seen are, in steps of `per_step`: 0 but where steps were of
+        another size. A run that has its length in tokens or epochs follows its schedule by them."""
+        return self.windows_seen // per_step - self.step if config.tokens or config.epochs else 0
+
+    def saved(self) -> dict[str, Any]:
+        """Without what a release from before mixtures refuses, where there is none."""
+        return {name: value for name, value in asdict(self).items() if value != {}}
 
     def bits_per_byte(self, factors: ByPart) -> ByPart:
         """At the last validation; factors: for one nat per token."""

@@ -58,7 +58,7 @@ class Snapshot:
         return {
             "step": progress.step,
             **described(self.writer),
-            "progress": asdict(progress),
+            "progress": progress.saved(),
             "scaler": self.loss_scale.state(),
             "division": self.division.state(progress.step),
             "config": asdict(self.config),

@@ -126,7 +126,7 @@ def trainer_of(run: Run) -> Trainer:
     batches = Batches(windows, run.shared, Division(run.shared, ranks.nodes), ranks.rank, run.device)
     say_what_is_trained(run, model, batches)
     state = newest_state(run, model, strategy)
-    progress = Progress(**state["progress"]) if state else Progress()
+    progress = Progress.of(state["progress"]) if state else Progress()
     run = replace(run, config=with_steps(run.config, progress, len(windows), batches.per_step))
     run.status.set(max_steps=run.config.steps)
     if state:

@@ -10,7 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -55,6 +55,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.activity = self.ranks.activity
+        self.shift = self.progress.shift(self.config, self.batches.per_step)
+        self.scheduled = replace(self.config, steps=self.config.steps + self.shift)
         self.under_way: UnderWay | None = None
         self.stopping = False
         self.started = 0.0  # the step, or what is left of it
@@ -83,7 +85,7 @@ class Trainer:
                 self.loss_scale.value,
                 self.looked_at(number),
             )
-            lr = learning_rate(self.config, self.progress.step)
+            lr = learning_rate(self.scheduled, self.progress.step + self.shift)
             self.under_way = UnderWay(self.strategy.apply(told, lr), lr)
             self.loss_scale.begin_next()
             if not self.batches.late or number == self.config.steps:
@@ -142,7 +144,7 @@ class Trainer:
         ahead = 1 if self.under_way else 0
         windows_seen = self.progress.windows_seen + ahead * self.batches.per_step
         self.batches.begin_step(self.progress.step + ahead + 1)
-        self.model.begin_step(self.progress.step + ahead, self.config.steps)
+        self.model.begin_step(self.progress.step + ahead + self.shift, self.scheduled.steps)
         self.meter.begin_step()
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         # Filled in by the device; copied there, it would be waited for.
