@@ -1,4 +1,4 @@
-"""The lease on a node: hold-lock runs this text there, over ssh.
+"""The lease on a node: hold-lock runs this text there as root, over ssh.
 
 The lock belongs to one run until a moment that every `renew` moves on. So it outlives a connection that the node's move
 to another address cuts, and ends by itself with its run; a boot empties its file.
@@ -13,15 +13,10 @@ import os
 import sys
 import time
 
-PLACE = "/run/lock/aura-site.lock"
+PLACE = "/run/aura-site.lock"  # where root alone makes files
 
 release, lasts, run = sys.argv[1] == "release", float(sys.argv[2]), json.loads(sys.argv[3])
-try:
-    lock = os.open(PLACE, os.O_RDWR | os.O_NOFOLLOW)
-except FileNotFoundError:
-    # Not O_CREAT at once: the kernel refuses that where the file is another user's, and two may log in as two users.
-    lock = os.open(PLACE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    os.fchmod(lock, 0o666)
+lock = os.open(PLACE, os.O_RDWR | os.O_CREAT, 0o600)
 fcntl.flock(lock, fcntl.LOCK_EX)
 now = time.clock_gettime(time.CLOCK_BOOTTIME)  # nobody sets this clock
 found = {}

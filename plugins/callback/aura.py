@@ -149,7 +149,7 @@ class CallbackModule(Default):
 
     def _say(self, message: str, colour: str | None = None) -> None:
         with self.line.aside():
-            self._display.display(as_typed(message), color=colour)
+            self._display.display(plain(as_typed(message)), color=colour)
 
     def _move(self) -> None:
         self.line.show(f"{self.done}/{self.hosts}  {self.task}" if self.hosts > 1 else self.task)
@@ -225,6 +225,11 @@ def so_far(then: tuple[int, int], now: tuple[int, int]) -> str:
 
 def text(said: Any) -> str:
     return "\n".join(map(str, said)) if isinstance(said, list) else str(said).rstrip()
+
+
+def plain(message: str) -> str:
+    """What a node says moves no cursor and writes into no clipboard."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", message)
 
 
 def as_typed(message: str) -> str:

@@ -36,7 +36,9 @@ def server(settings: Seen, node: Seen) -> list[str]:
     directory = settings["directory"]
     kind = node["files"][directory]["kind"]
     strange = [text for text in settings["clients"] if not re.fullmatch(r"(\d{1,3}\.){3}\d{1,3}", text)]
-    said = misplaced(directory, node["mounts"][directory])
+    # What we have mounted there from the server before goes first.
+    there = None if mounted_by_us(node, directory) else node["mounts"][directory]
+    said = misplaced(directory, there)
     if not settings["clients"]:
         said.append(
             "nfs_clients is empty: nobody could mount the shared directory. It names the addresses of the other nodes."
@@ -76,9 +78,7 @@ def place(settings: Seen, node: Seen) -> list[str]:
     said = misplaced(directory)
     if said:
         return said
-    # Mounted by an earlier run, from another server.
-    ours = node["files"].get(unit_file(directory), {}).get("kind") == "file"
-    if mount["mounted"] and mount["source"] != settings["source"] and not ours:
+    if mount["mounted"] and mount["source"] != settings["source"] and not mounted_by_us(node, directory):
         return [
             f"{mount['source']} is mounted at {directory} there. Unmount it (sudo umount {directory}) and take it "
             "out of /etc/fstab, or choose another directory (shared_directory)."
@@ -91,9 +91,11 @@ def place(settings: Seen, node: Seen) -> list[str]:
     return []
 
 
-def unit_file(directory: str) -> str:
+def mounted_by_us(node: Seen, directory: str) -> bool:
+    """By an earlier run, maybe from another server."""
     name = directory[1:].replace("-", r"\x2d").replace("/", "-")
-    return f"/etc/systemd/system/{name}.mount"
+    unit = node["files"].get(f"/etc/systemd/system/{name}.mount", {})
+    return unit.get("kind") == "file" and bool(node["mounts"][directory]["mounted"])
 
 
 def numbers(settings: Seen, nodes: Seen) -> list[str]:

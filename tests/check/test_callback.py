@@ -31,7 +31,7 @@ PLAY = """
     - name: All get one
       ansible.builtin.command: "true"
     - ansible.builtin.debug: {msg: "{{ inventory_hostname }}: 0.001 s from the clock"}
-    - ansible.builtin.debug: {msg: [one for all, in two lines]}
+    - ansible.builtin.debug: {msg: [one for all, "in \\etwo\\x9b lines"]}
       run_once: true
     - name: Of a loop one fails
       ansible.builtin.command: ls {{ item }}
@@ -71,7 +71,8 @@ def test_what_matters_is_a_line_and_a_failure_is_its_sentence_once(command: list
     ], done.stdout + done.stderr
     # Who says itself which node it is about is not named twice; in whatever order the nodes answer.
     assert sorted(lines[3:6]) == [f"  node{number}: 0.001 s from the clock" for number in range(3)]
-    assert lines[6:8] == ["  one for all", "  in two lines"]
+    # What a node says moves no cursor.
+    assert lines[6:8] == ["  one for all", "  in \N{REPLACEMENT CHARACTER}two\N{REPLACEMENT CHARACTER} lines"]
     assert lines[8].startswith("✗ node2: ls: cannot access '/nowhere'")
     assert lines[9] == "✗ node0, node1: the disk is full. Make room."
     assert [line.rpartition(",")[0] for line in lines[10:]] == [

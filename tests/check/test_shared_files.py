@@ -34,11 +34,25 @@ HOME = "lies in somebody's home. Homes are closed to others"
 SYSTEM = "which belongs to the system"
 THEIRS = {"owner": "ubuntu", "empty": False}
 OURS_THERE = {"owner": "aura", "empty": False}
+MOUNT_FILE = {"/etc/systemd/system/srv-aura.mount": {**ABSENT, "kind": "file"}}
 
 
 # --- the server ------------------------------------------------------------------------------------
 
-SERVER = {"server_enabled": True, "directory": "/srv/aura", "clients": ["192.168.50.21", "192.168.50.22"]}
+SERVER: dict[str, Any] = {
+    "server_enabled": True,
+    "directory": "/srv/aura",
+    "clients": ["192.168.50.21", "192.168.50.22"],
+}
+
+
+def test_who_mounted_it_yesterday_may_serve_it_today() -> None:
+    """Another PC's line has become the first one of hosts.yml."""
+    mounted = {**FREE, "mounted": True, "owner": "", "empty": False}
+    files = {"/srv/aura": {**ABSENT, "kind": "directory"}}
+    node: dict[str, Any] = {"files": files, "mounts": {"/srv/aura": mounted}}
+    assert "somebody else's there" in problems("nfs", node, **SERVER)
+    assert problems("nfs", {**node, "files": files | MOUNT_FILE}, **SERVER) == ""
 
 
 @pytest.mark.parametrize(
@@ -79,9 +93,7 @@ def test_what_would_be_no_good_server_is_refused(
 
 
 FILTERS = tree.module("roles/nfs/filter_plugins/nfs.py")
-OPTIONS = (
-    "rw,sync,wdelay,hide,nocrossmnt,secure,root_squash,no_all_squash,no_subtree_check,secure_locks,sec=sys"
-)
+OPTIONS = "rw,sync,wdelay,hide,nocrossmnt,secure,root_squash,no_all_squash,subtree_check,secure_locks,sec=sys"
 ONE, TWO = (f"/srv/aura\t192.168.50.{last}({OPTIONS})\n" for last in (21, 22))
 ONLY_4 = "-3 +4 +4.1 +4.2\n"
 
@@ -171,7 +183,6 @@ CLIENT: dict[str, Any] = {
 }
 OTHER = {"mounted": True, "source": "192.168.50.9:/old", "type": "nfs4", "empty": False}
 SMB: dict[str, Any] = {"source": "//nas/aura", "smb_user": "aura", "smb_password": "secret"}
-MOUNT_FILE = {"/etc/systemd/system/srv-aura.mount": {**ABSENT, "kind": "file"}}
 
 
 @pytest.mark.parametrize(
@@ -227,9 +238,6 @@ def test_it_does_not_go_under_a_script_that_runs() -> None:
 def test_names_follow_from_what_is_mounted() -> None:
     smb = {"nfs_source": "//nas/aura", "nfs_directory": "/srv/nas-files", "nfs_smb_password": "secret"}
     assert says("nfs", "__nfs_mount_file", **smb) == r"/etc/systemd/system/srv-nas\x2dfiles.mount"
-    assert tree.module("roles/nfs/problems.py").unit_file("/srv/nas-files") == says(
-        "nfs", "__nfs_mount_file", **smb
-    )
     assert (FILTERS.nfs_host("//nas/aura"), FILTERS.nfs_host("192.168.50.20:/srv/aura")) == (
         "nas",
         "192.168.50.20",

@@ -144,11 +144,15 @@ def test_what_is_switched_off_goes_where_it_was(role: str) -> None:
         if task.get("ansible.builtin.include_tasks", {})
         == {"file": "remove.yml", "apply": {"tags": ["configure", "run"]}}
     )
-    switch = "nfs_client_enabled" if role == "nfs" else f"{role}_enabled"
+    # Of a node that serves and mounts, what is left of either goes (test_nfs.py: another PC becomes the server).
+    switches = ["nfs_client_enabled", "nfs_server_enabled"] if role == "nfs" else [f"{role}_enabled"]
     for enabled, kind, goes in ((False, "file", True), (False, "absent", False), (True, "file", False)):
         seen = {"files": Everything(kind={"kind": kind})}
-        known = variables_of(role) | {switch: enabled, f"__{role}_seen": seen}
+        known = variables_of(role) | dict.fromkeys(switches, enabled) | {f"__{role}_seen": seen}
         assert filled_in(f"{{{{ {task['when']} }}}}", known) is goes, (enabled, kind)
+        if role == "nfs" and kind == "file":
+            known |= {"nfs_server_enabled": False}
+            assert filled_in(f"{{{{ {task['when']} }}}}", known) is True
 
 
 def test_what_restarts_belongs_to_run_alone(entry: dict[str, Any]) -> None:

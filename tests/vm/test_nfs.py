@@ -220,6 +220,31 @@ def test_a_mount_that_the_server_refuses_says_why(shared: Shared) -> None:
     assert "Unable to start service" not in said
 
 
+def test_another_pc_becomes_the_server(shared: Shared) -> None:
+    """Its line is the first one of hosts.yml now. What the one before has goes nowhere by itself."""
+    first, second, cluster = shared.server, shared.client, shared.cluster
+    first.exec(as_aura(f"echo old >{SHARE}/a"))
+    cluster.machines = [second, first]
+    try:
+        shared.settings()
+        refused = " ".join(cluster.share(expect=1).split())
+        assert f"there is something in {SHARE}, which would be hidden" in refused
+        first.exec(f"mv {SHARE} {SHARE}.local")
+        cluster.share()
+        assert f"{cluster.final(second)}:{SHARE}" in first.exec(f"grep ' {SHARE} ' /proc/self/mountinfo")
+        assert not shared.mounted()
+        for machine, left in (
+            (first, "/etc/exports.d/aura.exports"),
+            (second, "/etc/systemd/system/srv-aura.mount"),
+        ):
+            assert machine.exec(f"ls {left} 2>&1", check=False).strip().endswith("No such file or directory")
+        second.exec(as_aura(f"echo new >{SHARE}/a"))
+        assert first.exec(f"cat {SHARE}/a {SHARE}.local/a") == "new\nold\n"
+        assert not re.search("changed=[1-9]", cluster.share())
+    finally:
+        cluster.machines = [first, second]
+
+
 def test_it_goes_when_it_is_switched_off(shared: Shared) -> None:
     shared.settings(shared_directory="")
     assert len(re.findall("changed=[1-9]", shared.cluster.share("--check"))) == 2
