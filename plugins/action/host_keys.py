@@ -89,8 +89,10 @@ class ActionModule(ActionBase):
         if "record" in self._task.args:
             if not self._task.check_mode:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                path.write_text(recorded + self._task.args["record"], encoding="utf-8")
-                path.chmod(0o600)
+                new = path.with_suffix(".new")  # all keys or the old ones, whatever happens here
+                new.write_text(recorded + self._task.args["record"], encoding="utf-8")
+                new.chmod(0o600)
+                new.replace(path)
             return {"changed": True}
         told = self._told(str(self._task.args["told"]))
         names = {name for names in known(recorded).values() for name in names}

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from ansible.errors import AnsibleFilterError
 from ansible.plugins.loader import filter_loader
 
 Seen = Mapping[str, Any]  # what node_state says
 Member = dict[str, Any]
 PROCESSOR = {"uuid": "-1", "memory_mib": 0}
 NO_RECORD: dict[str, Any] = {"written": 0.0, "model": {}}
+ENDED = ("inactive", "failed")
 MEMORY = "/dev/shm/aura-train"  # noqa: S108 - aura-train.conf of the role trainer makes it, for aura alone
 
 
@@ -79,7 +83,8 @@ def gang_problems(members: Sequence[Member], same_trainer: bool = True) -> list[
         of = ", ".join(f"{one['name']} has {one['release']}" for one in members if one["release"])
         said.append(
             f"The nodes have different trainers: {of}. Nothing was started.\nGive all of them the same one: "
-            "ansible-playbook site.yml"
+            "ansible-playbook site.yml\nWhere rollback.yml has gone back, a node that it has not taken back gets that "
+            "one by site.yml of an older checkout, or all the newer one: site.yml -e trainer_forward=true"
         )
     return said
 
@@ -156,12 +161,26 @@ def rank_files(members: Sequence[Member], name: str, run: Mapping[str, Any]) -> 
             "AURA_IMAGE": run["image"] or None,
             "AURA_TRAIN_ARGUMENTS": shlex.join(arguments),
         }
-        lines = [f"{key}={value}\n" for key, value in told.items() if value is not None]
+        lines = [line_of(key, value) for key, value in told.items() if value is not None]
         text = f"# Written by Ansible (role trainer) for one rank of run {run['name']}.\n{''.join(lines)}"
         files.append(
             {"path": f"/etc/aura/rank-{local}.env", "content": text, "group": "aura", "mode": "0640"}
         )
     return files
+
+
+def line_of(key: str, value: object) -> str:
+    """Of a file of variables. systemd takes what stands behind a line break for another variable, in quotes too."""
+    if any(letter < " " for letter in str(value)):
+        raise AnsibleFilterError(f"{key} would have a line break in it: {value!r}.")
+    return f"{key}={value}\n"
+
+
+def auto_problem(said: Mapping[str, Any]) -> str:
+    """Why this is no model that a node may choose for all others; '' where it is one. said: by `aura plan --json`."""
+    words = [said["preset"], *said["settings"], *said["settings"].values()]
+    strange = [word for word in words if not re.fullmatch(r"[\w.+-]{0,60}", str(word), re.ASCII)]
+    return f"this is no model: {strange[0]!r}." if strange else ""
 
 
 def step_tokens(said: Sequence[str], overrides: Mapping[str, Any]) -> int:
@@ -254,16 +273,47 @@ def as_before(nodes: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def still_active(nodes: Iterable[Mapping[str, Any]]) -> bool:
+    """nodes: what roles/trainer/tasks/status.yml has set for each.
+
+    A node that does not answer is not waited for: whoever wants to know looks again when it is back. Nor is a rank that
+    came back when the others had done all.
+    """
+    answering = [node for node in nodes if node["trainer_answers"]]
+    ranks = [rank for node in answering for rank in node["trainer_status"]]
+    late = any(rank.get("state") == "done" for rank in ranks)
+    return any(node["script_status"].get("active") for node in answering) or any(
+        rank["unit"]["ActiveState"] not in ENDED and not (late and rank.get("state") == "joining")
+        for rank in ranks
+    )
+
+
+def image_content(inspected: str) -> str:
+    """A name for what is in an image and what it starts, from `docker image inspect`; "" without an image.
+
+    Docker's older store calls an image by its settings, containerd's (the default of Docker 29) by its manifest.
+    """
+    found: list[dict[str, Any]] = json.loads(inspected or "[]")
+    if not found:
+        return ""
+    settings = found[0]["Config"]
+    parts = [found[0]["RootFS"]["Layers"], settings.get("Env"), settings.get("Entrypoint")]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+
 class FilterModule:
     def filters(self) -> dict[str, object]:
         return {
             "active_problem": active_problem,
             "as_before": as_before,
+            "auto_problem": auto_problem,
             "gang_member": gang_member,
             "gang_problems": gang_problems,
             "gang_words": gang_words,
+            "image_content": image_content,
             "join_problem": join_problem,
             "rank_files": rank_files,
             "sizing": sizing,
             "step_tokens": step_tokens,
+            "still_active": still_active,
         }

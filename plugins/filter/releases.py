@@ -53,7 +53,7 @@ def release_name(content: str, requirements: str, script: str, environment: str)
 
 def rollback_problem(nodes: dict[str, Seen]) -> str:
     """Why these nodes (by name, as node_state sees them) cannot go back to the release before, all the same way."""
-    ways = {}
+    ways: dict[str, list[str]] = {}
     for name, seen in nodes.items():
         current, previous = (
             seen["files"][f"/opt/aura/{link}"]["target"].rpartition("/")[2] for link in LINKS
@@ -64,11 +64,13 @@ def rollback_problem(nodes: dict[str, Seen]) -> str:
                 "changed. To install what an older checkout of this repository has: ansible-playbook site.yml there."
             )
         # The first word: nodes with other cards have other builds of the same trainer.
-        ways[f"{current.partition('-')[0]} to {previous.partition('-')[0]}"] = name
+        ways.setdefault(f"{current.partition('-')[0]} to {previous.partition('-')[0]}", []).append(name)
     if len(ways) > 1:
+        which = "; ".join(f"{way} ({', '.join(names)})" for way, names in ways.items())
         return (
-            f"The nodes have not had the same releases: {'; '.join(ways)}. No node was changed. Bring all of them to "
-            "one release first (ansible-playbook site.yml), or go back on some of them with --limit."
+            f"The nodes have not had the same releases: {which}. No node was changed. Where the last rollback.yml "
+            "broke off, go back on those that it did not reach (--limit NODE,…); else bring all of them to one release "
+            "first (ansible-playbook site.yml)."
         )
     return ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ def script_environment(request: Request, wheelhouse: str, cache: str, role: str)
     """The script's own environment: its directory on a node; on the controller the node's wheelhouse, and the wheels
     that it needs beside. Its name follows from all that is in it, and from how that comes together.
     """
+    if not re.fullmatch(r"[0-9a-f]{12}", wheelhouse):  # what a node says is no path here
+        wheelhouse = "none"
     programs = [Path(role, "files", name) for name in ("resolve-requirements", "install-environment")]
     texts = [
         *request["packages"],
@@ -31,13 +34,18 @@ def script_environment(request: Request, wheelhouse: str, cache: str, role: str)
     ]
     if request["requirements"]:
         wheels = Path(request["requirements"]).parent / "wheels"
-        texts += [request["requirements_sum"], *sorted(wheel.name for wheel in wheels.glob("*.whl"))]
+        texts += [request["requirements_sum"], *sorted(map(written, wheels.glob("*.whl")))]
     name = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
     return {
         "directory": f"/opt/aura/script/environments/{name}",
         "wheels": f"{cache}/scripts/environment-{name}.tar",
         "wheelhouse": f"{cache}/wheelhouse-{wheelhouse}",
     }
+
+
+def written(wheel: Path) -> str:
+    """A name for this file, another one when it was made again."""
+    return f"{wheel.name} {wheel.stat().st_size} {wheel.stat().st_mtime_ns}"
 
 
 def script_problems(request: Request, nodes: Sequence[Node], without_compiler: Sequence[str]) -> list[str]:

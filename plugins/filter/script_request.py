@@ -36,6 +36,15 @@ TAKEN = re.compile(
     r"PATH|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES|AURA_SCRIPT_.*|TORCHELASTIC_.*"
     r"|TORCH_ELASTIC_SHUTDOWN_TIMEOUT|ACCELERATE_USE_CPU|DS_ACCELERATOR"
 )
+# Lines of a list of packages: where else they are to be had, and what lies on this machine.
+INDEX = re.compile(
+    r"^\s*((?:-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)[ \t=]+\S+)", re.MULTILINE
+)
+LOCAL = re.compile(
+    r"^\s*((?:-e|--editable)[ \t=]+(?!(?:git|hg|svn|bzr)\+).*|\.{0,2}/.*|\.\.?(?:\[.*)?|file:.*"
+    r"|[\w.\[\],-]+\s*@\s*file:.*)$",
+    re.MULTILINE,
+)
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,60}")
 
 
@@ -188,6 +197,12 @@ def read_request(given: Mapping[str, Any], here: str) -> Request:
             f"most_megabytes is {most!r}, but has to be a number: how large the directory may be, in MB."
         )
     texts = requirement_texts(Path(request["requirements"]), set()) if request["requirements"] else []
+    if local := [line.strip() for text in texts for line in LOCAL.findall(text)]:
+        raise Refused(
+            f"The list of packages names {', '.join(local)}, which lies on this machine: nodes would keep what it was "
+            "at the first launch. Leave it out of the list: the script's directory goes to the nodes with all that is "
+            "in it, and -e env='PYTHONPATH=src' says where packages lie in there."
+        )
     packages = LAUNCHERS[launcher] + (["deepspeed"] if "zero_stage" in settings else [])
     return request | {
         "launcher": launcher,
@@ -197,6 +212,7 @@ def read_request(given: Mapping[str, Any], here: str) -> Request:
         "settings": settings,
         "packages": packages,
         "requirements_sum": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
+        "indexes": [line for text in texts for line in INDEX.findall(text)],
         "most_megabytes": int(most),
         "leave_out": patterns_of(given.get("leave_out", [])),
         "own_environment": bool(packages or request["requirements"]),

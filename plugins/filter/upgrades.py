@@ -11,6 +11,9 @@ Upgrade = Mapping[str, object]  # as node_state says it
 PREBUILT = re.compile(r"linux-modules-nvidia-")
 KERNEL = re.compile(r"linux-image-(?:unsigned-)?(\d.*)")
 
+# What runs in it all the time ends with it, and comes back at the next logon only.
+WSL_AGAIN = "wsl --shutdown; Start-ScheduledTask -TaskName 'Aura WSL'"
+
 
 def kernels_without_driver(upgrades: Iterable[Upgrade], installed: Iterable[str]) -> list[str]:
     """The new kernels for which this upgrade brings no NVIDIA module, on a node that has its driver as prebuilt ones.
@@ -54,7 +57,7 @@ def no_return(seen: Mapping[str, Any], node: str, upgrade: bool = False) -> str:
         type_there = "sudo apt-get --with-new-pkgs upgrade in its Ubuntu, then " if upgrade else ""
         return (
             f"{node} is Linux under Windows (WSL), and only Windows starts it again. Sit down at it and type: "
-            f"{type_there}wsl --shutdown in PowerShell, and open Ubuntu again. {others}"
+            f"{type_there}in PowerShell there: {WSL_AGAIN}. {others}"
         )
     if seen["start"]["live"]:
         return (
@@ -89,16 +92,23 @@ def ranks_of_run(ranks: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     def left(rank: Mapping[str, Any]) -> bool:
         enabled = rank["unit"].get("UnitFileState") == "enabled"
         return (
-            enabled and rank["unit"]["ActiveState"] == "inactive" and rank["state"] not in ("done", "failed")
+            enabled
+            and rank["unit"]["ActiveState"] in ("inactive", "deactivating")
+            and rank["state"] not in ("done", "failed")
         )
 
     return [rank for rank in ranks if rank["unit"]["ActiveState"] in ("active", "activating") or left(rank)]
 
 
+def attempt_of(status: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A rank alone gives its attempts no name: then its process tells them apart."""
+    return tuple(status.get(name) for name in ("attempt", "pid", "begun"))
+
+
 def ranks_waited_for(before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]) -> int:
     """How many of a node's ranks (rank-status) have neither done a step in a new attempt nor come to the run's end."""
     ranks = list(before)
-    attempts = {rank["status"].get("attempt", "") for rank in ranks}
+    attempts = {attempt_of(rank["status"]) for rank in ranks}
     told = [rank["status"] for rank in now if "state" in rank["status"]]
     done = [status for status in told if status["state"] == "done"]
     training = [
@@ -106,7 +116,7 @@ def ranks_waited_for(before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[
         for status in told
         if status["state"] in ("training", "saving")
         and status.get("loss") is not None
-        and status.get("attempt") not in attempts
+        and attempt_of(status) not in attempts
     ]
     return len(ranks) - len(done) - len(training)
 

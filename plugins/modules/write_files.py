@@ -17,16 +17,13 @@ The answer: paths, what was made, written or taken away; with `through` id, for 
 
 from __future__ import annotations
 
-import grp
 import json
 import os
-import pwd
 import shutil
-import stat
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_files import name_of
+from ansible.module_utils.node_files import file_state
 
 ORIGINALS = "/var/backups/aura/originals"
 EDITED = "/var/backups/aura/edited"
@@ -56,26 +53,12 @@ def wanted(file: Entry) -> Entry:
 
 def now(path: str) -> Entry:
     """What is there, in the words of `wanted`."""
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return {"kind": "absent", "value": True, "mode": 0, "owner": "", "group": ""}
-    kind, value = "other", ""
-    if stat.S_ISLNK(status.st_mode):
-        kind, value = "link", os.readlink(path)
-    elif stat.S_ISDIR(status.st_mode):
-        kind, value = "directory", True
-    elif stat.S_ISREG(status.st_mode):
-        kind, value = "content", read(path).decode(errors="surrogateescape")
-    return {
-        "kind": kind, "value": value, "mode": stat.S_IMODE(status.st_mode),
-        "owner": name_of(pwd.getpwuid, status.st_uid), "group": name_of(grp.getgrgid, status.st_gid),
-    }  # fmt: skip
-
-
-def read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    there = file_state(path)
+    there |= {"mode": int(str(there["mode"] or 0), 8), "value": there["target"] or True}
+    if there["kind"] == "file":
+        with open(path, "rb") as file:
+            there |= {"kind": "content", "value": file.read().decode(errors="surrogateescape")}
+    return there
 
 
 def same(entry: Entry, there: Entry) -> bool:
@@ -133,17 +116,13 @@ def forget(asked: Entry) -> None:
             os.unlink(mark)
 
 
-def take_away(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        os.unlink(path)
-
-
 def make(entry: Entry) -> None:
     path = entry["path"]
     if entry["kind"] == "absent":
-        take_away(path)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        elif os.path.lexists(path):
+            os.unlink(path)
         return
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     if entry["kind"] == "directory":

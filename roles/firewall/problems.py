@@ -11,6 +11,12 @@ Seen = dict[str, Any]
 
 def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
     said = lists(settings) or way_in(settings, node)
+    has = addresses(node)
+    if settings["address_is_there"] and settings["address"] not in has:
+        said.append(
+            f"no network card there has the address {settings['address']} (lan_address). It has {', '.join(has)}: name "
+            f"one of these, and public_address: {settings['address']} beside it where one comes to it by that one."
+        )
     if node["ufw"]:
         said.append(
             "ufw is active there, and two firewalls would contradict each other. Switch it off (sudo ufw disable) and "
@@ -52,11 +58,17 @@ def lists(settings: Seen) -> list[str]:
     return [*said, f"this is neither a network nor an address: {', '.join(strange)}."] if strange else said
 
 
+def addresses(node: Seen) -> list[str]:
+    """The IPv4 addresses of its cards."""
+    found = [address.partition("/")[0] for card in node["cards"] for address in card["addresses"]]
+    return [address for address in found if ":" not in address]
+
+
 def way_in(settings: Seen, node: Seen) -> list[str]:
     """Before the node has its address (a check, --tags preflight), nobody knows from where another machine, the
     controller, will come. A person who has come to a controller that is this node stays where they are."""
     session, admins = node["session"], settings["admin_networks"]
-    has = [address.partition("/")[0] for card in node["cards"] for address in card["addresses"]]
+    has = addresses(node)
     ports = [settings["ssh_port"], settings["tensorboard_port"], *settings["admin_ports"]]
     if session["client"] == "":
         return []

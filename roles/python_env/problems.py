@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ansible.plugins.loader import filter_loader
@@ -18,14 +19,17 @@ def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
     said = (
         [f"{chosen['problem']}. Its Python and its torch were left as they are."] if chosen["problem"] else []
     )
-    return [*said, *room(chosen["build"], node)]
+    return [*said, *room(chosen["build"] or "cpu", settings["requirements"], node)]
 
 
-def room(build: str, node: Seen) -> list[str]:
-    """A node that has been made ready once is not asked again: it may well train on a disk that is nearly full."""
-    needed = NEEDED["cpu" if build in ("", "cpu") else "cuda"]
+def room(build: str, requirements: str, node: Seen) -> list[str]:
+    """A node that has these wheels is not asked again: it may well train on a disk that is nearly full."""
+    needed = NEEDED["cpu" if build == "cpu" else "cuda"]
     left = node["mounts"]["/opt"]["free"] / 1e9
-    if left >= needed or node["texts"]["/opt/aura/wheelhouse.complete"]:
+    system = f"{node['distribution']} {node['distribution_major_version']}"
+    wheelhouse = filter_loader.get("wheelhouse").j2_function
+    wanted = wheelhouse(build, system, requirements, "", Path(__file__).parent / "files/download-wheelhouse")
+    if left >= needed or node["texts"]["/opt/aura/wheelhouse.complete"] == wanted["name"]:
         return []
     return [
         f"has {left:.1f} GB free for /opt, and Python, torch and its releases need about {needed} GB there. Make room "

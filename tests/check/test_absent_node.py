@@ -165,7 +165,7 @@ def test_no_tasks_include_themselves() -> None:
 )
 def test_who_is_waited_for(states: list[str], active: bool) -> None:
     """Who is done has an inactive unit; a node that does not answer counts for nothing."""
-    still_active = tree.plugin("filter/follow").still_active
+    still_active = tree.plugin("filter/gang").still_active
     units = [{"ActiveState": "inactive" if state == "done" else "active"} for state in states]
     ranks = [{"state": state, "unit": unit} for state, unit in zip(states, units, strict=True)]
     node: dict[str, Any] = {"trainer_answers": True, "trainer_status": ranks, "script_status": {}}

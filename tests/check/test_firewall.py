@@ -39,6 +39,15 @@ def test_a_node_that_does_not_have_its_address_yet_may_be_looked_at() -> None:
     )
 
 
+def test_an_address_that_the_provider_translates_is_none_of_the_machine_s() -> None:
+    """Said before anything is changed: a rented machine gets no address from us."""
+    rented = SETTINGS | {"address_is_there": True}
+    assert problems("firewall", SEEN, **rented) == ""
+    said = problems("firewall", SEEN, **rented | {"address": "203.0.113.7"})
+    assert "has the address 203.0.113.7 (lan_address). It has 10.9.0.1: name one" in said
+    assert "public_address: 203.0.113.7" in said
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

@@ -352,13 +352,20 @@ def test_without_the_old_card_the_processor_trains() -> None:
         ((), 1.5e9, "", "has 1.5 GB free for /opt, and Python, torch and its releases need about 2 GB"),
         ((), 2.5e9, "", ""),
         (("RTX 3060",), 2.5e9, "", "need about 14 GB"),
-        (("RTX 3060",), 2.5e9, "wheelhouse-abc", ""),  # it is there already
+        (("RTX 3060",), 2.5e9, "abc", "need about 14 GB"),  # of another trainer
+        (("RTX 3060",), 2.5e9, "these", ""),  # they are there already
     ],
 )
 def test_a_disk_on_which_torch_does_not_fit_is_named(
     cards: tuple[str, ...], free: float, there: str, said: str
 ) -> None:
-    texts = {"/opt/aura/wheelhouse.complete": there}
-    seen = {"gpu": node(*cards), "mounts": {"/opt": {"free": free}}, "texts": texts}
-    answer = problems("python_env", seen, torch_backend="auto", cards="all", driver="")
+    requirements = str(tree.ROOT / "requirements/node.txt")
+    script = tree.ROOT / "roles/python_env/files/download-wheelhouse"
+    these = tree.plugin("filter/releases").wheelhouse("cu130", "Ubuntu 22", requirements, "", script)["name"]
+    texts = {"/opt/aura/wheelhouse.complete": these if there == "these" else there}
+    system = {"distribution": "Ubuntu", "distribution_major_version": "22"}
+    seen = {"gpu": node(*cards), "mounts": {"/opt": {"free": free}}, "texts": texts, **system}
+    answer = problems(
+        "python_env", seen, torch_backend="auto", cards="all", driver="", requirements=requirements
+    )
     assert said in answer if said else answer == ""

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import tree
 
-image_content = tree.plugin("filter/docker_images").image_content
+image_content = tree.plugin("filter/gang").image_content
 TOOL = tree.ROOT / "roles/trainer/files/rank-container"
 # Writes down what it was asked; `run` says a word to its notify socket and waits for its signal, as a rank does.
 CLIENT = """#!{python}

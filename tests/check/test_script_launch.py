@@ -89,6 +89,32 @@ def test_a_list_of_packages_that_is_no_text_is_refused_before_any_node_is_touche
     assert "pip freeze | Out-File -Encoding ascii base.txt" in said
 
 
+@pytest.mark.parametrize(
+    ("line", "is_here"),
+    [
+        ("-e .", True), ("-e file:///home/me/mine", True), ("--editable=./mine", True), ("./mine", True),
+        ("..", True), (".[train]", True), ("/home/me/mine-1-py3-none-any.whl", True), ("file:///home/me/mine", True),
+        ("mine @ file:///home/me/mine", True),
+        ("-e git+https://example.org/mine", False), ("mine @ https://example.org/mine.whl", False), ("mine", False),
+    ],
+)  # fmt: skip
+def test_what_lies_on_this_machine_is_no_package_of_the_nodes(
+    project: Path, line: str, is_here: bool
+) -> None:
+    """It would be built once, and stay what it was then."""
+    (project / "requirements.txt").write_text(f"numpy\n{line}\n")
+    assert (f"names {line}, which lies on this machine" in asked(project)["problem"]) is is_here
+
+
+def test_where_else_packages_are_to_be_had_is_taken_from_every_list(project: Path) -> None:
+    (project / "requirements.txt").write_text(
+        "-r base.txt\n--extra-index-url https://example.org/whl # its\nnumpy\n"
+    )
+    (project / "base.txt").write_text("-i=https://example.org/own\n--no-binary numpy\n")
+    indexes = asked(project)["indexes"]
+    assert indexes == ["--extra-index-url https://example.org/whl", "-i=https://example.org/own"]
+
+
 def test_a_directory_with_keys_in_it_stays_here(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for directory in (tree.ROOT, tree.ROOT.parent):
         given = {"script": f"{tree.ROOT}/tests/check/tree.py", "directory": str(directory)}
@@ -204,19 +230,27 @@ def test_an_environment_is_named_after_all_that_is_in_it(project: Path) -> None:
     (project / "base.txt").write_text("transformers\n")
     names = set()
 
-    def add(wheelhouse: str = "wheelhouse", **given: Any) -> None:
+    def add(wheelhouse: str = "0123456789ab", **given: Any) -> None:
         role = str(tree.ROOT / "roles/script")
         names.add(launch.script_environment(asked(project, **given), wheelhouse, "/cache", role)["directory"])
 
     add()
-    add("another")
+    add("ba9876543210")
     add(launcher="accelerate")
     (project / "base.txt").write_text("transformers<5\n")
     add()
     (project / "wheels").mkdir()
-    (project / "wheels/one-1-py3-none-any.whl").touch()
+    wheel = project / "wheels/one-1-py3-none-any.whl"
+    wheel.touch()
     add()
-    assert len(names) == 5
+    wheel.write_text("made again, under the same name")
+    add()
+    assert len(names) == 6
+    # What a node says is no path on the controller.
+    told = launch.script_environment(
+        asked(project), "0123456789ab/../corpora/es", "/cache", str(tree.ROOT / "roles/script")
+    )
+    assert told["wheelhouse"] == "/cache/wheelhouse-none"
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ OWN = {"session": {"client": "192.168.50.22", "here": "192.168.50.22"}}
         pytest.param(
             node(wsl=True, upgrades=[upgrade("libc6", "1")]),
             True,
-            "then wsl --shutdown",
+            "then in PowerShell there: wsl --shutdown; Start-ScheduledTask -TaskName 'Aura WSL'.",
             id="Windows, upgrade",
         ),
         pytest.param(node(**PASSPHRASE, **OWN), False, "", id="its person sits at it"),
@@ -208,6 +208,17 @@ def test_ranks_have_come_back_when_they_have_done_a_step_in_a_new_attempt(
 ) -> None:
     before = [rank(state="training", loss=3.2, attempt="1"), rank(state="training", loss=3.2, attempt="1")]
     assert UPGRADES.ranks_waited_for(before, now) == waited_for
+
+
+def test_a_rank_alone_has_come_back_with_another_process() -> None:
+    before = [rank(state="training", loss=3.2, attempt="alone", pid=7, begun=1.0)]
+    assert UPGRADES.ranks_waited_for(before, before) == 1
+    assert (
+        UPGRADES.ranks_waited_for(
+            before, [rank(state="training", loss=3.2, attempt="alone", pid=7, begun=2.0)]
+        )
+        == 0
+    )
 
 
 def waits(name: str, told: Any = "ask", **decision: Any) -> dict[str, Any]:
@@ -269,7 +280,8 @@ from ansible.plugins.action import ActionBase
 class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         look = self._task.args["look"]
-        assert (look["units"], bool(look["upgrades"])) == (["aura-script.service"], task_vars["upgraded"])
+        units = ["aura-script.service", "aura-train@0.service"]
+        assert (look["units"], bool(look["upgrades"])) == (units, task_vars["upgraded"])
         return {"changed": False, **task_vars["recorded"]}
 """
 

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import expressions  # noqa: F401 - plugins find each other after this
+import pytest
 import tree
+from ansible.errors import AnsibleFilterError
 
 gang = tree.plugin("filter/gang")
 ADDRESS = "192.168.50.20"
@@ -96,6 +98,16 @@ def test_a_rank_is_told_what_to_do_and_no_network_card() -> None:
     assert not {"OMP_NUM_THREADS", "AURA_IMAGE", "AURA_STEP_TOKENS"} & set(rank)
     assert not [name for name in rank if name.endswith("_SOCKET_IFNAME")]
     assert rank["AURA_LANG"] == "en"
+
+
+def test_what_a_node_says_writes_no_line_for_the_others() -> None:
+    """systemd ends a value at a line break, in quotes too."""
+    evil = "auto\nLD_PRELOAD=/srv/aura/x.so"
+    with pytest.raises(AnsibleFilterError, match="AURA_TRAIN_ARGUMENTS would have a line break in it"):
+        gang.rank_files([node("node0", "cu130", RTX3060)], "node0", {**RUN, "preset": evil})
+    assert gang.auto_problem({"preset": evil, "settings": {}}) != ""
+    assert gang.auto_problem({"preset": "qwen3-125m", "settings": {"run_dir": "/etc/aura"}}) != ""
+    assert gang.auto_problem({"preset": "qwen3-125m", "settings": {"batch_size": 4, "compile": True}}) == ""
 
 
 def test_all_that_stands_in_the_way_is_said_at_once() -> None:
