@@ -213,12 +213,8 @@ def test_ranks_have_come_back_when_they_have_done_a_step_in_a_new_attempt(
 def test_a_rank_alone_has_come_back_with_another_process() -> None:
     before = [rank(state="training", loss=3.2, attempt="alone", pid=7, begun=1.0)]
     assert UPGRADES.ranks_waited_for(before, before) == 1
-    assert (
-        UPGRADES.ranks_waited_for(
-            before, [rank(state="training", loss=3.2, attempt="alone", pid=7, begun=2.0)]
-        )
-        == 0
-    )
+    again = rank(state="training", loss=3.2, attempt="alone", pid=7, begun=2.0)
+    assert UPGRADES.ranks_waited_for(before, [again]) == 0
 
 
 def waits(name: str, told: Any = "ask", **decision: Any) -> dict[str, Any]:

@@ -148,17 +148,8 @@ def test_workers_need_no_way_into_the_directory_of_who_types(lines: Path, tmp_pa
     home = tmp_path / "home"
     home.mkdir()
     words = [
-        sys.executable,
-        "-m",
-        "aura",
-        "prepare",
-        "--input",
-        lines,
-        "--output",
-        tmp_path / "c",
-        "--max-errors",
-        "2",
-    ]
+        sys.executable, "-m", "aura", "prepare", "--input", lines, "--output", tmp_path / "c", "--max-errors", "2",
+    ]  # fmt: skip
     words += ["--vocab-size", "300", "--validation-fraction", "0.1", "--workers", "2"]
     may_less = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
     script = 'cd "$1" && chmod 0 . && shift && exec "$@"'
