@@ -36,6 +36,7 @@ def main() -> int:
         done = ours(preset, given.corpus, {**settings, "save_every": 10**6})
         assert done.validation_loss is not None
         losses[part], seconds[part] = done.validation_loss, done.seconds[-1] - done.seconds[0]
+        print(f"  {losses[part]:.3f} nats per token in {seconds[part]:,.0f} s", flush=True)
         rows.append([preset, f"{tokens:,}", f"{batch:,}", f"{losses[part]:.3f}", f"{seconds[part]:,.0f}"])
     show("To one loss", ("preset", "tokens", "a step", "validation loss", "seconds"), rows, left=("preset",))
     target, whole = losses.pop(1.0), seconds.pop(1.0)

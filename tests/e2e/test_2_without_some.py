@@ -9,7 +9,7 @@ from lab_cluster import NODES, Cluster
 
 LONG = ("-e", "preset=gpt2-nano", "-e", "run=away", "-e", "steps=100000", "-e", "save_every=50")
 # A start on these nodes, which share two cores; and the grace before it, where a PC is silent and where it answers.
-START, GRACE, LONG_GRACE = 60, 20, 60
+START, GRACE, LONG_GRACE = 60, 8, 60
 
 
 @pytest.fixture

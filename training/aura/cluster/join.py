@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore, Store
 from aura.cluster import register
 from aura.cluster.gang import Gang
 from aura.cluster.gather import GATHERS, LATECOMERS, Coming, Report, gather, proposal_of, vote_of
-from aura.cluster.peers import GRACE_SILENT, Peers
+from aura.cluster.peers import HOLDER_STEADY, Peers
 from aura.cluster.place import Place
 from aura.cluster.register import Ballot, Book, Record, enough
 from aura.cluster.rendezvous import (
@@ -173,7 +173,7 @@ class Meeting:
         """The PCs that may hold the store before this one: for a while not those that come and go, where the others may
         go on without them."""
         coming, peers = self.coming, self.peers
-        if not coming.is_under_way or now() - peers.began > GRACE_SILENT:
+        if not coming.is_under_way or now() - peers.began > HOLDER_STEADY:
             return self.before
         assert coming.book
         members = set(coming.book.vote.record.members)

@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from aura.cluster.rendezvous import KNOCK_TIMEOUT, now
 
 # Seconds for which a rank that is missing is waited for. Leaving it out and taking it back costs two starts, so that
-# waiting pays where its trainer is starting again: its PC answers. A PC that is silent has no power or no cable.
+# waiting pays where its trainer is starting again: its PC answers. One that is silent (for twice as long, when it is left
+# out) has no power or no cable, and is seldom back soon: waiting is worth what leaving it out costs, and no more.
 GRACE = 60.0
-GRACE_SILENT = 20.0
+GRACE_SILENT = 8.0
 # Seconds after this PC's own boot until which silent ones are waited for: the power may have failed everywhere, and who
 # boots first would leave out those that boot more slowly, with a newer checkpoint on their disks, say.
 BOOTING = 180.0
 # Seconds after which another PC may hold the store in place of one that holds none.
 HOLDER = 12.0
 HOLDER_SILENT = 4.0
+# Seconds for which those that come and go hold no store, where the others may go on without them.
+HOLDER_STEADY = 20.0
 PAUSE = 1.0  # seconds between two knocks at one PC
 
 
