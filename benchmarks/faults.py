@@ -168,7 +168,7 @@ def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
             faults.kill(node)
             time.sleep(4)
             faults.well()
-    with faults.watched("node1", rows, "node2 sends and hears nothing", "50 s"):
+    with faults.watched("node1", rows, "node2 sends and hears nothing", "38 s"):
         faults.cluster.cut_off(["node2"], NODES, deaf=True)
         faults.well(without("node2"), [2])
     with faults.watched("node1", rows, "… and healed", "25 s"):
@@ -177,7 +177,7 @@ def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
     faults.launch()
     for node in ("node3", "node0"):
         others = without(node)
-        with faults.watched("node1", rows, f"{node} off", "50 s"):
+        with faults.watched("node1", rows, f"{node} off", "38 s"):
             lab("power-off", node)
             faults.well(others, indices([node]))
         with faults.watched("node1", rows, f"{node} returns", "15 s"):
@@ -187,7 +187,7 @@ def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
         faults.launch()
         large = without(*small)
         with faults.watched(
-            large[0], rows, f"{len(large)}|{len(small)}, {' and '.join(small)} cut off", "50 s"
+            large[0], rows, f"{len(large)}|{len(small)}, {' and '.join(small)} cut off", "38 s"
         ):
             faults.cluster.cut_off(small, large)
             faults.well(large, indices(small))
@@ -206,7 +206,7 @@ def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
 
 def cable_out(faults: Faults, rows: list[dict[str, str]]) -> None:
     lab = faults.cluster.lab
-    with faults.watched("node1", rows, "node3's cable out for 150 s", "50 s"):
+    with faults.watched("node1", rows, "node3's cable out for 150 s", "38 s"):
         began = time.monotonic()
         lab("cut", "node3")
         faults.well(without("node3"), indices(["node3"]))

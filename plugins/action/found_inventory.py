@@ -22,7 +22,8 @@ MARK = re.compile(r"# Written by playbooks/find\.yml\b.* \(([0-9a-f]{12})\)\.\n"
 INSTALL = "sudo apt install openssh-server"
 SILENT = {
     "refused": "{0} has no SSH server on this port. On that PC: " + INSTALL,
-    "silence": "{0} does not answer. Is it switched on, is its cable plugged in at both ends? "
+    "silence": "{0} does not answer. Is it switched on, is its cable plugged in at both ends? Does a firewall of its "
+    "own keep SSH out (there: sudo ufw allow OpenSSH)? "
     "Which address it has says, there: hostname -I",
     "other": "What answers at {0} is no SSH server: is that the right address?",
     "slow": "{0} takes the connection, but its SSH server says nothing: has it enough memory left? Try again.",

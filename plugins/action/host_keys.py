@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,13 +41,22 @@ def known(text: str) -> dict[str, list[str]]:
     return found
 
 
-def problems(keys: list[Key], recorded: str, told: str | None) -> list[str]:
-    """told: what the person's file says, where there is one."""
+def problems(
+    keys: list[Key], recorded: str, told: str | None, nodes: Collection[str], file: Path
+) -> list[str]:
+    """recorded: what is in `file`, a known_hosts. told: what the person's file says, where there is one. nodes: the
+    names of all that there are."""
     said = []
     names = known(recorded)
     for key in keys:
         others = names.setdefault(key.public, [])
-        if others:
+        if others and not set(others) & set(nodes):
+            said.append(
+                f"{key.name} ({key.address}) shows the host key of {others[0]}, which is no node any more. If you have "
+                f"renamed it: ssh-keygen -R {others[0]} -f {file}, and this again. If {others[0]} was another "
+                "PC, one disk was copied from the other."
+            )
+        elif others:
             said.append(
                 f"{key.name} ({key.address}) shows the same host key as {others[0]}: one disk was copied from the "
                 "other, or both addresses lead to the same PC. On one of them: sudo rm /etc/ssh/ssh_host_*; "
@@ -106,7 +116,7 @@ class ActionModule(ActionBase):
             for key in keys
             if not key.public
         ]
-        said += problems(shown, recorded, told)
+        said += problems(shown, recorded, told, (task_vars or {})["groups"]["all"], path)
         if said:
             raise AnsibleActionFail(
                 "\n".join([*said, "No password has been sent, nothing has been changed."])

@@ -221,6 +221,44 @@ def has_modules(machine: Seen, driver: Found) -> bool:
     return of_dkms or any(single.fullmatch(name) for name in machine["packages"])
 
 
+def held_driver(driver: Found, machine: Seen, settings: Settings) -> str:
+    """Why apt would not put another branch in its place: empty when it would."""
+    names = [name for name in driver.names if machine["packages"][name].get("want") == "hold"]
+    if not names or driver.branch == settings.branch:
+        return ""
+    return (
+        f"but it is held, so apt would not put {settings.branch} in its place. Let go of it there (sudo apt-mark "
+        f"unhold {' '.join(names)}) and run this again. {LEAVE}"
+    )
+
+
+def no_modules(machine: Seen, driver: Found) -> str:
+    """Why no restart brings the driver's modules: empty when one may, since they are there for a newer kernel."""
+    single = re.compile(rf"linux-modules-nvidia-{driver.branch}(?:-open)?-(\d.*)")
+    kernels = [entry.partition("/")[2] for entry in machine["dkms"]]
+    kernels += [match[1] for name in machine["packages"] if (match := single.fullmatch(name))]
+    if any(numbers(kernel) >= numbers(machine["kernel"]) for kernel in kernels):
+        return ""
+    packages = [name for name in driver.names if DKMS.fullmatch(name)]
+    return (
+        f"driver {driver.version} is installed, and has no modules for its kernel, {machine['kernel']}, nor for a "
+        "newer one (sudo dkms status, apt-mark showhold). "
+        + (
+            f"Take away what builds them there (sudo apt-get purge {' '.join(packages)}) and run this again: modules "
+            "that Canonical has signed take their place."
+            if packages
+            else f"Install linux-modules-nvidia-{driver.branch}{'-open' if driver.kind == 'open' else ''}-"
+            f"{machine['kernel']}, and run this again. Where apt has none: start an older kernel (in GRUB's menu), or "
+            "wait some days for it."
+        )
+        + f" {LEAVE}"
+    )
+
+
+def numbers(kernel: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", kernel)]
+
+
 class Settings(NamedTuple):
     """branch: what is installed where nothing fits. power_limit: [W], 0 for none. apt_config: the file by which apt
     takes packages from a bundle, empty with internet.
@@ -290,6 +328,8 @@ def decided(seen: Seen, distribution: str, settings: Settings, generations: list
     problem = forbidden(driver, seen, kernel)
     if problem:
         return {"problem": problem}
+    if why and (held := held_driver(driver, machine, settings)):
+        return {"problem": f"{why}; {held}"}
     if why:
         packages = wanted_packages(settings.branch, wanted_kind(generations), kernel, machine)
         command = install_command(packages, settings)
@@ -298,6 +338,8 @@ def decided(seen: Seen, distribution: str, settings: Settings, generations: list
     loaded = f"{seen['driver']} is loaded" if seen["driver"] else "none is loaded"
     silent = ", but nvidia-smi gives no answer" if seen["driver"] == driver.version else ""
     why = f"driver {driver.version} is installed, and {loaded}{silent}"
+    if not seen["driver"] and (problem := no_modules(machine, driver)):
+        return {"problem": problem}
     loads = not seen["driver"] and not machine["nouveau"] and has_modules(machine, driver)
     return {"action": "load" if loads else "restart", "why": why, "driver": driver.version}
 

@@ -124,15 +124,15 @@ def smi_cards(answer: str) -> list[dict[str, object]]:
 
 
 def packages() -> dict[str, dict[str, str]]:
-    """The installed ones among PACKAGES: version, and who made the package."""
+    """The installed ones among PACKAGES: version, who made the package, and whether it shall stay as it is (`hold`)."""
     # dpkg-query fails when one of the patterns fits nothing, and answers for the others all the same.
-    shape = "${Package}\t${Version}\t${db:Status-Status}\t${Maintainer}\n"
+    shape = "${Package}\t${Version}\t${db:Status-Status}\t${Maintainer}\t${db:Status-Want}\n"
     answer = said("dpkg-query", "--show", "--showformat", shape, *PACKAGES)
     rows = [line.split("\t") for line in answer.splitlines()]
     return {
-        row[0]: {"version": row[1], "maintainer": row[3]}
+        row[0]: {"version": row[1], "maintainer": row[3], "want": row[4]}
         for row in rows
-        if len(row) == 4 and row[2] == "installed"
+        if len(row) == 5 and row[2] == "installed"
     }
 
 
@@ -159,9 +159,9 @@ def machine(cards: list[dict[str, object]], switches: int) -> dict[str, object]:
         "kernel": platform.release(),
         "packages": found,
         "installed": installed(found),
-        # As `dkms status` says it: version/kernel.
+        # As `dkms status` says it: version/kernel. (That of a -server branch is nvidia-srv there.)
         "dkms": sorted(
-            "/".join(path.split("/")[5:7]) for path in glob.glob("/var/lib/dkms/nvidia/*/*/*/module")
+            "/".join(path.split("/")[5:7]) for path in glob.glob("/var/lib/dkms/nvidia*/*/*/*/module")
         ),
         "run_file": os.path.exists("/usr/bin/nvidia-uninstall"),
         "nouveau": any(card["bound"] == "nouveau" for card in cards),

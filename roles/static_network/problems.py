@@ -17,6 +17,6 @@ def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
     card, gateway = plan["card"], settings["gateway"]
     router = node["owners"].get(gateway, {}).get(card["name"])
     # Whose way out is another one today is asked once it has its address.
-    silent = node["silent"] if card["gateway"] else []
+    silent = node["silent"] if gateway and card["gateway"] == gateway else []
     problem = filter_loader.get("way_out_problem").j2_function(card["name"], gateway, router != "", silent)
     return [*found, problem] if problem else found

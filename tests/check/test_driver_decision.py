@@ -180,6 +180,9 @@ ROWS = {
     "loaded, and nvidia-smi is silent": Row(
         "rtx3060", "ubuntu_580_silent", "restart", "nvidia-smi gives no answer",
     ),
+    "built by DKMS, but not for this kernel nor for a newer one": Row(
+        "gtx1060", "dkms_failed", "refused", "no modules for its kernel, 6.2.0-39-generic, .*purge nvidia-dkms-535",
+    ),
     "Secure Boot, built by DKMS, another version is loaded": Row(
         "gtx1060", "dkms_and_secure_boot_loaded", "restart", "535.113.01 is installed, and 535.86.05 is loaded",
     ),
@@ -234,6 +237,14 @@ def test_what_is_decided(row: Row) -> None:
         assert re.search(row.says, answer["problem"] or answer["why"], re.DOTALL), answer
     if row.action != "refused":
         assert answer["packages"] == row.packages.split()
+
+
+@pytest.mark.parametrize(("branch", "is_refused"), [("580-server", True), ("450-server", False)])
+def test_a_driver_that_is_held_is_not_replaced(branch: str, is_refused: bool) -> None:
+    node = seen("rtx3060", "ubuntu_450")
+    node["gpu"]["machine"]["packages"]["nvidia-utils-450-server"]["want"] = "hold"
+    problem = DECISION.driver_decision(node, branch=branch)["problem"]
+    assert ("sudo apt-mark unhold nvidia-utils-450-server)" in problem) == is_refused, problem
 
 
 def test_without_internet_a_person_is_told_to_take_the_bundles_packages() -> None:

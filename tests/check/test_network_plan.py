@@ -137,6 +137,7 @@ def test_the_role_says_all_that_is_wrong() -> None:
         ("", {"owners": {"192.168.50.1": {"enp3s0": ""}}}, r"finds no router at 192.168.50.1 on enp3s0.*\."),
         ("", {"owners": {"192.168.50.1": {"enp3s0": "02:a1:00:00:00:01"}}, "silent": ["9.9.9.9"]}, ""),
         ("192.168.50.1", {"silent": ["9.9.9.9"]}, r"finds no name server at 9.9.9.9, .*"),
+        ("192.168.50.254", {"silent": ["9.9.9.9"]}, ""),
         (
             "192.168.50.1",
             {"ifupdown": ["enp3s0"], "silent": ["9.9.9.9"]},
@@ -145,10 +146,13 @@ def test_the_role_says_all_that_is_wrong() -> None:
     ],
 )
 def test_a_wrong_way_out_is_said_beforehand(gateway: str, seen: dict[str, Any], said: str) -> None:
-    """A name server only where the way out is by this card today, and neither where nothing has to be done."""
+    """A name server only where the way out is today what it shall be, and neither where nothing has to be done."""
     mine = card("enp3s0", "192.168.50.77/24", gateway=gateway)
     found = problems("static_network", before(mine) | seen, None, **SETTINGS)
     assert re.fullmatch(said, found), found
+    alone = SETTINGS | {"gateway": ""}
+    without = card("enp3s0", "192.168.50.77/24", gateway="")
+    assert problems("static_network", before(without) | {"silent": ["9.9.9.9"]}, None, **alone) == ""
     ready = card("enp3s0", "192.168.50.20/24", gateway="192.168.50.1")
     written = there(PLAN.OURS, plan(ready)["files"][0]["content"], "0600")
     files = {path: NONE for path in (PLAN.CLOUD, PLAN.CLOUD_FILE)} | written

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from aura.cluster.rendezvous import KNOCK_TIMEOUT, now
 
 # Seconds for which a rank that is missing is waited for. Leaving it out and taking it back costs two starts, so that
-# waiting pays where its trainer is starting again: its PC answers. One that is silent (for twice as long, when it is left
-# out) has no power or no cable, and is seldom back soon: waiting is worth what leaving it out costs, and no more.
+# waiting pays where its trainer is starting again: its PC answers. One that is silent has no power or no cable, and is
+# seldom back soon (its silence is twice as long when it is left out): waiting is worth what leaving it out costs.
 GRACE = 60.0
 GRACE_SILENT = 8.0
-# Seconds after this PC's own boot until which silent ones are waited for: the power may have failed everywhere, and who
-# boots first would leave out those that boot more slowly, with a newer checkpoint on their disks, say.
+# Seconds after this PC's own boot until which all are waited for: the power may have failed everywhere, and who boots
+# first would leave out those that boot more slowly, with a newer checkpoint on their disks, say.
 BOOTING = 180.0
 # Seconds after which another PC may hold the store in place of one that holds none.
 HOLDER = 12.0
@@ -73,9 +73,9 @@ class Peers:
 
     def grace(self, address: str) -> float:
         """Seconds for which a rank of this PC is waited for."""
-        if not self.is_silent(address):
-            return GRACE
-        return GRACE_SILENT if now() > BOOTING else math.inf
+        if now() <= BOOTING:
+            return math.inf
+        return GRACE_SILENT if self.is_silent(address) else GRACE
 
     def wait_for_first_answers(self) -> None:
         for event in self._first.values():

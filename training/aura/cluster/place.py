@@ -20,7 +20,8 @@ from aura.errors import ConfigError
 from aura.texts.console import text
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-DRIVERS = (Path("/dev/nvidia0"), Path("/dev/dxg"))  # the first GPU, where the driver is loaded; that of WSL
+# The first GPU, where the driver is loaded; that of WSL; the driver itself, which a container sees without any GPU too.
+DRIVERS = (Path("/dev/nvidia0"), Path("/dev/dxg"), Path("/proc/driver/nvidia/version"))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from aura.errors import EXIT_TEMPORARY
 
 VARIABLE = "AURA_FORK_SERVER"
 CARD = "AURA_CARD"  # what start-rank has found
-SOON = 30.0  # seconds: who ends earlier is started again by systemd, which pauses if that happens often
+# Seconds: who ends earlier is started again by systemd, which pauses if that happens often. Where a PC is left out and
+# soon back, an attempt lasts GRACE_SILENT and STEADY (aura/cluster) at least.
+SOON = 10.0
 # The last one is the watchdog's, by systemd.
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT)
 PR_SET_PDEATHSIG = 1
