@@ -35,7 +35,7 @@ SEEDS ?=
 # make bench-wire ARMS='formats links' and make bench-learning ARMS='main delays' measure these groups of arms (all of
 # them: ARMS=all).
 ARMS ?=
-# make bench-faults MINUTES=10 SEED=2: so long, other faults are drawn.
+# make bench-faults MINUTES=10 SEED=2: so long, other faults are drawn. TABLE=no: only those.
 MINUTES ?=
 SEED ?=
 # make lock-torch BUILD=cu126 locks this build of torch; make bundle BUILD='cpu cu130' takes these along.
@@ -182,7 +182,7 @@ bench-wire: $(DEV) $(TRAINER) lab-up ## measure five ranks on the lab's shaped l
 
 .PHONY: bench-faults
 bench-faults: $(DEV) $(TRAINER) ## measure what faults cost a run on the lab that make demo has left (35 minutes, and MINUTES=60 of drawn ones)
-	@PYTHONPATH=$(CURDIR)/training:$(CURDIR)/tests/e2e python benchmarks/faults.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+	@PYTHONPATH=$(CURDIR)/training:$(CURDIR)/tests/e2e python benchmarks/faults.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(filter no,$(TABLE)),--no-table)
 
 .PHONY: format
 format: $(DEV) ## write the Python files again as ruff formats them
