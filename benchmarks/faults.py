@@ -255,7 +255,7 @@ def drawn(faults: Faults, minutes: float, seed: int) -> tuple[float, float]:
         else:
             faults.freeze(node, seconds)
         time.sleep(max(0.0, now + OVER - time.monotonic()))
-        if faults.trains(NODES, []):
+        if time.monotonic() < now + EVERY - 15 and faults.trains(NODES, []):
             rates.append(faults.rate(until=now + EVERY))
         time.sleep(max(0.0, now + EVERY - time.monotonic()))
     faults.well()
@@ -306,7 +306,7 @@ def main() -> None:
         },
         **{"waits_for_a_person": 0, "split": split},
     }
-    write_results("faults", {**result, "rows": rows})
+    write_results("faults-drawn" if asked.no_table else "faults", {**result, "rows": rows})
     print(json.dumps(result))
 
 

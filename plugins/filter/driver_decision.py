@@ -214,11 +214,11 @@ def power_problem(cards: list[Seen], limit: int) -> str:
     return ""
 
 
-def has_modules(machine: Seen, driver: Found) -> bool:
-    """Whether the driver's modules are there for the kernel that runs."""
-    single = re.compile(rf"linux-modules-nvidia-{driver.branch}(-open)?-{re.escape(machine['kernel'])}")
-    of_dkms = any(entry.partition("/")[2] == machine["kernel"] for entry in machine["dkms"])
-    return of_dkms or any(single.fullmatch(name) for name in machine["packages"])
+def module_kernels(machine: Seen, driver: Found) -> list[str]:
+    """The kernels for which the driver's modules are there."""
+    single = re.compile(rf"linux-modules-nvidia-{driver.branch}(?:-open)?-(\d.*)")
+    packaged = [match[1] for name in machine["packages"] if (match := single.fullmatch(name))]
+    return [entry.partition("/")[2] for entry in machine["dkms"]] + packaged
 
 
 def held_driver(driver: Found, machine: Seen, settings: Settings) -> str:
@@ -234,10 +234,7 @@ def held_driver(driver: Found, machine: Seen, settings: Settings) -> str:
 
 def no_modules(machine: Seen, driver: Found) -> str:
     """Why no restart brings the driver's modules: empty when one may, since they are there for a newer kernel."""
-    single = re.compile(rf"linux-modules-nvidia-{driver.branch}(?:-open)?-(\d.*)")
-    kernels = [entry.partition("/")[2] for entry in machine["dkms"]]
-    kernels += [match[1] for name in machine["packages"] if (match := single.fullmatch(name))]
-    if any(numbers(kernel) >= numbers(machine["kernel"]) for kernel in kernels):
+    if any(numbers(kernel) >= numbers(machine["kernel"]) for kernel in module_kernels(machine, driver)):
         return ""
     packages = [name for name in driver.names if DKMS.fullmatch(name)]
     return (
@@ -340,7 +337,8 @@ def decided(seen: Seen, distribution: str, settings: Settings, generations: list
     why = f"driver {driver.version} is installed, and {loaded}{silent}"
     if not seen["driver"] and (problem := no_modules(machine, driver)):
         return {"problem": problem}
-    loads = not seen["driver"] and not machine["nouveau"] and has_modules(machine, driver)
+    is_there = machine["kernel"] in module_kernels(machine, driver)
+    loads = not seen["driver"] and not machine["nouveau"] and is_there
     return {"action": "load" if loads else "restart", "why": why, "driver": driver.version}
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 # Of prepare.yml; the words are those of `aura prepare`.
@@ -116,6 +118,22 @@ def datasets(words: str) -> list[str]:
     return words.split() if all("=" in word for word in words.split()) else [words]
 
 
+def links_problem(directory: Path) -> str:
+    """What would be copied twice, without end or not at all, as links are followed: empty when nothing."""
+    seen = set()
+    for here, _, names in os.walk(directory, followlinks=True):
+        if (real := os.path.realpath(here)) in seen:
+            return (
+                f"{real} is in {directory} twice, through a link, and would be learnt twice. Take the link away "
+                f"(find {quote(str(directory))} -type l)."
+            )
+        seen.add(real)
+        for name in names:
+            if not (path := Path(here, name)).exists():
+                return f"{path} is a link that leads nowhere. Take it away."
+    return ""
+
+
 def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
     """What the role corpus is told, paths relative to `here`; or the sentence that refuses it, in `problem`."""
 
@@ -142,6 +160,8 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
             "(or a dataset of the Hugging Face hub: -e dataset=wikipedia, or a mixture: -e dataset='fineweb2-es=0.7 "
             "fineweb-edu=0.3')"
         )
+    elif text and text.is_dir() and (twice := links_problem(text)):
+        problem = twice
     elif dataset and (clean or languages):
         problem = f"-e {'clean' if clean else 'languages'}=… is for a text of one's own (-e text=<path>); leave it out."
     elif unknown := sorted({*languages} - {*LANGUAGES}):

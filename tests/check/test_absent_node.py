@@ -101,6 +101,18 @@ def test_who_was_not_there_at_the_end_of_a_run_is_named() -> None:
     assert "was not there" not in shown("done", "joining", unit="active")
 
 
+@pytest.mark.parametrize(("unit", "is_over"), [("failed", True), ("activating", False)])
+def test_of_who_has_ended_for_good_it_is_said_what_brings_it_back(unit: str, is_over: bool) -> None:
+    template = (tree.ROOT / "playbooks/templates/status.j2").read_text()
+    first = RANKS["ranks"][0] | {"status": {"state": "saving", "message": "no room anywhere", "away": [1]}}
+    gone = {"rank": 1, "node": "node1", "unit": {"ActiveState": unit}, "state": "failed"}
+    second = first | gone | {"status": {"state": "failed", "message": "no card"}}
+    node = {"trainer_answers": True, "script_status": {}, "trainer_status": [first, second]}
+    shown = str(filled_in(template, {"ansible_play_hosts": ["node0"], "hostvars": {"node0": node}}))
+    assert "no room anywhere" in shown and "no card" in shown
+    assert "Without rank 1" in shown and is_over == ("playbooks/join.yml" in shown)
+
+
 def test_a_stop_stops_those_that_answer_and_says_which_one_was_not_told(tmp_path: Path) -> None:
     done = with_one_off(tmp_path, plays_of("stop"))
     assert "disable --quiet --now aura-train@0.service" in (tmp_path / "asked").read_text()

@@ -7,6 +7,7 @@ import pytest
 import tree
 
 give = tree.plugin("action/give_directory")
+GB = 1 << 30
 
 
 def test_rsync_connects_as_ansible_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +30,15 @@ def test_rsync_connects_as_ansible_does(monkeypatch: pytest.MonkeyPatch) -> None
     assert asked["rsync_opts"] == ["--mkpath", "--links"]
     # Never as root: a link that lies below another user's directory would lead it anywhere.
     assert asked["rsync_path"] == "sudo -u aura rsync"
+
+
+@pytest.mark.parametrize(
+    ("there", "free", "fits"), [(0, 90 * GB, False), (0, 102 * GB, True), (20 * GB, 82 * GB, True)]
+)
+def test_what_an_earlier_copy_has_brought_needs_no_room(there: int, free: int, fits: bool) -> None:
+    problem = give.no_room(100 * GB, there, free, "/var/lib/aura/texts of node1")
+    assert fits == (problem == "")
+    assert fits or "texts of node1: it is 107.4 GB, and 96.6 GB are free" in problem
 
 
 def test_nobody_calls_rsync_in_another_way() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,24 @@ def here(tmp_path: Path) -> Path:
 )
 def test_what_cannot_be_prepared_is_refused(here: Path, given: dict[str, Any], sentence: str) -> None:
     assert sentence in request.prepare_request(given, str(here))["problem"]
+
+
+@pytest.mark.parametrize(
+    ("name", "leads_to", "sentence"),
+    [
+        ("again", ".", "books is in .*/books twice, through a link"),
+        ("best", "2020", "books/2020 is in .*/books twice, through a link"),
+        ("gone", "../nowhere", "books/gone is a link that leads nowhere"),
+        ("more", "../more", ""),
+    ],
+)
+def test_links_in_a_text_are_followed_or_refused(here: Path, name: str, leads_to: str, sentence: str) -> None:
+    for folder in ("books/2020", "more"):
+        (here / folder).mkdir()
+        (here / folder / "es.txt").touch()
+    (here / "books" / name).symlink_to(leads_to)
+    said = request.prepare_request({"text": "books"}, str(here))["problem"]
+    assert re.search(sentence, said) if sentence else said == ""
 
 
 def test_cleaning_knows_the_languages_that_may_be_named() -> None:

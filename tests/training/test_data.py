@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +40,20 @@ def test_windows_do_not_see_the_borders_of_files(
     assert len(cut.shards) > 3 and len(cut) == len(whole)
     everything = np.arange(len(whole))
     assert cut.read(everything)[0].equal(whole.read(everything)[0])
+
+
+def test_a_corpus_may_have_more_files_than_a_process_usually_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 8)
+    (tmp_path / "text.txt").write_text("\n\n".join(f"Había {number} veces. " * 300 for number in range(150)))
+    many = prepare([tmp_path / "text.txt"], tmp_path / "c", 300)
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (60, usual[1]))
+    try:
+        assert len(Windows(many, "train", 16).shards) > 100
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
 
 def test_every_epoch_visits_every_window_once_in_its_own_order() -> None:

@@ -398,6 +398,10 @@ STORIES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [LEARNS, says("joining", 2, before=says("stopped", exit_code=75)), says("training", 2, loss=2.0)],
         ["started", "first_step"],
     ),
+    "one is back, and somebody looks before it begins anew": (
+        [LEARNS, says("stopped", exit_code=75), says("joining", 2), says("training", 2, loss=2.0)],
+        ["started", "first_step"],
+    ),
     "rank 0 was killed, and nobody starts it": (
         [LEARNS, *[{**LEARNS, "gone": True}] * 60],
         ["started", "first_step", "interrupted", "failed"],
@@ -464,6 +468,12 @@ def test_of_a_run_tells_who_leads_it_and_who_takes_the_lead_goes_on(tmp_path: Pa
     assert node(1, all_, "failed", older, exit_code=75, message="rank 0 has not answered") == []
     assert node(1, rest, "joining", mine) == []
     assert node(1, rest, "training", mine, loss=2.4) == ["run.resumed 1"]
+    # It is refused before it meets the others, who know nothing of it.
+    refused = {"exit_code": 64, "message": "torch cannot use the card"}
+    assert node(2, all_, "joining", older) == []
+    assert node(2, all_, "failed", older, **refused) == ["run.failed 2"]
+    assert node(2, all_, "joining", older) == []
+    assert node(2, all_, "failed", older, attempt="20261121-1", **refused) == []
     # It is back, and they meet again.
     assert node(1, rest, "failed", mine, exit_code=75, message="rank 0 is back") == ["run.interrupted 1"]
     assert node(1, back, "training", older, loss=2.3) == []

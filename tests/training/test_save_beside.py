@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,23 @@ def test_a_rank_that_cannot_save_leaves_it_to_the_others(
     assert first.checkpoints() == ["checkpoint-step-15", "checkpoint-step-20"]
     assert second.checkpoints() == []
     assert f"checkpoint-step-5 could not be written: {reason}." in second.text
+
+
+def test_why_a_save_failed_is_said_before_the_next_one() -> None:
+    said: list[str] = []
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    saver: Any = SimpleNamespace(error=error, directory=Path("/runs"), is_writing=True)
+    others: dict[str, Any] = dict.fromkeys(("snapshot", "comparison", "board", "stop", "status"))
+    others["strategy"] = SimpleNamespace(expect_delay=lambda: None)
+    speaker: Any = SimpleNamespace(say=said.append)
+    beside = saving.Saving(saver, saves=True, speaker=speaker, under_way="checkpoint-step-5", **others)
+    step: Any = SimpleNamespace(is_saved=False)
+    beside.after(step)
+    assert not said
+    saver.is_writing = False
+    for _ in range(2):
+        beside.after(step)
+    assert len(said) == 1 and "/runs/checkpoint-step-5 could not be written: No space left" in said[0]
 
 
 def test_what_is_asked_of_the_memory_is_all_that_a_save_takes(corpus: Corpus, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from aura.cluster.gang import Gang
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.corpus.windows import Windows
-from aura.errors import EXIT_TEMPORARY, EXIT_USAGE
+from aura.errors import EXIT_TEMPORARY, EXIT_USAGE, ConfigError
 from aura.model import export
 from aura.model.gpt import GPT
 from aura.optim.adamw import AdamW
@@ -254,6 +254,21 @@ def test_what_nobody_foresaw_takes_the_compiled_kernels_with_it(corpus: Corpus, 
     assert trainer.end() == 1
     assert "RuntimeError: half a kernel" in trainer.text
     assert not (trainer.run_dir / "compiled").exists()
+
+
+def test_who_is_refused_before_it_meets_the_others_says_so_in_its_status(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    def useless() -> None:
+        def refuse(*_: object) -> None:
+            raise ConfigError("run_dir_taken", path="/card")
+
+        attempt.choose_device = refuse  # type: ignore[assignment]
+
+    (trainer,) = start(tmp_path, corpus, 1, faults={0: useless})
+    assert trainer.end() == EXIT_USAGE
+    assert trainer.status["state"] == "failed" and trainer.status["exit_code"] == EXIT_USAGE
+    assert "/card" in trainer.status["message"]
 
 
 def test_a_corpus_that_the_system_does_not_give_is_a_sentence(corpus: Corpus, tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def test_a_run_may_go_on_in_another_precision(corpus: Corpus, tmp_path: Path) ->
         settings = f"--steps {steps} --precision {precision} --validation-windows 2"
         (trainer,) = complete(start(tmp_path, corpus, 1, settings))
     assert "precision fp16 -> bf16" in trainer.text
+    # Of the epoch that is under way, whenever the run was asked to be longer.
+    assert trainer.state("checkpoint-step-6")["progress"]["epoch_tokens"] == 6 * 2 * 16
 
 
 def test_fp16_keeps_its_scale_and_dropout_its_numbers_across_a_resume(corpus: Corpus, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from aura.errors import EXIT_OK, EXIT_TEMPORARY, ConfigError, Parser
+from aura.errors import EXIT_OK, EXIT_TEMPORARY, FOR_GOOD, ConfigError, Parser
 from aura.texts.console import put, text
 from aura.watch.disk import look_at_disk
 from aura.watch.events import INFO, Event, this_node
@@ -94,7 +94,7 @@ class Follower:
 
     def _of_runs(self) -> list[Event]:
         """Every rank here is followed, and of a run is told what the one says that leads it: who takes the lead knows
-        what there was before."""
+        what there was before. That a rank was refused before it met the others only its own node knows."""
         known, found = self.memory.seen.get("runs", {}), {}
         events: list[Event] = []
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -105,6 +105,8 @@ class Follower:
             found[key] = vars(seen)
             if rank.name == f"rank-{lead_of(run).rank}":
                 events += said
+            elif status.get("attempt") is None and status.get("exit_code") in FOR_GOOD:
+                events += [event for event in said if event.kind == "run.failed"]
         self.memory.seen["runs"] = found
         return events
 

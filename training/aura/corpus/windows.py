@@ -7,6 +7,7 @@ resumes exactly, also with another number of ranks: a step takes the next window
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,6 +26,12 @@ IGNORED = -100  # torch's word for a target that does not count
 MIXER = 0x9E3779B97F4A7C15  # splitmix64, https://prng.di.unimi.it/splitmix64.c
 
 
+def allow_open_files() -> None:
+    """As many as this process may have: each shard is one, and the usual 1,024 are a hundred billion tokens."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 class Windows:
     """The windows of one split: window i holds tokens [i * seq_len, (i + 1) * seq_len], both ends included.
 
@@ -38,6 +45,7 @@ class Windows:
         # Of each shard: which part of a mixture it is validated with, "" where there are none.
         self.parts = [entry.get("part", "") for entry in entries if entry["tokens"]]
         self.names = [part for part in dict.fromkeys(self.parts) if part]
+        allow_open_files()
         self.shards = [np.memmap(path, dtype=f"<u{corpus.bytes_per_token}", mode="r") for path in paths]
         self.starts = np.array([0, *accumulate(len(shard) for shard in self.shards)])
         self.seq_len = seq_len

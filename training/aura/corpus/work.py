@@ -148,6 +148,8 @@ class Work:
             for text in documents:
                 if document_hash(text.encode()) > self.cut:
                     read += len(text)
+                    if self.source.size and self.source.size > most:
+                        bar.expect(min(1.0, read / most))
                     yield text
                     if read >= most:
                         return

@@ -80,7 +80,13 @@ def run(
         alone = place.world_size == 1
         # Without peers the ranks may share a disk, which rank 0 holds for all.
         with taken(run_dir, alone, holds=alone or (place.rank == 0 and not place.peers)):
-            attempt = Attempt(config, run_dir, backend, activity or Activity(), shares_from)
+            try:
+                attempt = Attempt(config, run_dir, backend, activity or Activity(), shares_from)
+            except AuraError as error:
+                known = {"rank": place.rank, "world_size": place.world_size, "node": place.node}
+                status = Status(run_dir / f"rank-{place.rank}" / "status.json", **known)
+                status.set(state="failed", message=str(error), exit_code=error.exit_code)
+                raise
             return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
     except AuraError as error:
         return refuse(error, run_dir, join_timeout)

@@ -222,4 +222,5 @@ class Epochs(Observer):
             line += f" | {progress.bits_shown(self.bits)}"
         self.speaker.say_once(line)
         self.board.add_epoch(step.epoch, loss, step.validation_loss, seconds)
-        progress.epoch_loss_sum = progress.epoch_tokens = progress.epoch_seconds = 0.0
+        if step.ends_epoch:  # else more steps may be asked for
+            progress.epoch_loss_sum = progress.epoch_tokens = progress.epoch_seconds = 0.0

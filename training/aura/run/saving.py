@@ -85,6 +85,7 @@ class Saving(Observer):
     status: Status
     copies: MemoryCopy | None = None  # between two of them
     under_way: str = ""  # the name of a checkpoint
+    told: Exception | None = None  # the last that was said
     in_memory: bool = False  # that one is a copy there
     size: int = 0  # of one, in bytes
     short: bool = False  # of main memory, to collect it in
@@ -97,6 +98,8 @@ class Saving(Observer):
         if self._may_be_written():
             self.strategy.expect_delay()
         if not step.is_saved:
+            if not self._saver.is_writing:
+                self._say_what_failed()
             if self.copies and self.copies.is_due(step.number, step.seconds, self.strategy.is_whole):
                 self._copy(self.copies)
             return
@@ -225,11 +228,7 @@ class Saving(Observer):
         saved = saver.wait() and self.saves
         if isinstance(saver.error, CollectiveFailed):
             raise saver.error
-        if self.saves and saver.error:
-            reason = reason_of(saver.error)
-            self.speaker.say(
-                console.text("checkpoint_not_written", path=saver.directory / name, error=reason)
-            )
+        self._say_what_failed()
         saves, seconds, stall = self.snapshot.ranks.total([float(saved), saver.seconds, self.stall])
         self.writing = 2 * seconds  # of all ranks together, so more than that of the slowest
         if self.in_memory and self.copies:
@@ -241,6 +240,15 @@ class Saving(Observer):
             self.board.add("Time/save_stall_seconds", self.stall, self.snapshot.progress.step)
         self.under_way = ""
         return saves > 0
+
+    def _say_what_failed(self) -> None:
+        """At once, and not when the next one is due."""
+        error, path = self._saver.error, self._saver.directory / self.under_way
+        if not self.under_way or not self.saves or isinstance(error, CollectiveFailed):
+            return
+        if error and error is not self.told:
+            self.told = error
+            self.speaker.say(console.text("checkpoint_not_written", path=path, error=reason_of(error)))
 
 
 @dataclass

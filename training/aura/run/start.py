@@ -124,10 +124,10 @@ def trainer_of(run: Run) -> Trainer:
     strategy = strategy_of(run.config, ranks, model)
     loss_scale = loss_scale_of(run.shared, delayed=isinstance(strategy, Delayed))
     batches = Batches(windows, run.shared, Division(run.shared, ranks.nodes), ranks.rank, run.device)
-    say_what_is_trained(run, model, batches)
     state = newest_state(run, model, strategy)
     progress = Progress.of(state["progress"]) if state else Progress()
     run = replace(run, config=with_steps(run.config, progress, len(windows), batches.per_step))
+    say_what_is_trained(run, model, batches)
     run.status.set(max_steps=run.config.steps)
     if state:
         refuse_a_run_that_is_over(run.config, progress)

@@ -8,7 +8,10 @@ from pathlib import Path
 from aura.texts.console import text
 from aura.watch.events import INFO, WARNING, Event
 
-NEARLY_FULL, AGAIN_FREE = 0.90, 0.87  # parts of a disk that are taken; between the two nothing is said
+NEARLY_FULL, AGAIN_FREE = (
+    0.90,
+    0.80,
+)  # parts of a disk that are taken; between them nothing is said
 
 
 def look_at_disk(path: Path, host: str, was_full: bool) -> tuple[bool, list[Event]]:

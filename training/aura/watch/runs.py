@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from aura.errors import FOR_GOOD
+from aura.errors import EXIT_TEMPORARY, FOR_GOOD
 from aura.texts.console import text
 from aura.watch.events import CRITICAL, INFO, WARNING, Event
 from aura.watch.kernel_log import boot
@@ -87,8 +87,10 @@ def news(
         return replace(seen, phase="over"), []
     if state == "done":
         return replace(seen, phase="over"), [_finished(run, status)]
+    if state == "stopped" and status.get("exit_code") == EXIT_TEMPORARY:
+        return seen, []  # one is back, or leaves; this one goes on
     if state == "stopped":
-        message = text("run_stopped", run=run, step=status.get("step"))
+        message = text("run_stopped", run=run, node=status.get("node"), step=status.get("step"))
         return replace(seen, phase="over"), [_event("run.stopped", INFO, message, run, status)]
     if state == "failed" and status.get("exit_code") in FOR_GOOD:
         return replace(seen, phase="over"), [_failed(run, status, str(status.get("message")))]
