@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab_cluster import NODES, Cluster
+from lab_cluster import NODES, RUNS, Cluster
 from measuring import options, show, write_results
 
 RUN = ("-e", "preset=gpt2-nano", "-e", "run=faults", "-e", "steps=1000000", "-e", "save_every=20")
@@ -294,6 +294,8 @@ def main() -> None:
         goodput, of_all = drawn(faults, asked.minutes, asked.seed) if asked.minutes else (None, None)
     finally:
         cluster.ansible("playbooks/stop.yml", expect=None if sys.exc_info()[0] else 0)
+    config = json.loads(cluster.sh("node1", f"cat {RUNS}/faults/model_config.json"))
+    lost = config["step_tokens"] * sum(int(row["repeated"]) for row in rows)
     columns = ["fault", "aim", "pause", "together", "repeated"]
     show("Faults", columns, [[row[name] for name in columns] for row in rows], left=["fault"])
     result = {
@@ -301,6 +303,7 @@ def main() -> None:
             "bench": "faults",
             "goodput": goodput and round(goodput, 3),
             "of_all": of_all and round(of_all, 3),
+            "lost_tokens": None if asked.no_table else lost,  # in the table
             "minutes": asked.minutes,
             "seed": asked.seed,
         },

@@ -144,7 +144,7 @@ def _train(argv: list[str]) -> int:
     except (AuraError, OSError) as error:
         if os.environ.get("WORLD_SIZE", "1") == "1":
             raise
-        from aura.run.attempt import refuse
+        from aura.run.refusal import refuse
 
         return refuse(refusal_of(error), run_dir, arguments.join_timeout)
 

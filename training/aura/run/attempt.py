@@ -8,7 +8,6 @@ import shutil
 import sys
 import threading
 import traceback
-from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +36,6 @@ from aura.corpus.windows import Windows, check_corpus
 from aura.errors import (
     EXIT_OK,
     EXIT_TEMPORARY,
-    FOR_GOOD,
     AuraError,
     ConfigError,
     GpuFault,
@@ -51,6 +49,7 @@ from aura.run.division import TakingPart
 from aura.run.final import export_final, is_exported_since_done
 from aura.run.out_of_memory import asks_for_less, gpu_of, is_out_of_memory, out_of_memory
 from aura.run.progress import Progress
+from aura.run.refusal import refuse, tell_the_others, write_down
 from aura.run.start import COMPILED, Run, trainer_of, with_steps
 from aura.run.status import Status
 from aura.run.stop import StoppedWhileWaiting, StopSignal
@@ -83,33 +82,11 @@ def run(
             try:
                 attempt = Attempt(config, run_dir, backend, activity or Activity(), shares_from)
             except AuraError as error:
-                known = {"rank": place.rank, "world_size": place.world_size, "node": place.node}
-                status = Status(run_dir / f"rank-{place.rank}" / "status.json", **known)
-                status.set(state="failed", message=str(error), exit_code=error.exit_code)
+                write_down(error, run_dir, place)
                 raise
             return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
     except AuraError as error:
         return refuse(error, run_dir, join_timeout)
-
-
-def refuse(error: AuraError, run_dir: Path, join_timeout: float) -> int:
-    """This rank cannot take part, whatever the gang does; its exit code, once the others know it.
-
-    Nothing starts it again, so they would wait for it, be started again, and wait again, for ever.
-    """
-    print(error, file=sys.stderr, flush=True)
-    tell_the_others(error, run_dir, join_timeout)
-    return error.exit_code
-
-
-def tell_the_others(error: AuraError, run_dir: Path, join_timeout: float) -> None:
-    if error.exit_code not in FOR_GOOD:
-        return
-    # What goes wrong from here on hides nothing: the sentence has been said.
-    with suppress(AuraError, NoGang, StoppedWhileWaiting):
-        if (place := place_from_environment()).world_size > 1:
-            own = run_dir / f"rank-{place.rank}"
-            join(place, run_dir.absolute().name, join_timeout, refusal=error, directory=own)
 
 
 class Attempt:

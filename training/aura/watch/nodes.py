@@ -63,6 +63,6 @@ class Nodes:
     def _event(self, name: str, lost: bool) -> Event:
         values = {"node": name, "address": self.others[name], "me": self.me}
         if lost:
-            remedy = text("node_lost_remedy", node=name)
+            remedy = text("node_lost_remedy")
             return Event("node.lost", WARNING, text("node_lost", **values), remedy, host=name)
         return Event("node.back", INFO, text("node_back", **values), host=name)
