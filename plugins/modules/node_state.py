@@ -178,6 +178,7 @@ def has_module(name: str) -> bool:
     return os.path.exists(f"/sys/module/{name}") or said("modprobe", "--show-depends", name) != ""
 
 
+GENERATED = "/run/systemd/generator"  # and .early, .late: written again whenever systemd reloads, with the same in them
 PROPERTIES = (
     *("LoadState", "ActiveState", "UnitFileState", "NeedDaemonReload"),
     *("ActiveEnterTimestampMonotonic", "FragmentPath", "DropInPaths"),
@@ -199,6 +200,7 @@ def unit(block: str, now: float) -> dict[str, object]:
     since_boot = int(says.get("ActiveEnterTimestampMonotonic") or 0) / 1e6
     started = now - time.clock_gettime(time.CLOCK_MONOTONIC) + since_boot if active and since_boot else 0.0
     own = [says.get("FragmentPath", ""), *says.get("DropInPaths", "").split()]
+    own = [path for path in own if not path.startswith(GENERATED)]
     changed = [os.stat(path).st_mtime for path in own if path and os.path.exists(path)]
     return {
         "exists": says.get("LoadState", "not-found") not in ("not-found", ""),

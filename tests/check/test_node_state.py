@@ -1,5 +1,6 @@
 """What a node says of itself, and which answer serves which question."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,22 @@ def test_what_a_unit_says_of_itself(node_state: Any) -> None:
     assert (missing["exists"], missing["active"]) == (False, False)
     masked = unit("LoadState=masked\nActiveState=inactive\nUnitFileState=masked\n", now=100.0)
     assert (masked["exists"], masked["enabled_state"]) == (True, "masked")
+
+
+@pytest.mark.parametrize(("folder", "stale"), [("generator.late", False), ("etc", True)])
+def test_what_a_generator_writes_again_makes_no_unit_stale(
+    node_state: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str, stale: bool
+) -> None:
+    """nfs-server has such a file: each site.yml after a reload of systemd would start the server again."""
+    monkeypatch.setattr(node_state, "GENERATED", str(tmp_path / "generator"))
+    file = tmp_path / folder / "order-with-mounts.conf"
+    file.parent.mkdir()
+    file.touch()
+    since = int((time.clock_gettime(time.CLOCK_MONOTONIC) - 5) * 1e6)
+    says = (
+        f"LoadState=loaded\nActiveState=active\nActiveEnterTimestampMonotonic={since}\nDropInPaths={file}\n"
+    )
+    assert node_state.unit(says, time.time() + 1)["stale"] == stale
 
 
 MOUNTS = r"""
