@@ -275,7 +275,7 @@ def main() -> None:
     parser = options(__doc__, text=False)
     parser.add_argument("--minutes", type=float, default=60, help="of drawn faults (default: 60; 0: none)")
     parser.add_argument("--seed", type=int, default=1, help="of those (default: 1)")
-    parser.add_argument("--no-table", action="store_true", help="only those")
+    parser.add_argument("--no-table", action="store_true", help="the drawn faults only")
     asked = parser.parse_args()
     cluster = Cluster("", Path(tempfile.mkdtemp(prefix="aura-faults-")))
     try:

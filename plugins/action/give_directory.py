@@ -8,7 +8,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import action_loader
 
@@ -49,7 +48,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         variables, asked = task_vars or {}, self._task.args
-        if boolean(asked.get("may_be_large", False)) and (problem := self._no_room(asked)):
+        if asked.get("may_be_large") and (problem := self._no_room(asked)):
             return {"failed": True, "msg": problem}
         task = self._task.copy()
         task.args = {

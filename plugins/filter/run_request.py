@@ -160,8 +160,8 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
             "(or a dataset of the Hugging Face hub: -e dataset=wikipedia, or a mixture: -e dataset='fineweb2-es=0.7 "
             "fineweb-edu=0.3')"
         )
-    elif text and text.is_dir() and (twice := links_problem(text)):
-        problem = twice
+    elif text and text.is_dir() and (wrong := links_problem(text)):
+        problem = wrong
     elif dataset and (clean or languages):
         problem = f"-e {'clean' if clean else 'languages'}=… is for a text of one's own (-e text=<path>); leave it out."
     elif unknown := sorted({*languages} - {*LANGUAGES}):

@@ -443,7 +443,7 @@ def test_what_has_become_of_a_run(story: str) -> None:
 
 def test_of_a_run_tells_who_leads_it_and_who_takes_the_lead_goes_on(tmp_path: Path) -> None:
     """Rank 0's node goes and comes back. Each node has a notifier of its own, here called for one look."""
-    path = config(tmp_path, own(1))
+    path, messages = config(tmp_path, own(1)), list[str]()
 
     def node(number: int, record: Record, state: str, pid: int, **values: Any) -> list[str]:
         """What it tells, once its rank has written this."""
@@ -458,6 +458,7 @@ def test_of_a_run_tells_who_leads_it_and_who_takes_the_lead_goes_on(tmp_path: Pa
         entries = [*Queue(tmp_path / str(number)).entries()]
         for entry in entries:
             entry.path.unlink()
+        messages.extend(entry.event.message for entry in entries)
         return [f"{entry.event.kind} {entry.event.rank}" for entry in entries]
 
     all_, rest, back = Record(1, (0, 1, 2)), Record(2, (1, 2)), Record(3, (0, 1, 2))
@@ -472,6 +473,7 @@ def test_of_a_run_tells_who_leads_it_and_who_takes_the_lead_goes_on(tmp_path: Pa
     refused = {"exit_code": 64, "message": "torch cannot use the card"}
     assert node(2, all_, "joining", older) == []
     assert node(2, all_, "failed", older, **refused) == ["run.failed 2"]
+    assert messages[-1] == "node2 does not take part in run r: torch cannot use the card"
     assert node(2, all_, "joining", older) == []
     assert node(2, all_, "failed", older, attempt="20261121-1", **refused) == []
     # It is back, and they meet again.

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, FOR_GOOD, ConfigError, Parser
@@ -106,7 +107,8 @@ class Follower:
             if rank.name == f"rank-{lead_of(run).rank}":
                 events += said
             elif status.get("attempt") is None and status.get("exit_code") in FOR_GOOD:
-                events += [event for event in said if event.kind == "run.failed"]
+                message = text("rank_refused", run=run.name, node=self.me, reason=status.get("message"))
+                events += [replace(event, message=message) for event in said if event.kind == "run.failed"]
         self.memory.seen["runs"] = found
         return events
 

@@ -35,6 +35,7 @@ def tell_the_others(error: AuraError, run_dir: Path, join_timeout: float) -> Non
 
 
 def write_down(error: AuraError, run_dir: Path, place: Place) -> None:
+    """In a status that nothing else of this start has written."""
     known = {"rank": place.rank, "world_size": place.world_size, "node": place.node}
     status = Status(run_dir / f"rank-{place.rank}" / "status.json", **known)
     status.set(state="failed", message=str(error), exit_code=error.exit_code)

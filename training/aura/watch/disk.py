@@ -8,10 +8,8 @@ from pathlib import Path
 from aura.texts.console import text
 from aura.watch.events import INFO, WARNING, Event
 
-NEARLY_FULL, AGAIN_FREE = (
-    0.90,
-    0.80,
-)  # parts of a disk that are taken; between them nothing is said
+# Parts of a disk that are taken; between the two nothing is said: a checkpoint comes and goes.
+NEARLY_FULL, AGAIN_FREE = 0.90, 0.80
 
 
 def look_at_disk(path: Path, host: str, was_full: bool) -> tuple[bool, list[Event]]:
