@@ -279,6 +279,33 @@ def test_utf16_has_a_command_that_can_be_pasted(name: str, tmp_path: Path) -> No
     assert "año" in file.with_stem("mi niño-utf8").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 1 << 20])
+def test_all_files_that_are_not_utf8_are_known_before_anything_is_made(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (files, running_text):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+    (tmp_path / "a.txt").write_text("Niños y niñas: 😀 …\n" * 20)
+    (tmp_path / "b.txt").write_bytes("bien\nñ\n".encode() + "mal: año\n".encode("cp1252"))
+    (tmp_path / "c.jsonl").write_bytes(b'{"text": "letra cortada \xc3"}\n')
+    (tmp_path / "d.txt").write_bytes("fin cortado ñ".encode()[:-1])
+    (tmp_path / "e.txt.gz").write_bytes(gzip.compress("no se ve aquí: año".encode("cp1252")))
+    with pytest.raises(DataError) as caught:
+        LocalFiles([tmp_path], strict=True).identity(nothing)
+    said = str(caught.value)
+    assert (
+        f"{tmp_path / 'b.txt'} is not UTF-8: byte 14 (line 3) is 0xf1. If it is Windows-1252, `iconv" in said
+    )
+    assert (
+        f"Nor are 2 more files UTF-8: {tmp_path / 'c.jsonl'}, {tmp_path / 'd.txt'}. Correct it, or leave"
+        in said
+    )
+    tolerant = LocalFiles([tmp_path]).identity(nothing)
+    for name in ("b.txt", "c.jsonl", "d.txt"):
+        (tmp_path / name).unlink()
+    assert LocalFiles([tmp_path], strict=True).identity(nothing) != tolerant
+
+
 def test_parquet_columns_empty_cells_and_damage(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     write_parquet(file, ["uno", None, " ", "dos"], "contenido")

@@ -12,7 +12,7 @@ from aura.commands.cleaning import unwanted
 from aura.corpus import remote
 from aura.corpus.catalogue import DATASETS
 from aura.corpus.cleaned import Cleaned
-from aura.corpus.corpus import TOKENIZER
+from aura.corpus.corpus import META, TOKENIZER
 from aura.corpus.files import covers
 from aura.corpus.mixture import Mixture, Part
 from aura.corpus.shards import Workplace
@@ -93,7 +93,15 @@ def _part(arguments: Namespace, name: str, weight: float) -> Part:
 def _files(arguments: Namespace, paths: list[Path]) -> LocalFiles:
     for path in paths:
         _check_apart(arguments, path)
-    return LocalFiles(paths, arguments.dataset_column, arguments.documents_per_line, put)
+    column, per_line = arguments.dataset_column, arguments.documents_per_line
+    return LocalFiles(paths, column, per_line, put, strict=_needs_all(arguments))
+
+
+def _needs_all(arguments: Namespace) -> bool:
+    """Otherwise some of the text need not be used, or a corpus may be there that was made without some of it."""
+    some = arguments.dataset or arguments.max_errors or arguments.dataset_max_tokens
+    there = isinstance(arguments.output, Address) or (arguments.output / META).exists()
+    return not (some or there)
 
 
 def _languages(arguments: Namespace) -> list[str]:

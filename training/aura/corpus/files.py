@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
-from aura.corpus.running_text import CHUNK, COMPRESSED_BY
+from aura.corpus.running_text import CHUNK, COMPRESSED_BY, Utf8
 from aura.durable import LOST
 from aura.errors import DataError
 from aura.texts import console
@@ -117,17 +117,27 @@ def kind_of(path: Path) -> str | None:
     return suffix if suffix in KINDS else None
 
 
-def digest_of(files: list[Path], advance: Advance) -> str:
-    """SHA-256 of the content of all files in order, and of how they are read; names do not matter."""
+def digest_of(files: list[Path], advance: Advance, not_utf8: dict[Path, int] | None = None) -> str:
+    """SHA-256 of the content of all files in order, and of how they are read; names do not matter.
+
+    `not_utf8` gets the files of text whose bytes are not UTF-8, with the first of these bytes. (What compressed files
+    hold is not seen here.)
+    """
     digest = hashlib.sha256()
     for file in files:
         kind = kind_of(file) if kind_of(file) != ".txt" else None
         packed = file.suffix.lower() if file.suffix.lower() in COMPRESSED else ""
         digest.update(f"{file.stat().st_size}:{kind or ''}{packed}".encode())
+        heard = Utf8() if not_utf8 is not None and not packed and kind != ".parquet" else None
         with reading(file), file.open("rb") as stream:
-            while chunk := stream.read(CHUNK):
+            ended = False
+            while not ended:
+                chunk = stream.read(CHUNK)
+                ended = not chunk
                 digest.update(chunk)
                 advance(len(chunk))
+                if heard and not_utf8 is not None and (bad := heard.first_bad(chunk, ended)) is not None:
+                    not_utf8[file], heard = bad, None
     return digest.hexdigest()
 
 

@@ -79,6 +79,36 @@ def _decoded(path: Path, stream: IO[bytes], broken: Callable[[str], None]) -> It
         yield text.replace("\r\n", "\n").replace("\r", "\n"), ended
 
 
+class Utf8:
+    """Hears the bytes of a file, piece by piece, until some are not UTF-8."""
+
+    def __init__(self) -> None:
+        self.decoder = codecs.getincrementaldecoder("utf-8")()
+        self.offset = 0  # of the next piece
+
+    def first_bad(self, piece: bytes, ended: bool) -> int | None:
+        """Its offset in the file, if it is in this piece."""
+        begun = len(self.decoder.getstate()[0])  # bytes of a letter that the piece before has begun
+        try:
+            self.decoder.decode(piece, ended)
+        except UnicodeDecodeError as error:
+            return self.offset - begun + error.start
+        self.offset += len(piece)
+        return None
+
+
+def no_text_at(path: Path, offset: int) -> str:
+    """`no_text` of a byte of a file that is not compressed. Raises OSError, EOFError."""
+    lines, left = 1, offset
+    with path.open("rb") as stream:
+        while left and (piece := stream.read(min(left, CHUNK))):
+            lines += piece.count(b"\n")
+            left -= len(piece)
+        if not (byte := stream.read(1)):
+            raise EOFError("it has become shorter meanwhile")
+        return no_text(path, offset, lines, byte[0])
+
+
 def no_text(path: Path, offset: int, line: int, byte: int) -> str:
     """What to say of a byte that is not UTF-8, or zero, which no text has."""
     if byte == 0:

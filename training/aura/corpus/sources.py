@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NoReturn, Protocol
 
 from aura.corpus.catalogue import DATASETS, DIALOGUES, LICENCES, check_licence, page_of
 from aura.corpus.files import (
@@ -29,7 +29,7 @@ from aura.corpus.files import (
     reading,
 )
 from aura.corpus.listener import NOBODY
-from aura.corpus.running_text import CHUNK, no_text, read_documents
+from aura.corpus.running_text import CHUNK, no_text, no_text_at, read_documents
 from aura.errors import ConfigError, DataError
 from aura.texts import console
 
@@ -99,15 +99,21 @@ class LocalFiles:
         column: str = "text",
         documents_per_line: bool = False,
         say: Callable[[str], None] = NOBODY.say,
+        strict: bool = False,
     ) -> None:
+        """`strict`: files that are not UTF-8 are refused, all of them, when the text is read for its SHA-256; otherwise
+        when the first is read for its documents, which may be hours later."""
         self.files = find_files(inputs, say)
         self.name = ", ".join(map(str, self.files[:3])) + (", …" if len(self.files) > 3 else "")
         self.size: int | None = sum(file.stat().st_size for file in self.files)
-        self.column, self.per_line = column, documents_per_line
+        self.column, self.per_line, self.strict = column, documents_per_line, strict
         self.position: Any = None  # [file, documents of it]
 
     def identity(self, advance: Advance) -> dict[str, Any]:
-        known: dict[str, Any] = {"sha256": digest_of(self.files, advance), "bytes": self.size}
+        not_utf8: dict[Path, int] | None = {} if self.strict else None
+        known: dict[str, Any] = {"sha256": digest_of(self.files, advance, not_utf8), "bytes": self.size}
+        if not_utf8:
+            _refuse(not_utf8)
         if self.per_line:
             known["documents_per_line"] = True
         if self.column != "text":
@@ -143,6 +149,17 @@ class LocalFiles:
                 yield from read_lines(path, stream, skip, problems, None)
             else:
                 yield from read_documents(path, stream, problems.broken)
+
+
+def _refuse(not_utf8: dict[Path, int]) -> NoReturn:
+    """Raises DataError."""
+    (first, offset), *others = not_utf8.items()
+    with reading(first):
+        problem = no_text_at(first, offset)
+    if others:
+        names = ", ".join(str(path) for path, _ in others[:SHOWN]) + (", …" if len(others) > SHOWN else "")
+        problem = console.text("more_are_not_utf8", problem=problem, count=len(others), names=names)
+    raise DataError("first_problem", problem=problem)
 
 
 def read_lines(
