@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from aura.config import resolve
 from aura.corpus import shards
-from aura.corpus.corpus import Corpus, verify
+from aura.corpus.corpus import TOKENIZER, Corpus, read_corpus, verify
 from aura.corpus.windows import Order, Windows, check_corpus, even_share, permutation, share_of
 from aura.errors import DataError
 from aura.plan.shapes import with_vocabulary
@@ -54,6 +55,15 @@ def test_a_corpus_may_have_more_files_than_a_process_usually_opens(
         assert len(Windows(many, "train", 16).shards) > 100
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+
+
+def test_a_tokenizer_that_was_cut_short_is_refused_before_a_run_takes_it(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    path = shutil.copytree(corpus.path, tmp_path / "c")
+    (path / TOKENIZER).write_bytes((corpus.path / TOKENIZER).read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"tokenizer\.json is damaged"):
+        read_corpus(path)
 
 
 def test_every_epoch_visits_every_window_once_in_its_own_order() -> None:

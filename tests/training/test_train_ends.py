@@ -228,6 +228,17 @@ def test_a_run_directory_that_cannot_be_is_refused_in_a_sentence(
         assert "Traceback" not in trainer.text
 
 
+def test_the_directory_of_a_model_is_not_written_over(corpus: Corpus, tmp_path: Path) -> None:
+    config = tmp_path / "node0/run/config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    (trainer,) = start(tmp_path, corpus, 1)
+    assert trainer.end() == EXIT_USAGE
+    assert f"{config.parent} is no run: its config.json is that of a model" in trainer.text
+    assert config.read_text() == '{"architectures": ["GPT2LMHeadModel"]}'
+    assert list(config.parent.iterdir()) == [config]
+
+
 def test_what_begins_anew_has_the_tokenizer_of_its_own_corpus(corpus: Corpus, tmp_path: Path) -> None:
     """A start that was given up has left another one, and with it `final/` would speak another language."""
     other = tmp_path / "node0/run/tokenizer.json"
@@ -457,9 +468,14 @@ def test_ranks_of_one_disk_go_back_together(corpus: Corpus, tmp_path: Path) -> N
     for trainer in complete(start(tmp_path, corpus, 2, with_flag, {0: be_slow}, one_disk=True)):
         assert "Continuing after step 15." in trainer.text
 
-    # A checkpoint that cannot be used is refused before the newer one is touched.
-    (path / "model.safetensors").write_bytes(b"x")
+    # What cannot go on from it is refused before the newer one is touched.
     before = first.checkpoints()
+    for other, sentence in (("--seed 9", "asks for 9"), ("--steps 15", "nothing is left to train")):
+        for trainer in start(tmp_path, corpus, 2, f"{with_flag} {other}", one_disk=True):
+            assert trainer.end() == EXIT_USAGE
+            assert sentence in trainer.text
+        assert first.checkpoints() == before
+    (path / "model.safetensors").write_bytes(b"x")
     for trainer in start(tmp_path, corpus, 2, with_flag, one_disk=True):
         assert trainer.end() == 65
         assert "cannot be used: model.safetensors has 1 bytes" in trainer.text

@@ -98,7 +98,8 @@ def entries(meta: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_corpus(path: Path) -> Corpus:
-    """Read meta.json and check it against itself and the sizes of the files; the content is left to `verify`."""
+    """Read meta.json and check it against itself, the sizes of the files and the tokenizer; the other files' content is
+    left to `verify`."""
     if not (path / META).is_file():
         raise DataError("no_corpus", path=path, file=META)
     meta = parse_meta((path / META).read_bytes(), path / META)
@@ -111,6 +112,8 @@ def read_corpus(path: Path) -> Corpus:
             raise DataError("corpus_file_size", file=file, size=size, wanted=entry["bytes"])
     if not (path / TOKENIZER).is_file():
         raise DataError("corpus_file_missing", file=path / TOKENIZER)
+    if sha256_of(path / TOKENIZER) != meta["tokenizer_sha256"]:  # a run keeps a copy of it
+        raise DataError("corpus_file_damaged", file=path / TOKENIZER)
     return corpus_of(meta, path)
 
 
@@ -159,10 +162,9 @@ def check_vocabulary(corpus: Corpus, vocab_size: int, preset: str) -> None:
 def verify(path: Path) -> Corpus:
     """read_corpus, and every byte of every file against its checksum."""
     corpus = read_corpus(path)
-    expected = {entry["name"]: entry["sha256"] for split in corpus.files.values() for entry in split}
-    for name, sha256 in {TOKENIZER: corpus.tokenizer_sha256, **expected}.items():
-        if sha256_of(path / name) != sha256:
-            raise DataError("corpus_file_damaged", file=path / name)
+    for entry in (entry for split in corpus.files.values() for entry in split):
+        if sha256_of(path / entry["name"]) != entry["sha256"]:
+            raise DataError("corpus_file_damaged", file=path / entry["name"])
     return corpus
 
 

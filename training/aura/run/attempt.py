@@ -50,7 +50,7 @@ from aura.run.final import export_final, is_exported_since_done
 from aura.run.out_of_memory import asks_for_less, gpu_of, is_out_of_memory, out_of_memory
 from aura.run.progress import Progress
 from aura.run.refusal import refuse, tell_the_others, write_down
-from aura.run.start import COMPILED, Run, trainer_of, with_steps
+from aura.run.start import COMPILED, Run, refuse_a_run_that_is_over, trainer_of, with_steps
 from aura.run.status import Status
 from aura.run.stop import StoppedWhileWaiting, StopSignal
 from aura.texts import console
@@ -133,9 +133,7 @@ class Attempt:
         """The exit code, whatever happens."""
         try:
             try:
-                corpus = self._read(corpus_dir)
-                if resume_from:
-                    verify_first(resume_from)
+                corpus = self._read(corpus_dir, resume_from)
             except (AuraError, OSError) as error:
                 refusal = refusal_of(error)
                 code = self._end("failed", str(refusal), refusal.exit_code)
@@ -180,8 +178,9 @@ class Attempt:
         elif back:
             self.why_stopped = console.text("stopped_for_one_back", ranks=", ".join(map(str, back)))
 
-    def _read(self, corpus_dir: Path) -> Corpus:
-        """The corpus, which says how many steps and words there are. Raises ConfigError and DataError."""
+    def _read(self, corpus_dir: Path, resume_from: Path | None) -> Corpus:
+        """The corpus, which says how many steps and words there are; and the checkpoint, whether the run can go on from
+        it. Raises ConfigError and DataError."""
         if self.device.type == "cuda":
             name = torch.cuda.get_device_name(self.device)
             gpus.check_number_format(self.config, torch.cuda.get_device_capability(self.device), name)
@@ -190,8 +189,13 @@ class Attempt:
         shared = self.taking_part.shared(config)
         check_corpus(corpus, shared, world_size)
         shared.batch_sizes(world_size)
-        windows = len(Windows(corpus, "train", config.seq_len))
-        self.config = with_steps(config, Progress(), windows, sum(shared.shares(world_size)))
+        length = (len(Windows(corpus, "train", config.seq_len)), sum(shared.shares(world_size)))
+        if resume_from:
+            state = verify_first(resume_from)
+            store.check_resumable(state, config, corpus, world_size)
+            progress = Progress.of(state["progress"])
+            refuse_a_run_that_is_over(with_steps(config, progress, *length), progress)
+        self.config = with_steps(config, Progress(), *length)
         return corpus
 
     def _join(self, timeout: float, corpus: Corpus) -> list[str]:

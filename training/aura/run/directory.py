@@ -35,6 +35,8 @@ def taken(run_dir: Path, alone: bool, holds: bool) -> Iterator[None]:
     on without this disk.
     """
     refused = ConfigError if alone else AuraError
+    if _is_a_model(run_dir):
+        raise ConfigError("run_dir_is_a_model", path=run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         if not os.access(run_dir, os.W_OK):
@@ -48,6 +50,14 @@ def taken(run_dir: Path, alone: bool, holds: bool) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _is_a_model(path: Path) -> bool:
+    """One that somebody has exported, or fetched: a run has files of the same names."""
+    try:
+        return "architectures" in json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _hold(descriptor: int, run_dir: Path) -> None:
@@ -98,12 +108,13 @@ def write_done(run_dir: Path, config: TrainConfig, corpus: Corpus, state: dict[s
     write_atomically(run_dir / DONE, done)
 
 
-def verify_first(resume_from: Path) -> None:
+def verify_first(resume_from: Path) -> store.State:
     """Before what is newer is set aside for a checkpoint that cannot be used. Raises DataError."""
     try:
         manifest.verify(resume_from)
     except manifest.Damaged as reason:
         raise DataError("resume_unusable", path=resume_from, reason=reason) from None
+    return store.read_state(resume_from)
 
 
 def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
