@@ -267,7 +267,7 @@ def test_a_save_that_fails_for_whatever_reason_does_not_count(
     def fail(*_: object) -> None:
         raise RuntimeError("out of pinned memory")
 
-    monkeypatch.setattr(checkpoint, "_save_tensors", fail)
+    monkeypatch.setattr(checkpoint, "save_tensors", fail)
     saver = checkpoint.Saver(tmp_path, keep=1, keep_every=0)
     begin(saver, 1)
     assert not saver.wait()

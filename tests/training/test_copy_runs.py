@@ -99,6 +99,12 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
+@pytest.mark.parametrize("flag", ["keep", "rate", "leave-free"])
+def test_what_is_negative_is_refused(flag: str, run: Path, target: Target, copy: Aura) -> None:
+    assert f"--{flag} -1" in copy(f"--{flag}", "-1", code=EXIT_USAGE)
+    assert not target.share.exists()
+
+
 def test_what_is_finished_is_copied_once(run: Path, target: Target, copy: Aura) -> None:
     (run / "checkpoints/checkpoint-step-300.tmp-1").mkdir()
     (run / "checkpoints/damaged-checkpoint-step-400").mkdir()

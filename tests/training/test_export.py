@@ -176,6 +176,17 @@ def test_nothing_foreign_is_replaced_and_nothing_half_is_left(
         export.export(config, model.state_dict(), tokenizer, output)
     assert [path.name for path in output.iterdir()] == ["thesis.txt"]
 
+    (output / "thesis.txt").unlink()
+    # A model that was trained further, and a tokenizer alone.
+    for foreign in ({"model_type": "gpt2", "transformers_version": "5.0"}, None):
+        (output / TOKENIZER).write_text("mine")
+        (output / export.CONFIG).write_text(json.dumps(foreign))
+        if not foreign:
+            (output / export.CONFIG).unlink()
+        with pytest.raises(ConfigError, match="exists and is no exported model"):
+            export.export(config, model.state_dict(), tokenizer, output)
+        assert (output / TOKENIZER).read_text() == "mine"
+
     monkeypatch.chdir(output)
     with pytest.raises(ConfigError, match="the directory in which you are"):
         export.export(config, model.state_dict(), tokenizer, Path())
@@ -198,6 +209,18 @@ def test_nothing_foreign_is_replaced_and_nothing_half_is_left(
         export.export(config, model.state_dict(), tokenizer, output)
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["final", "other"]
+
+
+def test_the_tokenizer_of_a_checkpoint_is_found_whatever_it_is_called(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = max((run_dir / "checkpoints").iterdir())
+    (tmp_path / "newest").symlink_to(newest)
+    monkeypatch.chdir(newest)
+    for path in (newest, tmp_path / "newest", Path("../") / newest.name, Path()):
+        assert export.tokenizer_of(path) == run_dir.resolve() / TOKENIZER
+    with pytest.raises(DataError, match=r"/tokenizer\.json is missing"):
+        export.tokenizer_of(Path("/checkpoint"))
 
 
 def test_what_cannot_be_read_is_named(corpus: Corpus, run_dir: Path, tmp_path: Path) -> None:

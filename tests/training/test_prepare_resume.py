@@ -409,12 +409,30 @@ def test_a_pattern_may_not_cover_the_output(
     assert [main(words), main(words)] == [0, 0]
 
 
+def test_what_is_not_utf8_is_known_before_anything_is_made_unless_it_may_be_left_out(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_text(text.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "b.txt").write_bytes(b"ma\xf1ana")
+    words = ["--input", str(folder), "--vocab-size", "300", "--output", str(tmp_path / "c")]
+    with pytest.raises(DataError, match=r"b\.txt is not UTF-8: byte 2 "):
+        main(words)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert main([*words, "--max-errors", "1"]) == 0
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "is up to date" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--input", "x", "--dataset-name", "c4", "--vocab-size", "300"], "either --input PATH"),
         (["--vocab-size", "300"], "either --input PATH"),
         (["--input", "{text}", "--vocab-size", "300", "--tokenizer", "x"], "either --vocab-size N"),
+        (["--input", "{text}", "--tokenizer", ""], "either --vocab-size N"),
         (["--input", "{text}", "--dataset-config", "es"], "--dataset-config says something of a dataset"),
         (["--input", "{text}", "--dataset-split", "train"], "--dataset-split says something of a dataset"),
         (["--input", "{text}", "--dataset_revision", "a"], "--dataset-revision says something of a dataset"),

@@ -151,8 +151,8 @@ def write(
     final, temporary = directory / name, directory / f"{name}{TEMPORARY}{os.getpid()}"
     try:
         temporary.mkdir(parents=True)
-        _save_tensors(parameters, temporary / MODEL)
-        _save_tensors(optimizer, temporary / OPTIMIZER)
+        save_tensors(parameters, temporary / MODEL)
+        save_tensors(optimizer, temporary / OPTIMIZER)
         (temporary / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
         files = {
             file: {"sha256": sha256_of(temporary / file), "bytes": (temporary / file).stat().st_size}
@@ -330,7 +330,8 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Raises OSError."""
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         path.chmod(0o640)  # not its owner's alone: what copies runs is another user, in this group

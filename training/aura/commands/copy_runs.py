@@ -7,7 +7,7 @@ from pathlib import Path
 from aura.copies.copy_runs import Copier, Later, Pace, Target
 from aura.copies.in_bucket import Runs
 from aura.copies.on_disk import Disk
-from aura.errors import EXIT_OK, EXIT_TEMPORARY, Parser
+from aura.errors import EXIT_OK, EXIT_TEMPORARY, ConfigError, Parser
 from aura.storage.address import Address, place
 from aura.texts.console import put, text
 
@@ -39,6 +39,13 @@ def main(argv: list[str]) -> int:
         "--leave-free", type=float, default=10, metavar="GB", help="space of a disk that is not used up (10)"
     )
     arguments = parser.parse_args(argv)
+    for name, value in (
+        ("keep", arguments.keep),
+        ("rate", arguments.rate),
+        ("leave-free", arguments.leave_free),
+    ):
+        if not value >= 0:
+            raise ConfigError("at_least", name=name, value=value, least=0)
     pace = Pace(arguments.rate * 1e6)
     target: Target
     if isinstance(arguments.target, Address):

@@ -83,7 +83,7 @@ def gguf_of(model: Model, output: Path | None) -> Path:
             if (model.path / name).is_file():
                 return model.path / name
         raise ConfigError("serve_no_gguf", path=model.path, file=gguf_file.name_of(FORM), form=FORM)
-    folder = output or (model.run or model.path.absolute().parents[1]) / SERVED
+    folder = output or (model.run or export.run_of(model.path)) / SERVED
     file = folder / gguf_file.name_of(FORM)
     # The file has the time of the checkpoint that it was made of.
     written = (model.path / MANIFEST).stat().st_mtime_ns

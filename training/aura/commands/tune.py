@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from aura.checkpoint import manifest
+from aura.checkpoint import manifest, store
 from aura.commands.bars import Bars
 from aura.commands.flags import add_dataset, add_settings, given_settings
 from aura.commands.named import places
@@ -203,7 +203,7 @@ def _write_rest(base: Base, made: dialogues.Dialogues, directory: Path, about: d
     parameters = tuning.initial(
         load_file(base.checkpoint / manifest.MODEL), from_values(settings), base.added, base.end
     )
-    save_file(parameters, directory / corpora.INITIAL, metadata={"format": "pt"})
+    store.save_tensors(parameters, directory / corpora.INITIAL)
     (directory / corpora.INITIAL).chmod(0o644)  # as the files beside it
     tokenizer = base.tokenizer.to_str(pretty=False)
     replace_text(directory / corpora.TOKENIZER, tokenizer)

@@ -42,7 +42,7 @@ class Settings:
 
     def check(self) -> None:
         """Raises ConfigError."""
-        if (self.vocab_size is None) == (self.tokenizer is None):
+        if (self.vocab_size is None) == (self.tokenizer is None) or self.tokenizer == "":
             raise ConfigError("vocabulary_or_tokenizer")
         if (
             self.vocab_size is not None

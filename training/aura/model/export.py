@@ -65,9 +65,7 @@ def export(
     Raises DataError when it cannot be written, or when the tokenizer has more tokens than the model has rows.
     """
     output = appears_at_once(output)
-    if output.exists() and not (
-        output.is_dir() and {path.name for path in output.iterdir()} <= FILES | GGUF_FILES
-    ):
+    if output.exists() and not _is_ours(output):
         raise ConfigError("no_exported_model_there", path=output)
     tokenizer = read_tokenizer(tokenizer_path)
     rows = token_ids(tokenizer)
@@ -190,9 +188,26 @@ def is_exported(path: Path) -> bool:
     return all(file.is_file() for file in files) and not (path / CHECKPOINTS).is_dir()
 
 
+def _is_ours(path: Path) -> bool:
+    """A directory that is empty, or that `export` has written: whoever trains a model further and saves it there has
+    transformers write its own version down."""
+    if not path.is_dir() or not {file.name for file in path.iterdir()} <= FILES | GGUF_FILES:
+        return False
+    try:
+        return "transformers_version" not in json.loads((path / CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return not any(path.iterdir())
+
+
+def run_of(checkpoint: Path) -> Path:
+    """The directory of the run that it is of: its own, or, where a link leads to the checkpoint itself, that one's."""
+    run = Path(os.path.abspath(checkpoint)).parent.parent  # noqa: PTH100  # without following links
+    return run if (run / TOKENIZER).is_file() else checkpoint.resolve().parent.parent
+
+
 def tokenizer_of(path: Path) -> Path:
     """The tokenizer of an exported model, or of a checkpoint: a copy lies in its run directory. Raises DataError."""
-    file = (path if is_exported(path) else path.absolute().parents[1]) / TOKENIZER
+    file = (path if is_exported(path) else run_of(path)) / TOKENIZER
     if not file.is_file():
         raise DataError("run_tokenizer_missing", file=file)
     return file
