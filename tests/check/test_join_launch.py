@@ -180,9 +180,14 @@ def test_a_rank_that_has_ended_on_a_node_of_the_launch_is_none_that_is_left_out(
     (running / "node0/memory/mine/checkpoint-step-5").mkdir(parents=True)
     (running / "node1/active").unlink()
     (running / "node0/runs/mine/rank-0/status.json").write_text('{"state": "joining"}')
-    launched(running, *ALL, expect=2)
+    before = told(running)
+    said = " ".join(launched(running, *ALL, expect=2).split())
     assert [started(running, name, 3)[0]["RANK"] for name in ALL] == ["0", "1", "2"]
     assert started(running, "node0", 3)[0]["AURA_STEP_TOKENS"] == "4096"
+    # It is as it was: join.yml brings it back to this run, and not to the launch that has failed.
+    assert "node0 train on as before, without the others." in said
+    assert trains(running) == [True, False, False] and told(running) == before
+    assert (running / "node1/runs/mine/rank-1/vote.json").read_text() == "what rank 1 said"
 
 
 def test_what_cannot_be_done_before_the_others_are_stopped_stops_nobody(running: Path) -> None:
