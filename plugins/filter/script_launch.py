@@ -226,6 +226,10 @@ def script_failure(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             failures.append(alone | victim | {"node": name, "failed": 0.0, "out_of_memory": True})
         elif status.get("unit") == "failed" and not failed and not through:
             failures.append(alone | {"failed": status["unit_ended"], "signal": status["unit_signal"]})
+        elif any(
+            rank.get("went_off") for rank in ranks
+        ):  # it has booted since; the others lose their peer by that
+            failures.append(alone | {"failed": 0.0, "went_off": True})
         if not status or (status["active"] and not ranks):
             silent.append(alone | {"exit": None})
     return min(failures, key=lambda failure: failure["failed"], default=silent[0] if silent else {})
@@ -243,6 +247,8 @@ def failure_sentence(failure: Mapping[str, Any], launcher: str, journal: str = "
     first = f"{who} on {failure['node']} {how}, the first one to fail."
     if failure["exit"] is None and not failure["signal"] and not failure.get("out_of_memory"):
         first = f"{failure['node']} has not begun in time (script_start_timeout)."
+    if failure.get("went_off"):
+        first = f"{failure['node']} went off while its ranks were at work, and is back."
     last = "\n".join(failure["tail"]) or journal or "It has said nothing."
     return f"{first} Its last lines:\n{last}"
 

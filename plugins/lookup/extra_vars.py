@@ -17,13 +17,21 @@ class LookupModule(LookupBase):
     """
 
     def run(self, terms, variables=None, whole=(), **kwargs):
-        given = load_extra_vars(self._loader or DataLoader())
+        loader = self._loader or DataLoader()
+        given = load_extra_vars(loader)
         own = {"ansible_version", "ansible_check_mode", "ansible_diff_mode"}
         assert context.CLIARGS is not None
+        pieces, others = set(), {}
         for text in context.CLIARGS["extra_vars"]:
             name, _, value = text.partition("=")
             if name in whole and value[:1] not in ("'", '"'):
-                for piece in parse_kv(text):
-                    given.pop(piece, None)
-                given[name] = value
+                pieces |= parse_kv(text).keys()
+                others[name] = value
+            elif text[:1] == "@":
+                others |= loader.load_from_file(text[1:]) or {}
+            else:
+                others |= loader.load(text) if text[:1] in "[{" else parse_kv(text)
+        for piece in pieces:
+            given.pop(piece, None)
+        given |= {name: others[name] for name in (*pieces, *whole) if name in others}
         return [{name: value for name, value in given.items() if name not in own}]

@@ -12,6 +12,7 @@ import tree
 import yaml
 from ansible import context
 from ansible.utils.vars import load_extra_vars
+from expressions import filled_in, loaded
 
 launch = tree.plugin("filter/script_launch")
 read_request = tree.plugin("filter/script_request").script_request
@@ -262,6 +263,8 @@ def test_an_environment_is_named_after_all_that_is_in_it(project: Path) -> None:
         ),
         (["arguments='--epochs 3' run=mine"], "--epochs 3"),
         (['{"arguments": "--epochs 3", "run": "mine"}'], "--epochs 3"),
+        (["run=mine", "arguments=lr=1 run=7"], "lr=1 run=7"),
+        (["arguments=lr=1 run=7", '{"run": "mine"}'], "lr=1 run=7"),
     ],
 )
 def test_arguments_arrive_as_they_were_typed(
@@ -318,9 +321,49 @@ def test_who_had_no_memory_is_named_and_not_called_stopped() -> None:
     assert said.startswith("The launcher (torchrun) on node1 was ended because that PC's memory ran out")
 
 
+def test_a_pc_that_went_off_is_named_and_not_its_victims() -> None:
+    off = {"unit": "inactive", "unit_exit": 0, "unit_ended": None}
+    lost = rank(1, "lost", went_off=True)
+    statuses = [
+        status(0, rank(0, "failed", 20.4, tail=["RuntimeError: Connection reset by peer"])),
+        status(1, lost, **off),
+    ]
+    for among in (statuses, statuses[1:]):
+        said = launch.failure_sentence(launch.script_failure(among), "torchrun")
+        assert said.startswith("node1 went off while its ranks were at work, and is back.")
+    # What was killed because it did not stop in time is no cause.
+    killed = [statuses[0], status(1, rank(1, "lost", went_off=False), **off)]
+    assert launch.script_failure(killed)["node"] == "node0"
+
+
 def test_who_was_stopped_has_not_failed() -> None:
     well = [status(0, rank(0, "stopped")), status(1, rank(1, "done"), unit="inactive")]
     assert launch.script_failure(well) == {}
+
+
+def test_nobody_joins_a_run_beside_a_script() -> None:
+    """A node may have left a run for it."""
+    (task,) = (
+        task
+        for play in loaded("playbooks/join.yml")
+        for task in play.get("tasks", [])
+        if task["name"] == "The run was launched with this node"
+    )
+    words = task["ansible.builtin.assert"]
+
+    def said(script: dict[str, Any]) -> str:
+        known = {
+            "inventory_hostname": "node3",
+            "trainer_answers": True,
+            "trainer_status": [{"run": "mine"}],
+            "script_status": script,
+        }
+        return "" if filled_in(f"{{{{ {words['that']} }}}}", known) else filled_in(words["fail_msg"], known)
+
+    assert said({}) == said({"active": False}) == ""
+    assert said({"active": True}) == (
+        "node3 is at work with a script, which playbooks/stop.yml --limit node3 ends. Nothing was started."
+    )
 
 
 @pytest.mark.parametrize("nothing", [{}, {"active": True, "ranks": []}])
