@@ -19,7 +19,10 @@ def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
     if settings["client_enabled"]:
         said += [*source(settings), *place(settings, node), *numbers(settings, nodes)]
     is_off = not (settings["server_enabled"] or settings["client_enabled"])
-    if is_off and node["files"][SERVICE]["kind"] != "absent" and node["units"][SCRIPT]["active"]:
+    there = node.get("texts", {}).get(SERVICE, "")
+    mount_moves = filter_loader.get("mount_moves").j2_function
+    moves = settings["client_enabled"] and mount_moves(there, settings["directory"], settings["source"])
+    if (is_off or moves) and node["files"][SERVICE]["kind"] != "absent" and node["units"][SCRIPT]["active"]:
         said.append(
             "somebody's script runs there, which may write into the shared directory that is to go. End it first: "
             "ansible-playbook playbooks/stop.yml"

@@ -231,6 +231,16 @@ def test_it_does_not_go_under_a_script_that_runs() -> None:
     running, ended = ({"aura-script.service": {**UNIT, "active": active}} for active in (True, False))
     assert "script runs there" in problems("nfs", {"files": files, "units": running}, **off)
     assert problems("nfs", {"files": files, "units": ended}, **off) == ""
+    text = "ExecStart=shared-directory /srv/aura 192.168.50.20 2049\n"
+    seen = {"files": files, "units": running, "texts": {LOOKS_AFTER: text}}
+    for place, source, refused in (
+        ("/srv/files", "192.168.50.20:/srv/files", True),
+        ("/srv/aura", "//nas/aura", True),
+        ("/srv/aura", "192.168.50.21:/srv/aura", False),
+    ):
+        node = {**seen, "mounts": {place: FREE}}
+        told: dict[str, Any] = {"client_enabled": True, "directory": place, "source": source}
+        assert ("script runs there" in problems("nfs", node, **told)) is refused
     nothing = {"files": {LOOKS_AFTER: ABSENT}, "units": running}
     assert problems("nfs", nothing, **off) == "", "a node that shares nothing"
 
@@ -246,6 +256,24 @@ def test_names_follow_from_what_is_mounted() -> None:
     assert (
         "soft,credentials=/etc/aura-shared-directory.credentials,uid=aura" in mount and "secret" not in mount
     )
+
+
+@pytest.mark.parametrize(
+    ("place", "source", "moves"),
+    [
+        ("/srv/aura", "192.168.50.21:/srv/aura", False),  # another server
+        ("/srv/files", "192.168.50.20:/srv/files", True),
+        ("/srv/aura", "//nas/aura", True),
+        ("/srv", "192.168.50.20:/srv", True),
+    ],
+)
+def test_what_is_mounted_elsewhere_from_now_on_is_let_go_first(place: str, source: str, moves: bool) -> None:
+    text = "ExecStart=/usr/local/lib/aura/shared-directory /srv/aura 192.168.50.20 2049\nTimeoutStartSec=90\n"
+    service = says("nfs", "__nfs_service")
+    seen = {"files": {service: {"kind": "file"}}, "texts": {service: text}}
+    assert says("nfs", "__nfs_moves", __nfs_seen=seen, nfs_directory=place, nfs_source=source) is moves
+    gone = {"files": {service: {"kind": "absent"}}, "texts": {service: ""}}
+    assert says("nfs", "__nfs_moves", __nfs_seen=gone, nfs_directory=place, nfs_source=source) is False
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,6 @@ def put_trainer(machine: Machine) -> None:
 def test_a_nas_with_smb_takes_the_servers_place(shared: Shared) -> None:
     """Samba on the machine that was the server."""
     server, client = shared.server, shared.client
-    client.exec("systemctl stop aura-shared-directory.timer srv-aura.mount")
     server.exec(SAMBA, limit=1800)
     server.exec(
         "systemctl stop nfs-server; mkdir -p /srv/nas && chown aura: /srv/nas && systemctl restart smbd"
@@ -345,6 +344,12 @@ def test_a_nas_with_smb_takes_the_servers_place(shared: Shared) -> None:
     shared.settings(**settings, shared_smb_password="correct horse, battery")  # noqa: S106
     said = shared.cluster.share("--diff", "-vvv")
     assert "correct horse" not in said
+    # What it was before, it is not any more.
+    assert client.exec("ls /etc/systemd/system/*.mount").split() == [
+        "/etc/systemd/system/srv-nas\\x2dfiles.mount"
+    ]
+    assert "/srv/aura" not in client.exec("cat /proc/self/mountinfo")
+    assert "masked" not in client.exec("systemctl is-enabled rpcbind.service rpcbind.socket || true")
     mount = client.exec("grep ' /srv/nas-files ' /proc/self/mountinfo")
     for words in (source, "nosuid", "nodev", "soft"):
         assert words in mount
