@@ -175,6 +175,7 @@ RUNTIME = '{"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtim
         ("Docker version 28.2.2, build 1", RUNTIME, False),  # as NVIDIA's guide has it: nothing is to be done
         ("Docker version 24.0.7, build 1", "", False),
         ("Docker version 20.10.24+dfsg1, build 297e128", "", False),
+        ("Docker version 28.2.2, build 1\nold toolkit", "", False),
         ("none", "", False),
     ],
 )

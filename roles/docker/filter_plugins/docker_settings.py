@@ -20,11 +20,11 @@ def docker_packages(node: Seen) -> list[str]:
 
 def docker_takes_cdi(text: str, said: str) -> bool:
     """Whether this Docker shall read descriptions of devices, as it does from 25 on; not where somebody has given it
-    NVIDIA's runtime already. text: of /etc/docker/daemon.json; said: by `dockerd --version`."""
+    NVIDIA's runtime already, nor where the toolkit does not write them. text: of /etc/docker/daemon.json; said: by
+    `dockerd --version`, and of an old toolkit."""
     version = re.search(r"version (\d+)", said)
-    return bool(version and int(version[1]) >= 25) and "nvidia" not in json.loads(text or "{}").get(
-        "runtimes", {}
-    )
+    known = bool(version and int(version[1]) >= 25) and "old toolkit" not in said
+    return known and "nvidia" not in json.loads(text or "{}").get("runtimes", {})
 
 
 def docker_daemon(text: str, cdi: bool) -> str:
