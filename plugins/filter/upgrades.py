@@ -151,12 +151,18 @@ def waiting(nodes: Iterable[Node], *actions: str) -> list[tuple[Node, Node]]:
     return [(node, decision) for node, decision in of if decision.get("action") in actions]
 
 
+def told(node: Node) -> str:
+    """Whether it may be restarted for its driver: `true`, `false` or `ask`."""
+    return str(node.get("reboot", node.get("nvidia_driver_reboot", "ask"))).lower()
+
+
 def restart_question(nodes: Iterable[Node]) -> str:
-    """What a person is asked before anything is changed; empty when no node may have to be restarted."""
+    """What a person is asked before anything is changed; empty when no node may have to be restarted, or it is said of
+    all that do."""
     names = [
         f"{node['inventory_hostname']} ({decision['why']})"
         for node, decision in waiting(nodes, "install", "restart")
-        if not decision["own"] and not at_the_pc(decision["start"])[0]
+        if told(node) not in ("true", "false") and not decision["own"] and not at_the_pc(decision["start"])[0]
     ]
     if not names:
         return ""
@@ -175,7 +181,6 @@ def restarts(nodes: Iterable[Node]) -> dict[str, Any]:
     said: dict[str, str] = {}
     for node, decision in waiting(nodes, "restart"):
         name = node["inventory_hostname"]
-        told = str(node.get("reboot", node.get("nvidia_driver_reboot", "ask"))).lower()
         why, type_there = at_the_pc(decision["start"])
         if decision["own"]:
             said[name] = f"is this machine, which is not restarted from here. Type: {type_there}"
@@ -183,7 +188,7 @@ def restarts(nodes: Iterable[Node]) -> dict[str, Any]:
             said[name] = f"runs a script, which would not go on. When it is through, type on it: {type_there}"
         elif why:
             said[name] = f"waits for somebody: {why}. Sit down at it and type: {type_there}"
-        elif told == "true":
+        elif told(node) == "true":
             now.append(name)
         else:
             said[name] = f"may not be restarted from here. Type on it: {type_there}"

@@ -41,6 +41,10 @@ def test_all_that_is_wrong_with_a_pc_is_said_at_once() -> None:
     [
         ({"msg": "Missing sudo password"}, "sudo on node1 asks ada for a password: say -K."),
         (
+            {"msg": "non-zero return code", "stdout": "sudo: se requiere una contraseña\r\n"},
+            "sudo on node1 asks ada for a password: say -K.",
+        ),
+        (
             {
                 "msg": "non-zero return code",
                 "stdout": "\r\nada is not in the sudoers file.  This is reported.\r\n",

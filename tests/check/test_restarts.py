@@ -15,23 +15,24 @@ WAITS = {"action": "restart", "why": "nouveau", "own": False, "start": START, "s
 NODES = {"node0": WAITS | {"own": True}, "node1": WAITS, "node2": WAITS | {"action": "none"}}
 
 
-def said(tmp_path: Path, typed: list[str], *words: str) -> tuple[int, str]:
-    """What a run of ask_restart.yml and of the first and the last play of restarts.yml says. typed: the answers."""
+def said(tmp_path: Path, typed: list[str], *words: str, **told: str) -> tuple[int, str]:
+    """What a run of ask_restart.yml and of the first and the last play of restarts.yml says. typed: the answers; told:
+    nvidia_driver_reboot of some nodes."""
     ask = {"ansible.builtin.import_tasks": str(tree.ROOT / "playbooks/tasks/ask_restart.yml")}
-    told = {"ask_restart_told": "{{ reboot | default(nvidia_driver_reboot) | string | lower }}"}
+    variables = {"ask_restart_told": "{{ reboot | default(nvidia_driver_reboot) | string | lower }}"}
     plays = yaml.safe_load((tree.ROOT / "playbooks/restarts.yml").read_text())
     assert "restart_now" in plays[1]["hosts"]
     plays[1] = {
         **plays[1],
         "tasks": [{"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} restarts now"}}],
     }
-    first = {"hosts": "cluster", "gather_facts": False, "vars": told, "tasks": [ask]}
+    first = {"hosts": "cluster", "gather_facts": False, "vars": variables, "tasks": [ask]}
     (tmp_path / "play.yml").write_text(yaml.safe_dump([first, *plays], sort_keys=False))
     hosts = {
         name: {
             "nvidia_driver_decision": decision,
             "ansible_connection": "local",
-            "nvidia_driver_reboot": "ask",
+            "nvidia_driver_reboot": told.get(name, "ask"),
         }
         for name, decision in NODES.items()
     }
@@ -59,6 +60,15 @@ def test_a_node_restarts_when_somebody_has_said_so(typed: list[str], restarts: b
     assert "node0 restarts now" not in text
     assert "node2" not in text.partition("TASK [Say what to type]")[2].partition("PLAY RECAP")[0]
     assert ("node1 (nouveau)" in text.partition("[Y/n]")[0]) == bool(typed)
+
+
+def test_of_which_nodes_it_is_said_in_the_inventory_nobody_is_asked(tmp_path: Path) -> None:
+    """The first one in the inventory among them."""
+    code, text = said(tmp_path, [""], node0="false", node2="false")
+    assert code == 0, text
+    assert "node1 restarts now" in text and "node1 (nouveau)" in text.partition("[Y/n]")[0]
+    code, text = said(tmp_path, [], "-e", "reboot=false")
+    assert code == 0 and MAY_NOT in text
 
 
 def test_another_word_is_refused(tmp_path: Path) -> None:

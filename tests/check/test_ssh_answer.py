@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tree
 from ansible.plugins.loader import lookup_loader
+from expressions import filled_in, loaded
 from test_find import listening
 
 lookup_loader.add_directory(str(tree.ROOT / "plugins/lookup"))
@@ -72,3 +73,34 @@ def test_who_is_slow_is_called_neither_absent_nor_a_stranger(words: bytes, tmp_p
 def test_who_hangs_up_without_a_word_may_have_too_many_callers() -> None:
     with listening({HERE: b""}) as port:
         assert ask(HERE, ports=[port]) == [(HERE, port, "slow")]
+
+
+OWN, FIRST = "10.0.0.21", "192.168.1.40"
+
+
+@pytest.mark.parametrize(
+    ("tried", "sentence"),
+    [
+        ([(OWN, "silence"), (FIRST, "stranger")], f"node1 does not answer at {OWN}. Is it switched on"),
+        ([(OWN, "silence"), (FIRST, "refused")], f"What answers at {FIRST}, its first_address, is not it"),
+        ([(OWN, "silence"), (FIRST, "silence")], f"node1 does not answer at {OWN} nor at {FIRST}"),
+        ([(OWN, "stranger"), (FIRST, "silence")], f"The machine at {OWN} does not have the host key"),
+        # A new one is looked for at its first address first.
+        ([(FIRST, "refused"), (OWN, "silence")], f"node1 is at {FIRST}, but has no SSH server"),
+        ([(OWN, "silence"), (FIRST, "node")], ""),
+    ],
+)
+def test_who_has_a_nodes_first_address_now_is_not_taken_for_it(
+    tried: list[tuple[str, str]], sentence: str
+) -> None:
+    task = loaded("playbooks/tasks/find_nodes.yml")[1]
+    known = {
+        "inventory_hostname": "node1",
+        "cluster_state": "state",
+        "cluster_places": {"addresses": [OWN, FIRST], "ports": [22]},
+        "find_nodes_tried": [{"address": address, "port": 22, "answer": said} for address, said in tried],
+    }
+    said = filled_in(
+        task["ansible.builtin.set_fact"]["find_nodes_problem"], {**task["vars"], **known}
+    ).strip()
+    assert sentence in said if sentence else said == ""

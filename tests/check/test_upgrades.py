@@ -233,6 +233,10 @@ def waits(name: str, told: Any = "ask", **decision: Any) -> dict[str, Any]:
             [waits("node0", action="install"), waits("node1", **PASSPHRASE), waits("node2")],
             "node0 (nouveau), node2 (nouveau)", id="one that needs a person anyway",
         ),
+        pytest.param(
+            [waits("node0", False), waits("node1", "true"), waits("node2")], "node2 (nouveau)", id="said of some",
+        ),
+        pytest.param([waits("node0") | {"reboot": "true"}], "", id="-e reboot=true"),
     ],
 )  # fmt: skip
 def test_who_is_at_the_terminal_is_asked_once_about_all_nodes(

@@ -32,10 +32,10 @@ def not_root(answer: Answer, name: str, user: str) -> str:
     said = str(answer.get("msg", ""))
     if "Incorrect" in said:
         return f"sudo on {name} does not take the password that you typed for -K from {user}."
-    if "Missing" in said:
-        return f"sudo on {name} asks {user} for a password: say -K."
     wrote = f"{answer.get('stdout', '')}\n{answer.get('stderr', '')}".split("\n")
     reason = next((line.strip() for line in wrote if "sudo" in line), said)
+    if "Missing" in said or "se requiere una contrase" in reason:  # Ansible knows sudo's English only
+        return f"sudo on {name} asks {user} for a password: say -K."
     return f"{user} may not become root on {name} ({reason}). There, who may: sudo usermod -aG sudo {user}"
 
 
