@@ -123,7 +123,8 @@ def _proxy(there: Storage) -> Iterator[Storage]:
             body = self.rfile.read(length)
             time.sleep(there.slow)
             if fault and fault.status:
-                return self.answer(fault.status, {}, b"<Error><Code>InternalError</Code></Error>")
+                code = b"AccessDenied" if fault.status == 403 else b"InternalError"
+                return self.answer(fault.status, {}, b"<Error><Code>%s</Code></Error>" % code)
             status, headers, content = self.ask(body)
             if fault:  # in the middle of what goes
                 self.answer(status, headers, content, content[: len(content) // 2])

@@ -23,6 +23,7 @@ class Received:
     port: int = 0
     answer: int | None = 200
     refuses: str = ""
+    slow: float = 0.0  # seconds before an answer
     paths: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
     asked: int = 0  # refused ones too
@@ -78,6 +79,7 @@ def web_server(port: int = 0) -> Iterator[Received]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             received.asked += 1
+            time.sleep(received.slow)
             if received.answer is None:
                 self.connection.shutdown(socket.SHUT_RDWR)
                 return

@@ -225,6 +225,23 @@ def test_what_is_damaged_is_not_copied(run: Path, target: Target, copy: Aura) ->
     assert tree(target.checkpoints / good.name) == tree(good)
 
 
+@in_a_bucket
+def test_a_key_that_may_not_delete_holds_up_no_other_run(run: Path, target: Target, copy: Aura) -> None:
+    copy()
+    for step in (100, 200):
+        shutil.rmtree(run / f"checkpoints/checkpoint-step-{step}")
+    save(run, 300)
+    save(run.with_name("second"), 100)
+    assert target.bucket
+    target.settle()
+    for line in ("DELETE", "?delete"):
+        target.bucket.fail(line, 403)
+    said = copy("--keep", "1", code=EXIT_TEMPORARY)
+    assert "may the key read, write and delete there?" in said
+    assert (target.share.with_name("second") / "checkpoints/checkpoint-step-100").is_dir()
+    assert (target.checkpoints / "checkpoint-step-300").is_dir()
+
+
 def test_a_copy_that_was_torn_is_made_again(run: Path, target: Target, copy: Aura) -> None:
     copy()
     for step, tear in ((100, lambda path: path.unlink()), (200, lambda path: path.write_bytes(b""))):

@@ -301,6 +301,23 @@ def test_a_reason_that_holds_the_address_loses_it() -> None:
     assert "example.org" in said and not any(part in said for part in (SECRET, "another-secret", "pass-word"))
 
 
+def test_a_topic_in_the_place_of_a_host_is_a_secret_too() -> None:
+    said = without_secrets(f"Failed to send ntfy notification to topic '{SECRET}'.", f"ntfy://{SECRET}")
+    assert SECRET not in said
+    assert "localhost" in without_secrets("localhost is silent", "http://localhost/hook")
+    assert "doorbell" in without_secrets("doorbell is silent", "json://doorbell:8080/hook")
+
+
+def test_a_server_may_take_its_time_to_answer(tmp_path: Path) -> None:
+    with web_server() as received:
+        received.slow = 4.5
+        path = tmp_path / "webhooks.json"
+        address = f"http://127.0.0.1:{received.port}/hook"
+        path.write_text(json.dumps({"webhook_url": address, "webhook_type": "json"}))
+        (service,) = read_services(path).services
+        assert service.send(EVENT, "home") == ""
+
+
 def test_the_first_node_that_lives_tells_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes.time, "clock_gettime", lambda clock: nodes.BOOTING)
     there = {"a": True, "b": True, "c": True, "d": True}

@@ -29,6 +29,7 @@ from aura.watch.events import CRITICAL, LONGEST, WARNING, Event, payload
 
 TIMEOUT = 30.0  # seconds for one message to one service
 HEARTBEAT_TIMEOUT = 10.0
+SLOW = 20.0  # seconds that a server may take to answer
 # `webhook_type`, and what apprise calls the service. raw is what guide 003 calls a webhook of one's own.
 TYPES = {"discord": "Discord", "slack": "Slack", "telegram": "Telegram", "ntfy": "ntfy", "email": "E-Mail"}
 OWN = ("json", "raw")
@@ -139,6 +140,8 @@ def _service(entry: Any, number: int, path: Path) -> Service:
     wanted = "JSON" if kind in OWN else TYPES.get(kind)
     if plugin is None or (wanted and plugin.service_name != wanted):
         raise ConfigError("webhook_not_understood", path=path, number=number, kind=kind or text("none"))
+    # A server may have taken the message, and answer after apprise's own 4 s: it would get it again and again.
+    plugin.socket_read_timeout = max(plugin.socket_read_timeout, SLOW)
     sender = apprise.Apprise()
     sender.add(plugin)
     key = hashlib.sha256(entry.encode()).hexdigest()[:16]
@@ -168,8 +171,13 @@ def _check_keys(content: dict[str, Any], known: tuple[str, ...], path: Path) -> 
 
 
 def without_secrets(said: str, address: str) -> str:
-    """Without any part of the address but its host: path, user, password and what stands behind the question mark."""
-    host = urlsplit(address).hostname or ""
+    """Without any part of the address but its host: path, user, password and what stands behind the question mark.
+    What stands in the host's place without a dot or a port is a secret, too (ntfy://TOPIC)."""
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    is_bare = "." not in host and ":" not in parts.netloc.rpartition("@")[2]
+    if is_bare and parts.scheme not in ("http", "https"):
+        host = ""
     for part in sorted(re.split(r"[/:@?&=#]+", address), key=len, reverse=True):
         if len(part) >= 4 and part not in (host, "https", "http", "mailto", "json", "jsons"):
             said = said.replace(part, "***")
