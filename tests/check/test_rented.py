@@ -40,5 +40,11 @@ def test_it_is_looked_for_where_it_is_reached_and_nowhere_else(inventory: Path) 
     assert list(told(inventory, "gpu0", *names).values()) == [
         "gpu.example.org", 20456, there, [["gpu.example.org", 20456]], [],
     ]  # fmt: skip
+    # One whose SSH is not translated may get another port for it, as others do.
+    del nat["public_ssh_port"]
+    (inventory / "hosts.yml").write_text(
+        json.dumps({"cluster": {"hosts": {"gpu0": nat | {"ssh_port": 2222}}}})
+    )
+    assert told(inventory, "gpu0", "cluster_places")["cluster_places"]["ports"] == [2222, 22]
     find = (tree.ROOT / "playbooks/tasks/find_nodes.yml").read_text()
     assert "query('ssh_answer', *cluster_places.addresses, ports=cluster_places.ports," in find

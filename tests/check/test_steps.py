@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_what_is_switched_off_goes_where_it_was(role: str) -> None:
     # Of a node that serves and mounts, what is left of either goes (test_nfs.py: another PC becomes the server).
     switches = ["nfs_client_enabled", "nfs_server_enabled"] if role == "nfs" else [f"{role}_enabled"]
     for enabled, kind, goes in ((False, "file", True), (False, "absent", False), (True, "file", False)):
-        seen = {"files": Everything(kind={"kind": kind})}
+        seen = {"files": Everything(kind={"kind": kind}), "texts": defaultdict(str)}
         known = variables_of(role) | dict.fromkeys(switches, enabled) | {f"__{role}_seen": seen}
         assert filled_in(f"{{{{ {task['when']} }}}}", known) is goes, (enabled, kind)
         if role == "nfs" and kind == "file":

@@ -51,7 +51,7 @@ def bundle_problems(
     if lacking:
         problems.append(
             f"{node} needs the packages {', '.join(lacking)}, which {file} does not have: "
-            "write it again from these playbooks (make bundle)."
+            f"write it again from these playbooks (make bundle PACKAGES='{' '.join(lacking)}')."
         )
     problems += filter(None, [driver_problem(bundle, node, driver)])
     there = bundle["wheelhouses"].get(wheelhouse)
