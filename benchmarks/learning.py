@@ -22,6 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -154,8 +155,10 @@ def main() -> int:
     )
     given, started = parser.parse_args(), time.perf_counter()
     seeds, asked = given.seeds, groups if "all" in given.arms else given.arms
-    with corpus_of(given.text, of.VOCABULARY) as corpus:
-        kept = Kept(given.results, corpus, compute, given.workers)
+    with (
+        corpus_of(given.text, of.VOCABULARY) as corpus,
+        closing(Kept(given.results, corpus, compute, given.workers)) as kept,
+    ):
 
         def losses(optimizer: str, arm: str, lr: float, part: float = 1.0) -> list[float]:
             jobs = [Job(optimizer, arm, lr, seed, part) for seed in range(seeds)]

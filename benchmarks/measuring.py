@@ -150,6 +150,10 @@ class Kept:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self.known: dict[str, Row] = {row["key"]: row for row in map(json.loads, lines) if "key" in row}
 
+    def close(self) -> None:
+        """At the interpreter's own end the pool would complain behind the last line."""
+        self.pool.shutdown()
+
     def results(self, jobs: Sequence[Any]) -> list[Row]:
         missing = [job for job in dict.fromkeys(jobs) if job.key(self.fingerprint) not in self.known]
         results = self.pool.map(self.compute, missing, [self.corpus] * len(missing))

@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,8 +146,10 @@ def main() -> int:
     )
     given, began = parser.parse_args(), time.perf_counter()
     arms = list(dict.fromkeys([MODERN, TODAY, *given.arms]))
-    with corpus_of(given.text, SIZE["vocab_size"]) as corpus:
-        kept = Kept(given.results, corpus, compute, given.workers)
+    with (
+        corpus_of(given.text, SIZE["vocab_size"]) as corpus,
+        closing(Kept(given.results, corpus, compute, given.workers)) as kept,
+    ):
 
         def bits(arm: str, rates: Sequence[float], seeds: range, part: float = 1.0) -> list[list[float]]:
             found = kept.results([Job(arm, lr, seed, part) for lr in rates for seed in seeds])
