@@ -231,6 +231,7 @@ def test_a_key_that_may_not_delete_holds_up_no_other_run(run: Path, target: Targ
     for step in (100, 200):
         shutil.rmtree(run / f"checkpoints/checkpoint-step-{step}")
     save(run, 300)
+    (run / "final/config.json").write_bytes(b"{ }")  # exported anew: the old one is deleted before
     save(run.with_name("second"), 100)
     assert target.bucket
     target.settle()
@@ -420,7 +421,7 @@ def test_a_wrong_key_is_one_sentence_whatever_the_number_of_runs(
     save(run.parent / "second", 100)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     said = copy(code=EXIT_TEMPORARY)
-    assert said.count("\n") == 1, said
+    assert said.count("\n") == said.count("the server refuses the key") == 1, said
     assert "the server refuses the key (SignatureDoesNotMatch)." in said
     assert said.endswith("It is tried again.\n")
     assert not [*(bucket.files / "data").rglob("*")]

@@ -7,21 +7,22 @@ from typing import Any
 GIB = 1 << 30
 
 
-def driver_problem(bundle: dict[str, Any], node: str, driver: list[str]) -> str:
-    """Why the node's NVIDIA driver cannot come from this bundle: empty when it can."""
+def driver_problem(bundle: dict[str, Any], node: str, driver: list[str], others: list[str]) -> str:
+    """Why the node's NVIDIA driver cannot come from this bundle: empty when it can. others: what else it lacks."""
     lacking = [name for name in driver if name not in bundle["packages"]]
     if not lacking:
         return ""
+    named = " ".join([*driver, *others])
     problem = f"{node} needs an NVIDIA driver ({', '.join(driver)}), and {bundle['file']} does not have "
     unknown = [name for name in lacking if name in bundle["unknown"]]
     if unknown:
         return (
             f"{problem}{', '.join(unknown)}: apt did not know them where it was written. Write it again where apt's "
             "sources have Ubuntu's sections main, restricted and multiverse (make bundle "
-            f"PACKAGES='{' '.join(driver)}')."
+            f"PACKAGES='{named}')."
         )
     return (
-        f"{problem}{', '.join(lacking)}: write it again with all of them (make bundle PACKAGES='{' '.join(driver)}'), "
+        f"{problem}{', '.join(lacking)}: write it again with all of them (make bundle PACKAGES='{named}'), "
         "since the driver's modules fit the kernel that comes with them."
     )
 
@@ -51,9 +52,10 @@ def bundle_problems(
     if lacking:
         problems.append(
             f"{node} needs the packages {', '.join(lacking)}, which {file} does not have: "
-            f"write it again from these playbooks (make bundle PACKAGES='{' '.join(lacking)}')."
+            f"write it again from these playbooks (make bundle PACKAGES='{' '.join([*driver, *lacking])}', and what "
+            "you have named there before)."
         )
-    problems += filter(None, [driver_problem(bundle, node, driver)])
+    problems += filter(None, [driver_problem(bundle, node, driver, lacking)])
     there = bundle["wheelhouses"].get(wheelhouse)
     if there is None:
         problems.append(

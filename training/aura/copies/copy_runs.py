@@ -125,10 +125,13 @@ class Copier:
                     self._copy_run(run, lead)
             except OSError as error:
                 self.troubles.append(console.text("not_copied_now", run=run.name, error=error))
-            except (Refused, Unreachable) as error:  # of all runs the same would be said
-                raise Later(" ".join([*self.troubles, str(error)])) from None
+            except Refused as error:  # it may be one object of this run that the key must not delete
+                self.troubles.append(str(error))
+            except Unreachable as error:  # of all runs the same would be said
+                self.troubles.append(str(error))
+                break
         if self.troubles:
-            raise Later(" ".join(self.troubles))
+            raise Later(" ".join(dict.fromkeys(self.troubles)))
 
     def _copy_run(self, run: Path, lead: Lead) -> None:
         """Not where another node leads it by now, and this one heard nothing of it: two would copy over each other for
