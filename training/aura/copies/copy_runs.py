@@ -148,7 +148,10 @@ class Copier:
         local = sorted(manifest.checkpoints(run / "checkpoints"), key=manifest.step_of, reverse=True)
         names, directory = {path.name for path in local}, f"{run.name}/checkpoints"
         if local:
-            self._tidied(lambda: self.target.tidy(directory, names))
+            try:
+                self.target.tidy(directory, names)
+            except Refused as error:  # a key that may write and not delete holds up no copy
+                self.troubles.append(str(error))
         copied = [self._copy_checkpoint(path, f"{directory}/{path.name}") for path in local]
         writers = [writer for writer in copied if writer is not None]
         for path in run.iterdir():
@@ -160,14 +163,7 @@ class Copier:
         lacks = any(writer is None and path.is_dir() for path, writer in zip(local, copied, strict=True))
         if writers and not lacks:
             newest = max(writers, key=lambda writer: writer.number)
-            self._tidied(lambda: self.target.rotate(directory, self.keep, names, newest))
-
-    def _tidied(self, tidy: Callable[[], None]) -> None:
-        """A key that may write and not delete holds up no copy."""
-        try:
-            tidy()
-        except Refused as error:
-            self.troubles.append(str(error))
+            self.target.rotate(directory, self.keep, names, newest)
 
     def _copy_checkpoint(self, path: Path, name: str) -> manifest.Writer | None:
         """Who wrote it, if it is there now."""
