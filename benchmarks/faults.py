@@ -143,9 +143,8 @@ class Faults:
     def watched(self, node: str, rows: list[dict[str, str]], fault: str, aim: str) -> Iterator[None]:
         time.sleep(5)
         watch, began = Watch(self.cluster, node), time.monotonic()
-        self.cluster.wait(
-            "a first look", lambda: bool(watch.seen), LONGEST
-        )  # a pause begins with a step before it
+        # A pause begins with a step before it.
+        self.cluster.wait("a first look", lambda: bool(watch.seen), LONGEST)
         yield
         time.sleep(2)
         pauses, repeated = pauses_and_repeated(watch.stop())

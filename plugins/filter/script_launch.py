@@ -226,9 +226,8 @@ def script_failure(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             failures.append(alone | victim | {"node": name, "failed": 0.0, "out_of_memory": True})
         elif status.get("unit") == "failed" and not failed and not through:
             failures.append(alone | {"failed": status["unit_ended"], "signal": status["unit_signal"]})
-        elif any(
-            rank.get("went_off") for rank in ranks
-        ):  # it has booted since; the others lose their peer by that
+        # It has booted since; the others lose their peer by that.
+        elif any(rank.get("went_off") for rank in ranks):
             failures.append(alone | {"failed": 0.0, "went_off": True})
         if not status or (status["active"] and not ranks):
             silent.append(alone | {"exit": None})

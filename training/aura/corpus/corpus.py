@@ -162,9 +162,10 @@ def check_vocabulary(corpus: Corpus, vocab_size: int, preset: str) -> None:
 def verify(path: Path) -> Corpus:
     """read_corpus, and every byte of every file against its checksum."""
     corpus = read_corpus(path)
-    for entry in (entry for split in corpus.files.values() for entry in split):
-        if sha256_of(path / entry["name"]) != entry["sha256"]:
-            raise DataError("corpus_file_damaged", file=path / entry["name"])
+    for split in corpus.files.values():
+        for entry in split:
+            if sha256_of(path / entry["name"]) != entry["sha256"]:
+                raise DataError("corpus_file_damaged", file=path / entry["name"])
     return corpus
 
 
