@@ -4,10 +4,13 @@ One process plays five ranks (five_ranks.py) on one pass over the lab's Spanish 
 synchronous fp32 arm of the same optimizer and the same seed (initial weights and order of the text): the table gives
 the mean of the differences and its 95 % interval (Student's t over the paired seeds).
 
-About ten minutes on two cores: two seeds of the arms that are asked about most, at the learning rates that were best
-for the synchronous ones. `SEEDS=5` for more seeds; `ARMS=delays` for the finer points, `ARMS=alone` for when one PC, at
-another batch, comes to the loss of five, `ARMS=rounds` for rounds of local steps, `ARMS=all`. How the costs change with
-size and length: ladder.py.
+About twenty minutes on two cores: two seeds of the arms that are asked about most, at the learning rates that were best
+for the synchronous ones, and one PC at three batches. `SEEDS=5` for more seeds; `ARMS=delays` for the finer points,
+`ARMS=rounds` for rounds of local steps, `ARMS=all`. How the costs change with size and length: ladder.py.
+
+*To the loss*: how many times as soon five PCs have the loss of a setting as one PC has it, at the batch with which it
+is soonest. Both are measured: the tokens that one PC takes until then (runs of parts of the text, each with its own
+warm-up and cosine), and how many times as many tokens a second five PCs train (`make bench-wire`).
 
 The effects of interest at 350M parameters are some thousandths of a nat: here the arms are ranked, no more. Every run
 is a line in bench-results/learning.jsonl, and what is there already is not computed again. The last line is JSON.
@@ -23,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import learning_arms as of
@@ -32,7 +35,7 @@ from aura.corpus.corpus import read_corpus
 from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from five_ranks import train
-from learning_arms import ALONE, ARMS, FIVE, GROUPS, RATES, SYNCHRONOUS
+from learning_arms import ALONE, ARMS, GROUPS, RATES, SYNCHRONOUS
 from measuring import Kept, corpus_of, interval, options_of_jobs, part_until, show
 from measuring import Row as Line
 from playing import Setting
@@ -75,17 +78,21 @@ class Row:
     arm: str
     losses: Sequence[float]
     differences: Sequence[float]  # to the synchronous arm, seed by seed
+    tokens_times: float | None = None  # five PCs with it train so many times as many tokens a second as one
+    times_to_loss: float | None = None  # and have its loss so many times as soon
 
     def summary(self) -> Line:
-        low, high = interval(self.differences)
-        means = {"loss": statistics.mean(self.losses), "difference": statistics.mean(self.differences)}
-        return {"optimizer": self.optimizer, "arm": self.arm, **means, "lower_95": low, "upper_95": high}
+        nats, (low, high) = statistics.mean(self.differences), interval(self.differences)
+        times = {"tokens_times": self.tokens_times, "times_to_loss": self.times_to_loss}
+        means = {"loss": statistics.mean(self.losses), "nats": nats, "lower_95": low, "upper_95": high}
+        return {"optimizer": self.optimizer, "setting": self.arm, **means, **times}
 
     def cells(self) -> list[str]:
         low, high = interval(self.differences)
         difference, limits = f"{statistics.mean(self.differences):+.4f}", f"{low:+.4f} to {high:+.4f}"
         compared = ["–", "–"] if self.arm == SYNCHRONOUS else [difference, limits]
-        return [self.optimizer, self.arm, f"{statistics.mean(self.losses):.4f}", *compared]
+        times = ["–" if one is None else f"{one:.2f} x" for one in (self.tokens_times, self.times_to_loss)]
+        return [self.optimizer, self.arm, f"{statistics.mean(self.losses):.4f}", *compared, *times]
 
 
 def arms_of(optimizer: str, groups: Sequence[str]) -> list[str]:
@@ -114,10 +121,8 @@ class Alone:
     lr: float
     losses: dict[float, float]  # by the part of the tokens, each at the end of a run of its own
 
-    def cells(self, five: float) -> list[str]:
-        part = part_until(five, self.losses)
-        times = [f"{part * speedup:.2f} x" for speedup in of.SPEEDUPS.values()]
-        return [str(self.windows), f"{self.lr:g}", f"{self.losses[1.0]:.4f}", f"{part:.2f}", *times]
+    def cells(self) -> list[str]:
+        return [str(self.windows), f"{self.lr:g}", *(f"{self.losses[part]:.4f}" for part in of.PARTS)]
 
 
 def alone(losses: Losses) -> list[Alone]:
@@ -133,22 +138,32 @@ def alone(losses: Losses) -> list[Alone]:
     return found
 
 
-def show_all(rows: Sequence[Row], ones: Sequence[Alone], five: float, seeds: int) -> None:
+def timed(row: Row, ones: Sequence[Alone]) -> Row:
+    """With its times, where its speed was measured; to its loss, where one PC comes to it between two of its runs."""
+    speed, loss = of.SPEEDS.get(row.arm) if row.optimizer == "muon" else None, statistics.mean(row.losses)
+    between = ones and all(one.losses[min(of.PARTS)] >= loss for one in ones)
+    parts = [part_until(loss, one.losses) for one in ones] if between else []
+    soonest = min((part for part in parts if not math.isnan(part)), default=None)
+    return replace(row, tokens_times=speed, times_to_loss=speed * soonest if speed and soonest else None)
+
+
+def show_all(rows: Sequence[Row], ones: Sequence[Alone], seeds: int) -> None:
     if rows:
         title = f"Validation loss after one pass, nats per token; differences to the same optimizer, {seeds} seeds"
-        words, figures = ("optimizer", "arm"), ("loss", "difference", "95 % interval")
+        words = ("optimizer", "arm")
+        figures = ("loss", "difference", "95 % interval", "in tokens", "to the loss")
         show(title, (*words, *figures), [row.cells() for row in rows], left=words)
     if ones:
-        title = f"One PC until it has the loss of five with {FIVE} ({five:.4f}), {seeds} seeds; Muon"
-        headings = ("windows a step", "lr", "loss after all tokens", "part of the tokens until then")
-        times = (f"five are faster, {card}" for card in of.SPEEDUPS)
-        show(title, (*headings, *times), [one.cells(five) for one in ones])
+        title = f"One PC, with Muon: loss after a part of the tokens, mean of {seeds} seeds"
+        headings = ("windows a step", "lr", *(f"{part:g}" for part in of.PARTS))
+        show(title, headings, [one.cells() for one in ones])
 
 
 def main() -> int:
     parser = options_of_jobs(__doc__, "learning", os.cpu_count())
     add, groups = parser.add_argument, [*GROUPS, ALONE]
-    add("--arms", nargs="+", choices=[*groups, "all"], default=["main"], help="groups of arms (main)")
+    usual, said = ["main", ALONE], "groups of arms (main alone)"
+    add("--arms", nargs="+", choices=[*groups, "all"], default=usual, help=said)
     add("--seeds", type=int, default=2, metavar="N", help="paired seeds (2)")
     add(
         "--part", type=float, default=1.0, metavar="P", help="of the tokens and of the warm-up (1; at most 3)"
@@ -166,14 +181,17 @@ def main() -> int:
 
         rows = measure(kept, losses, [group for group in asked if group in GROUPS], seeds, given.part)
         ones = alone(losses) if ALONE in asked else []
-        five = statistics.mean(losses("muon", FIVE, RATES["muon"])) if ones else math.nan
-    show_all(rows, ones, five, seeds)
+    if given.part == 1.0:
+        rows = [timed(row, ones) for row in rows]
+    show_all(rows, ones, seeds)
     seconds = round(time.perf_counter() - started)
     print(f"{seconds} s; every run: {given.results}")
+    soonest = max(rows, key=lambda row: row.times_to_loss or 0.0, default=None)
+    first = soonest.summary() if soonest and soonest.times_to_loss else {}
     parameters = GPT(Job("adamw", SYNCHRONOUS, 1.0, 0).config(), "meta").parameter_count()
-    about = {"bench": "learning", "seeds": seeds, "evidence": "cpu", "parameters": parameters}
+    about = {"sizes": [parameters], "seeds": seeds, "evidence": "cpu", "part": given.part, "seconds": seconds}
     found = {"arms": [row.summary() for row in rows], "alone": [asdict(one) for one in ones]}
-    print(json.dumps({**about, "part": given.part, "seconds": seconds, **found}))
+    print(json.dumps({"bench": "learning", **first, **about, **found}))
     return 0
 
 

@@ -46,13 +46,26 @@ GROUPS = {
     }
     for group in ("main", "delays", "rounds")
 }
-ALONE, FIVE = "alone", "int4 + 1 late, predicted"
+ALONE = "alone"
 # One PC on its own, and the learning rates that are tried. With all 40 windows it computes what five do in fp32.
-ONE_PC = {f"one PC, {windows} windows": Setting(ranks=1, micro_batches=windows) for windows in (20, 10)}
+ONE_PC = {f"one PC, {windows} windows": Setting(ranks=1, micro_batches=windows) for windows in (20, 10, 5)}
 ARMS = {SYNCHRONOUS: Setting(), **{arm: setting for arm, setting, _, _ in ASKED}, **ONE_PC}
 RATES_ALONE = dict(
-    zip([SYNCHRONOUS, *ONE_PC], ((2e-2,), (1e-2, 1.4e-2, 2e-2), (7e-3, 1e-2, 1.4e-2)), strict=True)
+    zip(
+        [SYNCHRONOUS, *ONE_PC],
+        ((2e-2,), (1e-2, 1.4e-2, 2e-2), (7e-3, 1e-2, 1.4e-2), (5e-3, 7e-3, 1e-2)),
+        strict=True,
+    )
 )
 PARTS = (0.25, 0.5, 0.75, 1.0)  # of the tokens
-# Of five PCs with int4 and 0.9 of a step late, by `make bench-wire`, encoded beforehand on the 4090.
-SPEEDUPS = {"RTX 4090": 4.89, "RTX 3060": 4.96}
+# Tokens a second of five RTX 4090 at gigabit, as a multiple of one's, by `make bench-wire` (docs/benchmarks.md); the
+# delay after a quarter: a quarter of the steps at the speed of int4, the others at that with the delay.
+SPEEDS = {
+    SYNCHRONOUS: 0.69,
+    "int8": 1.95,
+    "int4": 2.83,
+    "int4 + 1/2 late, predicted": 3.85,
+    "int8 + 1 late, predicted": 2.94,
+    "int4 + 1 late, predicted": 4.89,
+    "int4 + 1 late after a quarter, predicted": 1 / (0.25 / 2.83 + 0.75 / 4.89),
+}

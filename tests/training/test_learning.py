@@ -18,8 +18,8 @@ from five_rounds import FiveRounds
 from ladder import ARMS as ARMS_OF_LADDER
 from ladder import Rung, trend
 from lanes import Lane, Lanes
-from learning import Job
-from learning_arms import ARMS, GROUPS, RATES, RATES_ALONE, SYNCHRONOUS
+from learning import Alone, Job, Row, timed
+from learning_arms import ARMS, GROUPS, RATES, RATES_ALONE, SPEEDS, SYNCHRONOUS
 from playing import Setting
 from torch import Tensor
 
@@ -177,6 +177,25 @@ def test_every_run_has_one_key_and_one_pc_sees_as_many_tokens() -> None:
     assert len({job.key("") for job in jobs}) == len(jobs)
     assert {job.config().steps * ARMS[job.arm].windows for job in jobs} == {6000, 12000}
     assert {job.config().warmup_steps for job in jobs if job.arm == SYNCHRONOUS} == {15, 30, 50, 100}
+
+
+def test_the_times_to_a_loss_are_those_of_one_pc_s_best_batch() -> None:
+    # 20 windows have the loss of 3 after half of the tokens, 40 after all of them.
+    ones = [
+        Alone(40, 0.01, {0.25: 5.0, 0.5: 4.0, 0.75: 3.5, 1.0: 3.0}),
+        Alone(20, 0.01, {0.25: 4.0, 0.5: 3.0, 0.75: 2.5, 1.0: 2.2}),
+    ]
+
+    def times(loss: float, arm: str = "int4", optimizer: str = "muon") -> tuple[float | None, float | None]:
+        row = timed(Row(optimizer, arm, [loss - 0.1, loss + 0.1], [0.0, 0.0]), ones)
+        return row.tokens_times, row.times_to_loss
+
+    assert times(3.0) == (SPEEDS["int4"], pytest.approx(SPEEDS["int4"] * 0.5))
+    assert times(2.5) == (SPEEDS["int4"], pytest.approx(SPEEDS["int4"] * 0.75)), "only one batch comes so far"
+    for loss in (4.5, 2.0):
+        assert times(loss) == (SPEEDS["int4"], None), "before its shortest run, or never"
+    assert times(3.0, arm="1 late") == times(3.0, optimizer="adamw") == (None, None), "not measured"
+    assert SPEEDS.keys() <= ARMS.keys()
 
 
 def test_the_ladder_s_line_is_the_one_that_its_costs_lie_on() -> None:
