@@ -30,6 +30,9 @@ sshd -T | sort
 ip -4 -o address show scope global | awk '{print $2, $4}'
 """
 
+PLAN = """{"of": "firewall", "why": "", "files": [{"path": "/etc/mine", "content": "", "mode": "0644"}],
+  "directories": [], "check": "", "apply": [], "undo": [], "seconds": 60}"""
+
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Iterator[Path]:
@@ -56,6 +59,13 @@ def test_a_node_is_as_before_and_can_be_made_again(inventory: Path) -> None:
     said = ansible(inventory, "playbooks/reset.yml")
     assert "The name and /etc/hosts are as they were" in said
     assert "-e yes=true" in said
+    assert inside(STATE) == made
+
+    # What an interrupted run has left would come back behind the reset.
+    inside(f"echo '{PLAN}' | /usr/local/lib/aura/safe-change begin")
+    with pytest.raises(AssertionError, match="has not been confirmed"):
+        ansible(inventory, "playbooks/reset.yml", "-e", "yes=true")
+    inside("/usr/local/lib/aura/safe-change undo")
     assert inside(STATE) == made
 
     ansible(inventory, "playbooks/reset.yml", "-e", "yes=true")
