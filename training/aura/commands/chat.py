@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from aura.commands.named import add_model, model_asked
-from aura.commands.sample import add_choice, check_choice, check_typed, loaded
+from aura.commands.sample import add_choice, check_choice, check_typed, continued, loaded
 from aura.corpus import chatml
 from aura.corpus.special_tokens import is_tuned, settings_of
 from aura.errors import ConfigError, Parser
@@ -107,19 +107,9 @@ class Conversation:
             self.messages.pop()
             raise
         trained, asked = self.trained, self.asked
-        seed = (
-            asked.seed + self.answers
-        )  # else the same question would be answered alike in each conversation
-        made = sample.generate(
-            trained.model,
-            ids,
-            min(asked.tokens, trained.model.seq_len - len(ids)),
-            export.token_ids(trained.tokenizer),
-            asked.temperature,
-            asked.top_k,
-            seed,
-            trained.ends,
-        )
+        # Else the same question would be answered alike in each conversation.
+        seed = asked.seed + self.answers
+        made = continued(trained, ids, min(asked.tokens, trained.model.seq_len - len(ids)), asked, seed)
         said: list[str] = []
         try:
             for piece in sample.pieces(trained.tokenizer, made):

@@ -6,7 +6,6 @@ import importlib
 import io
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from aura import __version__
+from aura.checkpoint import manifest
 from aura.cluster.activity import Activity
 from aura.commands.flags import add_flags, given_settings, number
 from aura.commands.named import corpus_here
@@ -59,7 +59,6 @@ OF_PREPARE = (  # which the guides give to the trainer
     *("--dataset-name", "--dataset-max-tokens", "--tokenizer-name-or-path", "--tokenizer"),
     *("--validation-split", "--validation-fraction"),
 )
-CHECKPOINT = re.compile(r"(checkpoint|interrupt)-step-\d+")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return int(_function_of(command)(words[1:]) or 0)
+        return _function_of(command)(words[1:])
     except (AuraError, OSError) as error:
         refusal = refusal_of(error)
         print(refusal, file=sys.stderr, flush=True)
@@ -91,14 +90,11 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _function_of(command: str) -> Callable[[list[str]], int | None]:
+def _function_of(command: str) -> Callable[[list[str]], int]:
     """Imported only when it is asked for: most commands need no torch, and some nothing but the standard library."""
     if command in (here := {"train": train, "version": version}):
         return here[command]
-    function: Callable[[list[str]], int | None] = importlib.import_module(
-        f"aura.commands.{command.replace('-', '_')}"
-    ).main
-    return function
+    return importlib.import_module(f"aura.commands.{command.replace('-', '_')}").main
 
 
 def _print_help() -> None:
@@ -250,11 +246,9 @@ def _of_this_run(checkpoint: Path | Address | None, run_dir: Path) -> Path | Non
             checkpoint = fetch(checkpoint, checkpoints, bars)
     if checkpoint.resolve().parent != checkpoints.resolve():
         raise ConfigError("checkpoint_elsewhere", path=checkpoint, checkpoints=checkpoints)
-    if not checkpoint.is_dir() or not CHECKPOINT.fullmatch(checkpoint.name):
-        names = (path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else ()
-        there = sorted(name for name in names if CHECKPOINT.fullmatch(name))
-        names_there = ", ".join(there) or text("none")
-        raise ConfigError("no_such_checkpoint", path=checkpoint, names=names_there)
+    if not checkpoint.is_dir() or not manifest.NAME.fullmatch(checkpoint.name):
+        there = sorted(path.name for path in manifest.checkpoints(checkpoints))
+        raise ConfigError("no_such_checkpoint", path=checkpoint, names=", ".join(there) or text("none"))
     return checkpoint
 
 

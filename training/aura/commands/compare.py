@@ -179,10 +179,8 @@ def _points(runs: Sequence[Run]) -> list[float]:
     """Tokens up to the end of the shortest run, at which all have been validated."""
     if len(runs) < 2:
         return []
-    first, last = (
-        max(run.curve[0].tokens for run in runs),
-        min(run.curve[-1].tokens for run in runs),
-    )
+    first = max(run.curve[0].tokens for run in runs)
+    last = min(run.curve[-1].tokens for run in runs)
     return [last / 2**k for k in reversed(range(POINTS)) if last / 2**k >= first]
 
 

@@ -39,13 +39,9 @@ def main(argv: list[str]) -> int:
         "--leave-free", type=float, default=10, metavar="GB", help="space of a disk that is not used up (10)"
     )
     arguments = parser.parse_args(argv)
-    for name, value in (
-        ("keep", arguments.keep),
-        ("rate", arguments.rate),
-        ("leave-free", arguments.leave_free),
-    ):
-        if not value >= 0:
-            raise ConfigError("at_least", name=name, value=value, least=0)
+    for name in ("keep", "rate", "leave_free"):
+        if not (value := getattr(arguments, name)) >= 0:
+            raise ConfigError("at_least", name=name.replace("_", "-"), value=value, least=0)
     pace = Pace(arguments.rate * 1e6)
     target: Target
     if isinstance(arguments.target, Address):

@@ -43,9 +43,8 @@ class Environment:
 
     def folder(self) -> tuple[Path, Path]:
         """Where environments are, and this one: another one for other packages or another Python beneath."""
-        below = (
-            sysconfig.get_path("purelib") if self.on_trainer else f"{sys.base_prefix} {sys.version_info[:2]}"
-        )
+        interpreter = f"{sys.base_prefix} {sys.version_info[:2]}"
+        below = sysconfig.get_path("purelib") if self.on_trainer else interpreter
         which = hashlib.sha256(self.lock.read_bytes() + below.encode()).hexdigest()[:12]
         named = os.environ.get(self.variable)
         place = Path(named) if named else cache.root()

@@ -64,7 +64,7 @@ class Ranks:
         return max(codes, key=lambda code: (code != 0, code != EXIT_TEMPORARY, code))
 
 
-def supervise(ranks: Ranks, grace: float, stop_timeout: float) -> int:
+def supervise(ranks: Ranks, stop_timeout: float) -> int:
     """Wait until all have ended; the exit code. A signal goes to all; when one rank has failed, the time is limited."""
     deadline, last_word = float("inf"), signal.SIGTERM
     asked = failure_seen = False
@@ -77,9 +77,9 @@ def supervise(ranks: Ranks, grace: float, stop_timeout: float) -> int:
                 asked, deadline, last_word = True, time.monotonic() + stop_timeout, signal.SIGKILL
         failed = ranks.failed()
         if failed is not None and not asked and not failure_seen:
-            failure_seen, deadline = True, time.monotonic() + grace
+            failure_seen, deadline = True, time.monotonic() + GRACE
             how = _how(ranks.processes[failed].returncode)
-            say(console.text("rank_failed", rank=failed, how=how, seconds=grace))
+            say(console.text("rank_failed", rank=failed, how=how, seconds=GRACE))
         if time.monotonic() > deadline:
             say(console.text("too_late", ranks=", ".join(map(str, running)), signal=last_word.name))
             if not asked:
@@ -108,18 +108,15 @@ def environment_of(rank: int, world_size: int, port: int, threads: int, verbose:
     }
     if verbose:
         defaults["NCCL_DEBUG"] = "INFO"
-    return (
-        defaults
-        | inherited
-        | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(port),
-        }
-    )
+    own = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+    }
+    return defaults | inherited | own
 
 
 def start(command: list[str], environments: list[dict[str, str]], verbose: bool) -> Ranks:
@@ -194,7 +191,7 @@ def main(argv: list[str]) -> int:
     say(console.text("launching", ranks=arguments.gpus, device=device, port=port))
     words = [*argv[cut + 1 :], *(["--plan", str(arguments.plan)] if arguments.plan else [])]
     ranks = start([sys.executable, *program, *words], environments, arguments.verbose)
-    return supervise(ranks, GRACE, arguments.stop_timeout)
+    return supervise(ranks, arguments.stop_timeout)
 
 
 def check(count: int, gpus: int, script: Path | None, port: int | None) -> None:

@@ -141,12 +141,8 @@ def _test(services: Services, node: str) -> int:
     for service in services.services:
         trouble = service.send(event, services.cluster)
         failed = failed or bool(trouble)
-        name = service.name
-        put(
-            text("test_failed", service=name, reason=trouble)
-            if trouble
-            else text("test_delivered", service=name)
-        )
+        key = "test_failed" if trouble else "test_delivered"
+        put(text(key, service=service.name, reason=trouble))
     if services.heartbeat_url:
         trouble = services.heartbeat()
         failed = failed or bool(trouble)

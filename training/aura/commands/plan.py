@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,16 +124,12 @@ def _device(name: str | None, tflops: float | None, memory_gb: float | None) -> 
         raise ConfigError("plan_needs_both")
     elif name and name != "cpu":
         gpu = gpus.find(name)
-    elif not name and (found := gpus.of_this_machine(_warn)):
+    elif not name and (found := gpus.of_this_machine(partial(print, file=sys.stderr))):
         best = max(found, key=lambda gpu: gpu.free)
         return gpus.called(best.name, best.total), found
     else:
         return gpus.cpu(), []
     return gpu, [gpus.Found(gpu.name, int(gpu.memory), int(gpu.memory))]
-
-
-def _warn(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
 
 
 def _parser() -> Parser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,16 +31,7 @@ def main(argv: list[str]) -> int:
     given = start + trained.tokenizer.encode(arguments.prompt, add_special_tokens=False).ids
     if not given:
         raise ConfigError("prompt_needed")
-    ids = sample.generate(
-        trained.model,
-        given,
-        arguments.tokens,
-        export.token_ids(trained.tokenizer),
-        arguments.temperature,
-        arguments.top_k,
-        arguments.seed,
-        trained.ends,
-    )
+    ids = continued(trained, given, arguments.tokens, arguments, arguments.seed)
     for piece in sample.pieces(trained.tokenizer, chain(given, ids)):
         put(piece, end="")
     put("")
@@ -50,6 +42,14 @@ def loaded(path: Path) -> sample.Trained:
     """To be asked beside a training on the same machine. Raises DataError."""
     take_best_gpu(partial(print, file=sys.stderr), beside_others=True)
     return sample.load(path)
+
+
+def continued(
+    trained: sample.Trained, ids: list[int], count: int, asked: Namespace, seed: int
+) -> Iterator[int]:
+    """Up to `count` more ids, each chosen as is asked for (`add_choice`), but with this seed."""
+    rows, choice = export.token_ids(trained.tokenizer), (asked.temperature, asked.top_k, seed)
+    return sample.generate(trained.model, ids, count, rows, *choice, trained.ends)
 
 
 def add_choice(parser: Parser) -> None:

@@ -96,8 +96,7 @@ class Base:
 
     @property
     def identity(self) -> str:
-        sha256: str = manifest.read(self.checkpoint)["files"][manifest.MODEL]["sha256"]
-        return sha256
+        return manifest.read(self.checkpoint)["files"][manifest.MODEL]["sha256"]
 
 
 class Files:

@@ -138,10 +138,8 @@ class Watcher:
             is_own = status.get("state") == "failed" and status.get("exit_code") == 1
             is_error = is_own and "CUDA error" in message and "out of memory" not in message
             # Those of long ago are not three in an hour, though the first look finds all of them.
-            is_new = (
-                abs(time.time() - float(status.get("updated") or 0)) < CUDA_WITHIN and key not in self.said
-            )
-            if is_error and is_new:
+            age = abs(time.time() - float(status.get("updated") or 0))
+            if is_error and age < CUDA_WITHIN and key not in self.said:
                 self.said.add(key)
                 found.append((str(status.get("gpu") or ""), message))
         return found
