@@ -63,15 +63,12 @@ def _largest(config: TrainConfig, asked: int, share: int, room: float, ranks: in
     """Of as few micro-batches as there may be."""
     if not room:
         return asked
-    for count in range(SEVERAL if _is_divided(config, ranks) else 1, math.ceil(share / asked)):
+    is_divided = _is_late(config, ranks) or (ranks > 1 and config.balance == "speed")
+    for count in range(SEVERAL if is_divided else 1, math.ceil(share / asked)):
         size = math.ceil(share / count)
         if size * config.seq_len <= ENOUGH and _fits(config, size, room, ranks):
             return size
     return asked
-
-
-def _is_divided(config: TrainConfig, ranks: int) -> bool:
-    return _is_late(config, ranks) or (ranks > 1 and config.balance == "speed")
 
 
 def _is_late(config: TrainConfig, ranks: int) -> bool:

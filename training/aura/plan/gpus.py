@@ -24,7 +24,6 @@ from aura.texts.console import text
 
 LLM_FOUNDRY = "llm-foundry, scripts/train/benchmarking"
 OURS = "0.39 to 0.44 measured, docs/benchmarks.md"
-NOT_REPORTED = ""  # a guess
 ASSUMED_CPU = 50e9  # FLOP/s
 CPU_MFU = 0.6
 FORMATS = ("fp32", "bf16", "fp16")
@@ -38,42 +37,43 @@ class Gpu:
     peak: dict[str, float]  # FLOP/s by number format; empty: unknown
     source: str
     mfu: float = 0.4  # the part of the peak that others have reached with torch.compile
-    mfu_source: str = NOT_REPORTED  # of mfu
+    mfu_source: str = ""  # of mfu; empty: a guess
     is_gpu: bool = True
     has_spare: bool = True  # micro_batch=auto may take more of its memory than batch_size asks for
 
 
-def _gpu(name: str, gib: float, half: float, single: float, source: str, mfu: float, mfu_source: str) -> Gpu:
+def _gpu(name: str, gib: float, half: float, single: float, source: str, *reached: Any) -> Gpu:
+    """reached: `mfu` and its source, where somebody has said it."""
     peak = {"bf16": half * 1e12, "fp16": half * 1e12, "fp32": single * 1e12}
-    return Gpu(name, gib * GIB, peak, source, mfu, mfu_source)
+    return Gpu(name, gib * GIB, peak, source, *reached)
 
 
 GPUS = [
-    _gpu("RTX 3050 Laptop", 4, 14.3, 7.1, "16 SM, 1.74 GHz", 0.4, NOT_REPORTED),  # the highest boost
-    _gpu("RTX 3050", 8, 18.2, 9.1, "20 SM, 1.777 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 3060", 12, 25.5, 12.7, "28 SM, 1.78 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 3060 Ti", 8, 32.4, 16.2, "38 SM, 1.665 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 3070", 8, 40.6, 20.3, "46 SM, 1.725 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 3070 Ti", 8, 43.5, 21.7, "48 SM, 1.77 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 3080", 10, 59.5, 29.8, "68 SM, 1.71 GHz", 0.4, NOT_REPORTED),  # with 12 GB: 70
-    _gpu("RTX 3080 Ti", 12, 68.2, 34.1, "80 SM, 1.665 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 3050 Laptop", 4, 14.3, 7.1, "16 SM, 1.74 GHz"),  # the highest boost
+    _gpu("RTX 3050", 8, 18.2, 9.1, "20 SM, 1.777 GHz"),
+    _gpu("RTX 3060", 12, 25.5, 12.7, "28 SM, 1.78 GHz"),
+    _gpu("RTX 3060 Ti", 8, 32.4, 16.2, "38 SM, 1.665 GHz"),
+    _gpu("RTX 3070", 8, 40.6, 20.3, "46 SM, 1.725 GHz"),
+    _gpu("RTX 3070 Ti", 8, 43.5, 21.7, "48 SM, 1.77 GHz"),
+    _gpu("RTX 3080", 10, 59.5, 29.8, "68 SM, 1.71 GHz"),  # with 12 GB: 70
+    _gpu("RTX 3080 Ti", 12, 68.2, 34.1, "80 SM, 1.665 GHz"),
     _gpu("RTX 3090", 24, 71.0, 35.6, "NVIDIA GA102 architecture paper", 0.45, "nanochat, issue 509"),
-    _gpu("RTX 3090 Ti", 24, 80.0, 40.0, "84 SM, 1.86 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 4060", 8, 30.2, 15.1, "24 SM, 2.46 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 4060 Ti", 8, 44.1, 22.1, "34 SM, 2.535 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 4070", 12, 58.3, 29.1, "46 SM, 2.475 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 4070 SUPER", 12, 71.0, 35.5, "56 SM, 2.475 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 4070 Ti", 12, 80.2, 40.1, "60 SM, 2.61 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 4070 Ti SUPER", 16, 88.2, 44.1, "66 SM, 2.61 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 4080", 16, 97.5, 48.7, "76 SM, 2.505 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 4080 SUPER", 16, 104.4, 52.2, "80 SM, 2.55 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 3090 Ti", 24, 80.0, 40.0, "84 SM, 1.86 GHz"),
+    _gpu("RTX 4060", 8, 30.2, 15.1, "24 SM, 2.46 GHz"),
+    _gpu("RTX 4060 Ti", 8, 44.1, 22.1, "34 SM, 2.535 GHz"),
+    _gpu("RTX 4070", 12, 58.3, 29.1, "46 SM, 2.475 GHz"),
+    _gpu("RTX 4070 SUPER", 12, 71.0, 35.5, "56 SM, 2.475 GHz"),
+    _gpu("RTX 4070 Ti", 12, 80.2, 40.1, "60 SM, 2.61 GHz"),
+    _gpu("RTX 4070 Ti SUPER", 16, 88.2, 44.1, "66 SM, 2.61 GHz"),
+    _gpu("RTX 4080", 16, 97.5, 48.7, "76 SM, 2.505 GHz"),
+    _gpu("RTX 4080 SUPER", 16, 104.4, 52.2, "80 SM, 2.55 GHz"),
     _gpu("RTX 4090", 24, 165.2, 82.6, "NVIDIA AD102 architecture paper", 0.5, "nanoGPT, issue 182"),
-    _gpu("RTX 5060", 8, 38.4, 19.2, "30 SM, 2.497 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 5060 Ti", 16, 47.4, 23.7, "36 SM, 2.572 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 5070", 12, 61.7, 30.9, "48 SM, 2.512 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 5070 Ti", 16, 87.9, 43.9, "70 SM, 2.452 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 5080", 16, 112.6, 56.3, "84 SM, 2.617 GHz", 0.4, NOT_REPORTED),
-    _gpu("RTX 5090", 32, 209.5, 104.8, "170 SM, 2.407 GHz", 0.4, NOT_REPORTED),
+    _gpu("RTX 5060", 8, 38.4, 19.2, "30 SM, 2.497 GHz"),
+    _gpu("RTX 5060 Ti", 16, 47.4, 23.7, "36 SM, 2.572 GHz"),
+    _gpu("RTX 5070", 12, 61.7, 30.9, "48 SM, 2.512 GHz"),
+    _gpu("RTX 5070 Ti", 16, 87.9, 43.9, "70 SM, 2.452 GHz"),
+    _gpu("RTX 5080", 16, 112.6, 56.3, "84 SM, 2.617 GHz"),
+    _gpu("RTX 5090", 32, 209.5, 104.8, "170 SM, 2.407 GHz"),
     _gpu("A100 40GB", 40, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
     _gpu("A100 80GB", 80, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
     _gpu("A100 40GB PCIe", 40, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from aura.config import TrainConfig, as_words
-from aura.plan.gpus import Gpu
 from aura.plan.memory import CODE_BITS, has_rounds, is_delayed, settings_that_fit, wire_bytes
 from aura.plan.rank import RankPlan
 from aura.plan.shapes import parameter_count
@@ -18,7 +17,10 @@ from aura.texts.console import text
 def assumptions(
     config: TrainConfig, of_ranks: Sequence[RankPlan], fullest: RankPlan, is_sent: bool
 ) -> Iterator[str]:
-    yield from _memory_assumptions(config, fullest.device)
+    if fullest.device.is_gpu:
+        yield text("assumed_context")
+    if config.dropout:
+        yield text("assumed_dropout")
     for rank in _kinds(of_ranks):
         yield from rank.assumptions(config)
     if not all(rank.device.is_gpu for rank in of_ranks):
@@ -40,8 +42,8 @@ def notes(
     for rank in _kinds(of_ranks):
         if not rank.peak:
             yield text("note_speed_unknown", device=rank.device.name)
-    if tokens is not None:
-        yield from _note_on_tokens(config, tokens)
+    if tokens is not None and (ratio := tokens / parameter_count(config)) < TOKENS_PER_PARAMETER / 2:
+        yield text("note_few_tokens", ratio=ratio, enough=TOKENS_PER_PARAMETER)
     yield from _note_on_traffic(compute, exposed, config)
 
 
@@ -55,13 +57,6 @@ def _overlap(config: TrainConfig, ranks: int) -> str:
     if has_rounds(config, ranks):
         return "assumed_rounds"
     return "assumed_overlap" if is_delayed(config, ranks) else "assumed_no_overlap"
-
-
-def _memory_assumptions(config: TrainConfig, gpu: Gpu) -> Iterator[str]:
-    if gpu.is_gpu:
-        yield text("assumed_context")
-    if config.dropout:
-        yield text("assumed_dropout")
 
 
 def _note_on_memory(config: TrainConfig, of_ranks: list[RankPlan], fullest_rank: int | None) -> Iterator[str]:
@@ -79,11 +74,6 @@ def _note_on_memory(config: TrainConfig, of_ranks: list[RankPlan], fullest_rank:
         yield text("note_nothing_fits", what=what)
     else:
         yield text("note_this_fits", what=what, settings=as_words(changes))
-
-
-def _note_on_tokens(config: TrainConfig, tokens: int) -> Iterator[str]:
-    if (ratio := tokens / parameter_count(config)) < TOKENS_PER_PARAMETER / 2:
-        yield text("note_few_tokens", ratio=ratio, enough=TOKENS_PER_PARAMETER)
 
 
 def _note_on_traffic(compute: float | None, exposed: float, config: TrainConfig) -> Iterator[str]:

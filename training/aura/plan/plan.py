@@ -106,19 +106,15 @@ class Plan:
         yield text("plan_preset"), text("plan_model", preset=self.preset, parameters=self.parameters)
         devices = text("plan_devices", nodes=self.nodes, ranks=self.ranks, device=self.device)
         yield text("plan_on"), devices
-        alike = self.fullest_rank is None
-        whose = (
-            text("plan_memory_of_a_rank") if alike else text("plan_memory_of_rank", rank=self.fullest_rank)
-        )
+        rank = self.fullest_rank
+        whose = text("plan_memory_of_a_rank") if rank is None else text("plan_memory_of_rank", rank=rank)
         needs, room = in_gib(self.memory.total), in_gib(self.device_memory)
         yield whose, text("plan_room", needs=needs, room=room, moment=self.memory.moment)
         for name, value in asdict(self.memory).items():
             if name != "moment" and value:
                 size = in_gib(value)
-                yield (
-                    f"  {text(f'memory_{name}')}",
-                    text("plan_assumed_part", size=size) if name == "context" else size,
-                )
+                shown = text("plan_assumed_part", size=size) if name == "context" else size
+                yield f"  {text(f'memory_{name}')}", shown
         sequences, tokens = self.sequences_per_step, self.tokens_per_step
         yield text("plan_batch"), text("plan_tokens_of_a_step", sequences=sequences, tokens=tokens)
         yield text("plan_work"), text("plan_flops", flops=self.flops_per_token / 1e9)
@@ -127,16 +123,12 @@ class Plan:
             sent = in_bytes(self.communication_bytes)
             yield text("plan_communication"), text("plan_traffic", sent=sent, link=self.link_mbit)
         one, count = self.checkpoint_bytes, self.checkpoints_on_disk
-        yield (
-            text("plan_checkpoints"),
-            text("plan_disk", one=in_bytes(one), count=count, all=in_bytes(one * count)),
-        )
+        disk = text("plan_disk", one=in_bytes(one), count=count, all=in_bytes(one * count))
+        yield text("plan_checkpoints"), disk
         if lost := self.lost_seconds:
             before, after = map(duration, lost)
-            yield (
-                text("plan_lost"),
-                text("plan_lost_seconds", copies=after, disks=before, every=self.save_every),
-            )
+            said = text("plan_lost_seconds", copies=after, disks=before, every=self.save_every)
+            yield text("plan_lost"), said
         length = {"steps": self.steps, "tokens": self.tokens, "duration": duration(self.seconds)}
         yield text("plan_run"), text("plan_length", **length)
         if self.passes is not None:
@@ -169,7 +161,6 @@ def plan_for(
     *,
     nodes: int | None = None,
     link_mbit: float = 1000,
-    steps: int | None = None,
     hours: float | None = None,
     mfu: float | None = None,
     corpus_tokens: int | None = None,
@@ -177,9 +168,9 @@ def plan_for(
 ) -> Plan:
     """The plan of a run with `ranks` ranks on `nodes` nodes (one each, unless said).
 
-    `gpu`: of every rank, from gpus.py, or one for each rank. `steps`: in place of config.steps; `hours`: as many
-    steps as fit. `mfu`: in place of what is assumed. `corpus_tokens`: of one pass. `is_trained`: the
-    model knows something already. Raises ConfigError.
+    `gpu`: of every rank, from gpus.py, or one for each rank. `hours`: in place of config.steps as many as fit. `mfu`:
+    in place of what is assumed. `corpus_tokens`: of one pass. `is_trained`: the model knows something already. Raises
+    ConfigError.
     """
     nodes = nodes or ranks
     devices = [gpu] * ranks if isinstance(gpu, Gpu) else list(gpu)
@@ -193,11 +184,11 @@ def plan_for(
     exposed = _exposed_seconds(config, of_ranks, nodes, link_mbit, communication, compute)
     sequences = sum(config.shares(ranks))
     tokens_per_step = sequences * config.seq_len
+    steps = _steps(config, tokens_per_step, corpus_tokens)
     if hours is not None:
         if compute is None:
             raise ConfigError("hours_need_speed", device=slowest.device.name)
         steps = max(1, int(hours * 3600 / (compute + exposed)))
-    steps = steps or _steps(config, tokens_per_step, corpus_tokens)
     alike = len({(rank.memory.total, rank.room) for rank in of_ranks}) == 1
     fullest_rank = None if alike else of_ranks.index(fullest)
     tokens = None if is_trained else steps * tokens_per_step
