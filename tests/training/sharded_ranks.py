@@ -147,13 +147,14 @@ class Rank:
         self.settle()
         odd = self.strategy.compare()
         save_file(dict(self.model.state_dict()), task.folder / f"parameters-{self.rank}.safetensors")
-        state = {name: tensor.contiguous() for name, tensor in self.strategy.state().items()}
+        engine = self.strategy.outer if isinstance(self.strategy, Rounds) else self.strategy
+        owned = engine.state() if isinstance(engine, Sharded) else engine.optimizer.tensors()
+        state = {name: tensor.contiguous() for name, tensor in owned.items()}
         save_file(state, task.folder / f"shard-{self.rank}.safetensors")
         # One rank wants no whole state, as those that share a disk with another.
         collect = self.strategy.whole_state(wanted=self.rank != 1, copied=True)
         whole = {name: tensor.contiguous() for name, tensor in collect().items()}
         save_file(whole, task.folder / f"whole-{self.rank}.safetensors")
-        engine = self.strategy.outer if isinstance(self.strategy, Rounds) else self.strategy
         sent = engine.wire.sent_bytes if isinstance(engine, Sharded) else 0
         result = {"outcomes": self.outcomes, "sums": self.sums, "odd": odd, "sent": sent, "seen": self.seen}
         result["capability"] = torch.backends.cpu.get_cpu_capability()

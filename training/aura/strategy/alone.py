@@ -68,9 +68,6 @@ class Alone(Strategy):
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.parameters.values() if p.grad is not None]
 
-    def state(self) -> dict[str, Tensor]:
-        return self.optimizer.tensors()
-
     def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
         tensors = self.optimizer.tensors()
         if wanted and copied:

@@ -53,9 +53,7 @@ class Delayed(Sharded):
         self.current: dict[str, Tensor] = {}  # after a resume: the weights after them
         self.is_under_way = False  # what has been applied and not put in
         self.holds_gradients = False  # that could not leave yet
-        self.stream: torch.Stream | None = None  # of the update
-        if self.device.type != "cpu":
-            self.stream = torch.Stream(self.device)
+        self.stream = None if self.device.type == "cpu" else torch.Stream(self.device)  # of the update
 
     def begin_step(self) -> None:
         self.kept = {}

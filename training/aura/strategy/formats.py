@@ -37,11 +37,6 @@ class WireFormat:
         return [decode(part, self.format, count) for part, count in zip(parts, elements, strict=True)]
 
 
-def whole_format(parameters: torch.dtype) -> WireFormat:
-    """Of weights as they are."""
-    return WireFormat(parameters, changes=False, master=False)
-
-
 def format_of(config: TrainConfig, parameters: torch.dtype) -> WireFormat:
     """parameters: their format, which is that of gradients; a wider one on the wire would say nothing more."""
     if config.wire not in FLOATS:

@@ -134,10 +134,6 @@ class Rounds(Alone):
     def compare(self) -> list[int]:
         return self.ranks.odd_ones(checksum(self.parameters.values()))
 
-    def state(self) -> dict[str, Tensor]:
-        """This rank's part of what the owners have."""
-        return self.outer.state()
-
     def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
         collect, own = self.outer.whole_state(wanted, copied), super().whole_state(wanted, copied)
         return (lambda: collect() | own()) if wanted else collect

@@ -33,7 +33,7 @@ from aura.optim.nesterov import MOMENTUM, Nesterov
 from aura.strategy.by_node import legs_of
 from aura.strategy.checksum import checksum, make_equal
 from aura.strategy.codec import bytes_of
-from aura.strategy.formats import format_of, whole_format
+from aura.strategy.formats import WireFormat, format_of
 from aura.strategy.gather import outline_of, shapes_of, whole_state
 from aura.strategy.interface import Outcome, Strategy, Told, clip_factor, outcome_of
 from aura.strategy.legs import GradientSum
@@ -66,7 +66,8 @@ class Sharded(Strategy):
         first = next(iter(self.flat.values()))
         self.device = first.device
         self.format = format_of(config, first.dtype)
-        weight_format = self.format if self.format.changes else whole_format(first.dtype)
+        as_they_are = WireFormat(first.dtype, changes=False, master=False)
+        weight_format = self.format if self.format.changes else as_they_are
         self.owned, self.rounds = owned_in_rounds(model, ranks, config)
         matrices = set(_matrices(model, config))
         self.shard = Shard(self.parameters, self.owned[ranks.rank], matrices, self.format.master)
@@ -89,7 +90,9 @@ class Sharded(Strategy):
         self.leaving = False  # gradients of this backward pass are those of the step
         self.next_round = len(self.rounds)  # the first whose gradients have not left
         self.weights: list[int] = [0] * len(self.rounds)  # leg 2 of every round, as the wire numbers it
-        self._hook_up(layer_by_layer=self.awaits_by_layer and not compiles(config, self.device))
+        # A compiled model has no place for Python between its layers.
+        self.layer_by_layer = self.awaits_by_layer and not compiles(config, self.device)
+        self._hook_up()
 
     def start(self) -> None:
         make_equal(self.ranks, [*self.flat.values(), *self.model.buffers()])
@@ -206,13 +209,11 @@ class Sharded(Strategy):
 
     # Leg 1
 
-    def _hook_up(self, layer_by_layer: bool) -> None:
-        """layer_by_layer: a compiled model has no place for Python between its layers."""
-        self.layer_by_layer = layer_by_layer
+    def _hook_up(self) -> None:
         for name, parameter in self.parameters.items():
             parameter.register_post_accumulate_grad_hook(self._gradient_hook(name))  # type: ignore[no-untyped-call]
         names = {id(parameter): name for name, parameter in self.parameters.items()}
-        for module in self.model.modules() if layer_by_layer else ():
+        for module in self.model.modules() if self.layer_by_layer else ():
             own = [names[id(parameter)] for parameter in module.parameters(recurse=False)]
             if own:
                 # The rounds come in from the last to the first.

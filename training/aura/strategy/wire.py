@@ -101,9 +101,7 @@ class Patience:
 
 
 class Wire:
-    def __init__(
-        self, patience: Patience, prepare: Callable[[int], None] = lambda lane: None, lanes: int = 1
-    ) -> None:
+    def __init__(self, patience: Patience, prepare: Callable[[int], None], lanes: int) -> None:
         """prepare: called once in the thread of every lane, before all exchanges."""
         self.patience, self.prepare = patience, prepare
         self.submitted = self.finished = 0  # jobs
