@@ -173,12 +173,12 @@ def turned(names: Names, name: str, tensor: Tensor) -> Tensor:
     return tensor.t() if names.turned and names.turned.fullmatch(name) else tensor
 
 
-def verified_state(path: Path) -> checkpoint.State:
-    """The state of a checkpoint whose every byte is right. Raises DataError."""
+def verified_state(path: Path, refusal: str = "checkpoint_unusable") -> checkpoint.State:
+    """The state of a checkpoint whose every byte is right. Raises DataError, with the sentence `refusal`."""
     try:
         manifest.verify(path)
     except manifest.Damaged as reason:
-        raise DataError("checkpoint_unusable", path=path, reason=reason) from None
+        raise DataError(refusal, path=path, reason=reason) from None
     return checkpoint.read_state(path)
 
 

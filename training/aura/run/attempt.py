@@ -33,18 +33,12 @@ from aura.cluster.rendezvous import NoGang, card_of
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.windows import Windows, check_corpus
-from aura.errors import (
-    EXIT_OK,
-    EXIT_TEMPORARY,
-    AuraError,
-    ConfigError,
-    GpuFault,
-    refusal_of,
-)
+from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, GpuFault, refusal_of
+from aura.model.export import verified_state
 from aura.plan import gpus
 from aura.plan.shapes import with_vocabulary
 from aura.run import memory_copy, sick_gpu
-from aura.run.directory import steps_done, taken, verify_first
+from aura.run.directory import steps_done, taken
 from aura.run.division import TakingPart
 from aura.run.final import export_final, is_exported_since_done
 from aura.run.out_of_memory import asks_for_less, gpu_of, is_out_of_memory, out_of_memory
@@ -96,7 +90,7 @@ class Attempt:
         run_dir: Path,
         backend: str,
         activity: Activity,
-        shares_from: Path | None = None,
+        shares_from: Path | None,
     ) -> None:
         """Raises ConfigError where this machine cannot do what is asked for."""
         self.config, self.run_dir, self.activity, self.shares_from = config, run_dir, activity, shares_from
@@ -191,7 +185,8 @@ class Attempt:
         shared.batch_sizes(world_size)
         length = (len(Windows(corpus, "train", config.seq_len)), sum(shared.shares(world_size)))
         if resume_from:
-            state = verify_first(resume_from)
+            # Before what is newer is set aside for a checkpoint that cannot be used
+            state = verified_state(resume_from, "resume_unusable")
             store.check_resumable(state, config, corpus, world_size)
             progress = Progress.of(state["progress"])
             refuse_a_run_that_is_over(with_steps(config, progress, *length), progress)

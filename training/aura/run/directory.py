@@ -17,7 +17,7 @@ from aura.checkpoint import manifest, store
 from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG, Corpus
 from aura.durable import replace_text, write_atomically
-from aura.errors import AuraError, ConfigError, DataError, reason_of
+from aura.errors import AuraError, ConfigError, reason_of
 from aura.plan.candidates import CHOSEN
 from aura.run.runlog import write_model_config
 from aura.texts.console import text
@@ -106,15 +106,6 @@ def write_done(run_dir: Path, config: TrainConfig, corpus: Corpus, state: dict[s
         **{key: state["progress"][key] for key in shown},
     }
     write_atomically(run_dir / DONE, done)
-
-
-def verify_first(resume_from: Path) -> store.State:
-    """Before what is newer is set aside for a checkpoint that cannot be used. Raises DataError."""
-    try:
-        manifest.verify(resume_from)
-    except manifest.Damaged as reason:
-        raise DataError("resume_unusable", path=resume_from, reason=reason) from None
-    return store.read_state(resume_from)
 
 
 def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:

@@ -77,7 +77,8 @@ def link_speed(ranks: Ranks) -> float:
     parts = max(count * (ranks.world_size - count) for count in on_nodes)  # over one link
     while True:
         part = size // ranks.world_size
-        seconds = _slowest(ranks, _exchange_seconds(ranks, part))
+        rows = ranks.gather([nanoseconds(_exchange_seconds(ranks, part))])
+        seconds = max(row[0] for row in rows) / 1e9  # of the slowest
         if seconds >= ENOUGH or size == MOST:
             return part * parts / seconds
         # The first exchange opens connections: it says too little about the link.
@@ -93,10 +94,6 @@ def _exchange_seconds(ranks: Ranks, part: int) -> float:
         dist.all_to_all_single(received, sent)
         _wait_for(ranks.device)
     return time.perf_counter() - began
-
-
-def _slowest(ranks: Ranks, seconds: float) -> float:
-    return max(row[0] for row in ranks.gather([nanoseconds(seconds)])) / 1e9
 
 
 def nanoseconds(seconds: float) -> int:

@@ -37,7 +37,7 @@ class MemoryCopy:
         self.seconds: deque[float] = deque(maxlen=31)  # of steps
         self.stall = self.busy = 0.0  # seconds, of the last copy: the mean of all ranks
 
-    def is_due(self, step: int, seconds: float, whole: bool = True) -> bool:
+    def is_due(self, step: int, seconds: float, whole: bool) -> bool:
         """After step number `step`, which has taken so long; whole: with the same parameters on all ranks. All ranks
         ask."""
         self.seconds.append(seconds)

@@ -57,7 +57,7 @@ class Pace:
         peak = torch.accelerator.max_memory_allocated(self.device) if on_gpu else None
         return compare(
             self.plan,
-            self._seconds_per_step,
+            self.seconds / self._counted,
             peak,
             self._counted,
             self.steps > UNCOUNTED,
@@ -68,7 +68,3 @@ class Pace:
     @property
     def _counted(self) -> int:
         return self.steps - UNCOUNTED if self.steps > UNCOUNTED else self.steps
-
-    @property
-    def _seconds_per_step(self) -> float:
-        return self.seconds / self._counted

@@ -214,13 +214,15 @@ def loss_scale_of(config: TrainConfig, delayed: bool) -> LossScale:
 
 def say_what_is_trained(run: Run, model: LanguageModel, batches: Batches) -> None:
     config, warmup, say = run.config, warmup_steps(run.config), run.speaker.say
-    say(console.model(config))
+    shown = ("preset", "d_model", "layers", "heads", "seq_len")
+    say(console.text("model", **{name: getattr(config, name) for name in shown}))
     say(console.precision(config.precision))
-    say(console.compiled(why_not_compiled(config, run.device), os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    why, path = why_not_compiled(config, run.device), os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    say(console.text("eager", why=why) if why else console.text("compiled", path=path))
     if run.speaker.leads:
-        tokens, windows = batches.per_step * config.seq_len, len(batches.windows)
-        parameters, fingerprint = model.parameter_count(), run.corpus.fingerprint
-        say(console.size(parameters, batches.per_step, tokens, windows, fingerprint))
+        step = {"sequences": batches.per_step, "tokens": batches.per_step * config.seq_len}
+        corpus = {"epoch": len(batches.windows), "fingerprint": run.corpus.fingerprint[:12]}
+        say(console.text("size", parameters=model.parameter_count(), **step, **corpus))
         for line in batch_lines(run, batches):
             say(line)
         if warmup >= config.steps:
@@ -247,7 +249,7 @@ def newest_state(run: Run, model: LanguageModel, strategy: Strategy) -> store.St
 
     def check(state: store.State) -> None:
         if changes := store.check_resumable(state, run.config, run.corpus, run.ranks.world_size):
-            run.speaker.say_once(console.changed(state["step"], changes))
+            run.speaker.say_once(console.text("changed", step=state["step"], changes=", ".join(changes)))
 
     if run.resume_from:
         if run.saves:

@@ -78,13 +78,8 @@ class Trainer:
             if loss_sum is None:  # the step before has turned out to be the last one
                 break
             number = self.progress.step + 1
-            told = Told(
-                loss_sum,
-                self.batches.tokens,
-                self.stop.weight,
-                self.loss_scale.value,
-                self.looked_at(number),
-            )
+            stop, scale = self.stop.weight, self.loss_scale.value
+            told = Told(loss_sum, self.batches.tokens, stop, scale, self.looked_at(number))
             lr = learning_rate(self.scheduled, self.progress.step + self.shift)
             self.under_way = UnderWay(self.strategy.apply(told, lr), lr)
             self.loss_scale.begin_next()

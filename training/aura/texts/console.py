@@ -16,7 +16,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 
-from aura.config import TrainConfig
 from aura.errors import ConfigError, speak_with
 
 LANGUAGES = ("es", "en")
@@ -133,36 +132,11 @@ def bits_per_byte(whole: float, parts: Mapping[str, float]) -> str:
     return text("bits_per_byte", bits=whole) + (f" ({shown})" if shown else "")
 
 
-def model(config: TrainConfig) -> str:
-    shown = ("preset", "d_model", "layers", "heads", "seq_len")
-    return text("model", **{name: vars(config)[name] for name in shown})
-
-
 def precision(name: str) -> str:
     def on(state: bool) -> str:
         return "ON" if state else "OFF"
 
     return text("precision", name=name, autocast=on(name != "fp32"), scaler=on(name == "fp16"))
-
-
-def compiled(why_not: str, path: str) -> str:
-    return text("eager", why=why_not) if why_not else text("compiled", path=path)
-
-
-def size(parameters: int, sequences: int, tokens: int, sequences_per_epoch: int, fingerprint: str) -> str:
-    """`sequences` and `tokens` are those of one optimizer step of all ranks."""
-    return text(
-        "size",
-        parameters=parameters,
-        sequences=sequences,
-        tokens=tokens,
-        epoch=sequences_per_epoch,
-        fingerprint=fingerprint[:12],
-    )
-
-
-def changed(step: int, changes: list[str]) -> str:
-    return text("changed", step=step, changes=", ".join(changes))
 
 
 def live(
