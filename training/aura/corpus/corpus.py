@@ -64,8 +64,7 @@ def settings_of(path: Path) -> dict[str, Any]:
     meta = parse_meta((path / META).read_bytes(), path / META) if (path / META).is_file() else {}
     if "settings" not in meta:
         raise ConfigError("tune_needs_dialogues", path=path)
-    settings: dict[str, Any] = meta["settings"]
-    return settings
+    return meta["settings"]
 
 
 def fingerprint_of(meta: dict[str, Any]) -> str:

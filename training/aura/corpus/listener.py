@@ -28,7 +28,7 @@ class Listener(Protocol):
 
 
 class Silence:
-    """Hears nothing: a preparation that nobody looks at."""
+    """Hears nothing, and is its own bar: a preparation that nobody looks at."""
 
     def say(self, sentence: str) -> None:
         pass
@@ -37,10 +37,8 @@ class Silence:
         pass
 
     def start(self, description: str, size: int | None) -> Bar:
-        return _NoBar()
+        return self
 
-
-class _NoBar:
     def __call__(self, count: int) -> None:
         pass
 

@@ -40,12 +40,8 @@ def read_documents(path: Path, stream: IO[bytes], broken: Callable[[str], None])
 
 def _decoded(path: Path, stream: IO[bytes], broken: Callable[[str], None]) -> Iterator[tuple[str, bool]]:
     """The text in pieces, with \\n at the end of every line; True comes with the last piece."""
-    data, offset, lines, ended = (
-        b"",
-        0,
-        0,
-        False,
-    )  # of the bytes not decoded yet: where in the file, behind which line
+    # Of the bytes not decoded yet: where in the file, behind which line
+    data, offset, lines, ended = b"", 0, 0, False
     after_return = ""
     while not ended:
         chunk = stream.read(CHUNK)
@@ -119,7 +115,7 @@ def no_text(path: Path, offset: int, line: int, byte: int) -> str:
     return console.text("byte_not_utf8", **where, kind=kind, command=command)
 
 
-def conversion(path: Path, kind: str = LATIN) -> str:
+def conversion(path: Path, kind: str) -> str:
     """The command that writes the file again, as UTF-8."""
     iconv = f"iconv -f {kind.lower()} -t utf8"
     if not (tool := COMPRESSED_BY.get(path.suffix.lower())):

@@ -40,7 +40,7 @@ SPLITS = ("train", "validation")
 class ShardWriter:
     """Writes train-00000.bin, train-00001.bin … for the name `train`."""
 
-    def __init__(self, directory: Path, name: str, width: int, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, directory: Path, name: str, width: int, state: dict[str, Any] | None) -> None:
         """`width` in bytes per token; `state` is what `state()` gave when the journal was written."""
         state = state or {"entries": [], "documents": 0, "tokens": 0}
         self.directory, self.name, self.width = directory, name, width

@@ -56,7 +56,7 @@ class Problems:
         self.counts["broken"] += 1
         if self.counts["broken"] > self.limit:
             key = "one_problem_too_many" if self.limit else "first_problem"
-            raise DataError(key, problem=sentence, **({"limit": self.limit} if self.limit else {}))
+            raise DataError(key, problem=sentence, limit=self.limit)
         self._show("broken", console.text("left_out_place", problem=sentence))
 
     def empty(self, place: str) -> None:
@@ -228,11 +228,8 @@ def read_parquet(
             for batch in file.iter_batches(batch_size=256, columns=[column]):
                 for cell in batch.column(0):
                     number += 1
-                    yield (
-                        _text_of_cell(cell, console.text("place_row", path=path, number=number), problems)
-                        if number > skip
-                        else None
-                    )
+                    place = console.text("place_row", path=path, number=number)
+                    yield _text_of_cell(cell, place, problems) if number > skip else None
                 advance(size * number // rows - told)
                 told = size * number // rows
     except (pyarrow.ArrowException, OSError) as error:
@@ -340,9 +337,8 @@ class HubDataset:
                     raise ConfigError(
                         "dataset_has_no_column", name=self.name, column=self.column, names=", ".join(row)
                     )
-                text = usable(
-                    row[self.column], console.text("place_row", path=self.name, number=number), problems
-                )
+                place = console.text("place_row", path=self.name, number=number)
+                text = usable(row[self.column], place, problems)
                 if text is not None:
                     advance(len(text.encode()))
                     self._stream, self._row = stream, number

@@ -13,16 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, TOKENIZER_CONFIG
 from aura.corpus.special_tokens import ENDS, PAD, PADS, SPECIAL_TOKENS, is_tuned, settings_of
@@ -30,10 +21,7 @@ from aura.errors import ConfigError
 from aura.texts import console
 
 VOCABULARY = "vocab.json"  # with merges.txt
-HUB_FILES = [
-    *(TOKENIZER, "*.model", VOCABULARY, "merges.txt"),
-    *(SPECIAL_TOKENS, TOKENIZER_CONFIG),
-]
+HUB_FILES = [TOKENIZER, "*.model", VOCABULARY, "merges.txt", SPECIAL_TOKENS, TOKENIZER_CONFIG]
 SMALLEST_VOCABULARY = 257  # 256 bytes and <|endoftext|>
 # What a converted SentencePiece model must encode as SentencePiece does.
 SAMPLE = (
@@ -129,9 +117,8 @@ def _refuse_lost_bytes(path: Path, tokenizer: Tokenizer) -> None:
 def _prepared(tokenizer: Tokenizer, end: str, pad: str) -> Prepared:
     tokenizer.add_special_tokens(list(dict.fromkeys([end, pad])))
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    if len(set(vocabulary.values())) < len(
-        vocabulary
-    ):  # `tokenizers` counts tokens, and takes no heed of gaps
+    # `tokenizers` counts tokens, and takes no heed of gaps.
+    if len(set(vocabulary.values())) < len(vocabulary):
         raise ConfigError("tokenizer_has_gaps")
     return Prepared(
         json=tokenizer.to_str(pretty=False),

@@ -44,16 +44,9 @@ class Settings:
         """Raises ConfigError."""
         if (self.vocab_size is None) == (self.tokenizer is None) or self.tokenizer == "":
             raise ConfigError("vocabulary_or_tokenizer")
-        if (
-            self.vocab_size is not None
-            and not SMALLEST_VOCABULARY <= self.vocab_size <= corpora.LARGEST_VOCABULARY
-        ):
-            raise ConfigError(
-                "vocab_size_wrong",
-                value=self.vocab_size,
-                smallest=SMALLEST_VOCABULARY,
-                largest=corpora.LARGEST_VOCABULARY,
-            )
+        size, smallest, largest = self.vocab_size, SMALLEST_VOCABULARY, corpora.LARGEST_VOCABULARY
+        if size is not None and not smallest <= size <= largest:
+            raise ConfigError("vocab_size_wrong", value=size, smallest=smallest, largest=largest)
         if not 0 < self.validation_fraction < 1:
             raise ConfigError("validation_fraction_wrong", value=self.validation_fraction)
         bounds = (("dataset-max-tokens", self.max_tokens, 1), ("workers", self.workers, 1))
@@ -94,11 +87,8 @@ class Work:
     def go_on(self, journal: dict[str, Any]) -> None:
         """Raises ConfigError."""
         self.tokenizer = Prepared(**journal["tokenizer"])
-        self.position, self.skipped, self.counts = (
-            journal["position"],
-            journal["skipped"],
-            np.array(journal["counts"]),
-        )
+        self.position, self.skipped = journal["position"], journal["skipped"]
+        self.counts = np.array(journal["counts"])
         self.problems.counts |= self.skipped
         self.text_bytes, self.smallest, self.largest = journal["text"]
         self._open_shards(journal["shards"])
