@@ -42,15 +42,17 @@ class Rank:
         return f"[Rank {self.rank}/{self.world_size} | Node {self.node} | Device {device}]"
 
 
-def read_environment() -> Rank:
-    def number(name: str, otherwise: str = "") -> int:
-        value = os.environ.get(name, otherwise)
-        if not value.isdecimal():
-            if value:
-                raise ConfigError("variable_is_no_number", name=name, value=value)
-            raise ConfigError("variable_missing", name=name)
-        return int(value)
+def number(variable: str, otherwise: str = "") -> int:
+    """Of the environment. Raises ConfigError."""
+    value = os.environ.get(variable, otherwise)
+    if not value:
+        raise ConfigError("variable_missing", name=variable)
+    if not value.isdecimal():
+        raise ConfigError("variable_is_no_number", name=variable, value=value)
+    return int(value)
 
+
+def read_environment() -> Rank:
     me = Rank(
         rank=number("RANK"),
         local_rank=number("LOCAL_RANK", "0"),

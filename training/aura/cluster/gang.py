@@ -42,6 +42,8 @@ BEAT = 1.0  # seconds between two heartbeats of a member
 SILENCE = 8.0  # seconds without a heartbeat after which a member counts as gone
 SILENCE_HURT = 4.0  # the same, once a collective has failed or the rank has been started again
 SILENCE_BOTH = 2.0  # the same, once both is so
+# Most seconds until a verdict comes after a failed collective, or until all have left in good order
+PARTING = 15.0
 LINGER = 5.0  # most seconds that the host keeps the store up after a verdict, so that all can read it
 # Seconds in which a rank may find out by itself what another one has met: it has better words then.
 OWN_WORDS = 2.0
@@ -115,13 +117,13 @@ class Gang:
         threading.Thread(target=self._beat_loop, name="gang-beat", daemon=True).start()
         threading.Thread(target=self._guard_loop, name="gang-guard", daemon=True).start()
 
-    def end(self, error: BaseException, timeout: float = 15.0) -> NoReturn:
-        """After a failed collective: end the process with the verdict that comes within `timeout` seconds, or with the
+    def end(self, error: BaseException) -> NoReturn:
+        """After a failed collective: end the process with the verdict that comes within PARTING seconds, or with the
         `error`. The watching thread does it: two that ended the process would both say why."""
         store = PrefixStore(self.attempt, self._base)
         with suppress(RuntimeError):  # the store is gone: the watching threads say so
             patiently(lambda: store.set("hurt", str(self.rank)))
-        if not self._verdict_known.wait(timeout):
+        if not self._verdict_known.wait(PARTING):
             verdict = Verdict(text("collective_failed", error=error))
             with suppress(RuntimeError):
                 patiently(lambda: verdict.publish(store))
@@ -188,13 +190,12 @@ class Gang:
             self._book.taken_back(back)
         return leaving, back
 
-    def leave(self, timeout: float = 15.0) -> None:
+    def leave(self) -> None:
         """End in good order: nobody is blamed any more, and the host keeps the store up until all have left."""
         self._leaving.set()
         with suppress(RuntimeError):  # the store does not answer: nobody can be told
-            patiently(
-                lambda: self._linger(PrefixStore(self.attempt, self._base), timeout), timeout + PATIENCE
-            )
+            store = PrefixStore(self.attempt, self._base)
+            patiently(lambda: self._linger(store, PARTING), PARTING + PATIENCE)
 
     def _beat_loop(self) -> None:
         """Watch until the attempt is over. A watch that ended silently would look like one that sees nothing."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from aura.check.allreduce import number
 from aura.config import TrainConfig
 from aura.errors import ConfigError
 from aura.texts.console import text
@@ -52,14 +53,6 @@ def place_from_environment() -> Place:
     node = environment.get("AURA_NODE") or socket.gethostname()
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return Place(0, 0, 1, "", 0, node)
-
-    def number(name: str, default: str = "") -> int:
-        text = environment.get(name, default)
-        if not text.isdecimal():
-            if text:
-                raise ConfigError("variable_is_no_number", name=name, value=text)
-            raise ConfigError("variable_missing", name=name)
-        return int(text)
 
     rank, local_rank, world_size = number("RANK"), number("LOCAL_RANK", "0"), number("WORLD_SIZE")
     if rank >= world_size:
