@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
         self.elsewhere = elsewhere or {}
 
-    def parse_args(self, args: list[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
+    def parse_args(self, args: list[str]) -> argparse.Namespace:  # type: ignore[override]
         words = [_with_hyphens(word) for word in args]
         for command, flags in self.elsewhere.items():
             if named := [flag for flag in flags if any(word.split("=")[0] == flag for word in words)]:

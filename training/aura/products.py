@@ -44,8 +44,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., m) times the transpose of weight (k, m), plus bias (k,): (..., k)."""
     if _is_for_onednn(x, weight) and not torch.is_autocast_enabled("cpu"):
-        result: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return result
+        return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return functional.linear(x, weight, bias)
 
 
@@ -56,14 +55,12 @@ def _is_for_onednn(a: Tensor, b: Tensor) -> bool:
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if torch.compiler.is_compiling():
         # Of oneDNN's own operator, torch.compile takes only what is never trained.
-        result: Tensor = torch.ops.aura.linear(x, weight, bias)
-        return result
+        return torch.ops.aura.linear(x, weight, bias)
     return _called(x, weight, bias)
 
 
 def _called(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return result
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 _library = torch.library.Library("aura", "FRAGMENT")  # type: ignore[no-untyped-call]

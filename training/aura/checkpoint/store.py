@@ -203,15 +203,13 @@ def remove(path: Path) -> None:
 def _validation_loss(path: Path) -> float | None:
     """Of the parameters in this checkpoint; None when it was saved between two validations or cannot be read."""
     try:
-        loss = read_state(path).get("validation_loss")
+        return read_state(path).get("validation_loss")
     except (OSError, ValueError):
         return None
-    return float(loss) if loss is not None else None
 
 
 def read_state(path: Path) -> State:
-    state: State = json.loads((path / STATE).read_text(encoding="utf-8"))
-    return state
+    return json.loads((path / STATE).read_text(encoding="utf-8"))
 
 
 def load_parameters(path: Path, model: nn.Module) -> None:
@@ -326,8 +324,7 @@ def _set_aside(path: Path, why: str) -> None:
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     """And what is never trained, but belongs to the model."""
-    tensors: dict[str, Tensor] = model.state_dict()
-    return tensors
+    return model.state_dict()
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:

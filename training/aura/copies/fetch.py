@@ -30,10 +30,8 @@ def fetch(address: Address, checkpoints: Path, listener: Listener) -> Path:
     final = checkpoints / address.name
     with cache.alone_in(checkpoints, listener.say):
         if final.is_dir():
-            if (
-                not (final / manifest.MANIFEST).is_file()
-                or (final / manifest.MANIFEST).read_bytes() != content
-            ):
+            there = final / manifest.MANIFEST
+            if not there.is_file() or there.read_bytes() != content:
                 raise ConfigError("another_checkpoint_here", path=final, address=address)
             return final
         for left in checkpoints.glob(f"{address.name}{manifest.TEMPORARY}*"):  # by one that was killed

@@ -143,15 +143,13 @@ class Family:
     name: str
     check: Callable[[Settings], None]  # raises ConfigError
     shape: Callable[[Settings], Shape]
-    blocks: tuple[
-        str, ...
-    ]  # how the names of their parameters begin: what Muon updates are the matrices among them
+    # How the names of their parameters begin: what Muon updates are the matrices among them
+    blocks: tuple[str, ...]
     embeddings: tuple[str, ...]  # how the names of these begin
     projections: tuple[str, ...]  # how the names end of what gives to the residual stream
     names: Names
-    parts: Mapping[
-        str, int
-    ]  # how the name of such a parameter ends that is several matrices, one below another
+    # How the name of such a parameter ends that is several matrices, one below another
+    parts: Mapping[str, int]
     calls: Callable[[Settings, range], tuple[float, float]] = once  # of all blocks in a step; with gradient
 
 

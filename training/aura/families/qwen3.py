@@ -42,12 +42,8 @@ def check(config: Settings) -> None:
 
 
 def shape(config: Settings) -> Shape:
-    d, embedding, width, head = (
-        config.d_model,
-        rows(config) * config.d_model,
-        mlp_width(config),
-        head_width(config),
-    )
+    d, embedding = config.d_model, rows(config) * config.d_model
+    width, head = mlp_width(config), head_width(config)
     kv = kv_heads(config) * head
     vocabularies = 1 if tied(config) else 2
     return Shape(

@@ -1,1 +1,1 @@
-"""GPT-2: the network, its loss, and what is done with a trained one."""
+"""The networks, their loss, and what is done with a trained one."""

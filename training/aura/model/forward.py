@@ -38,7 +38,7 @@ def take_deterministic_kernels(config: TrainConfig) -> None:
 
 
 def to_device(
-    batch: torch.Tensor, device: torch.device, has_unlearnt: bool = False
+    batch: torch.Tensor, device: torch.device, has_unlearnt: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets. From pinned memory, so that the copy does not wait for what the GPU is still computing:
     only a whole tensor goes that way, a part of its columns would be gathered in other memory first."""

@@ -17,20 +17,12 @@ from torch.nn import functional
 
 from aura.config import TrainConfig
 from aura.families.family import head_width, rows
-from aura.families.hrm_text import (
-    DEEPEST,
-    EPSILON,
-    HIGH_CYCLES,
-    LOW_CYCLES,
-    THETA,
-    backward_depth,
-)
+from aura.families.hrm_text import DEEPEST, EPSILON, HIGH_CYCLES, LOW_CYCLES, THETA, backward_depth
 from aura.model.language_model import Embedding, LanguageModel, Linear, as_matrix_products_read
 from aura.model.layers import OutputMatrix, SwiGLU, rotated, rotation
 
-TRUNCATED = (
-    0.87962566103423978  # standard deviation of a normal distribution that is cut off at two of its own
-)
+# Standard deviation of a normal distribution that is cut off at two of its own
+TRUNCATED = 0.87962566103423978
 
 
 def norm(x: Tensor) -> Tensor:

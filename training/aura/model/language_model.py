@@ -113,8 +113,7 @@ class LanguageModel(nn.Module):
         """`block(*inputs)`; with gradient_checkpointing nothing of what it computes on the way stays in memory for the
         backward pass."""
         if self.gradient_checkpointing and torch.is_grad_enabled():
-            result: Tensor = checkpoint(block, *inputs, use_reentrant=False)
-            return result
+            return checkpoint(block, *inputs, use_reentrant=False)
         return block(*inputs)
 
     def compile_blocks(self, lengths: int = 1) -> None:

@@ -26,9 +26,8 @@ from aura.config import TrainConfig
 from aura.optim.groups import Group, group_of
 
 EPSILON = 1e-8
-PIECE = (
-    1 << 22
-)  # elements updated at once: large enough for a GPU, small enough to need no memory to speak of
+# Elements updated at once: large enough for a GPU, small enough to need no memory to speak of
+PIECE = 1 << 22
 BLOCK = 256  # elements that share one scale in int8
 Number = TypeVar("Number", Tensor, int)
 MOMENT_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}

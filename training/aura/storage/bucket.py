@@ -67,12 +67,11 @@ class Bucket:
         """The content of a small object; None where there is none."""
         with self._in_words():
             try:
-                content: bytes = self.fs.cat_file(_path(address))
+                return self.fs.cat_file(_path(address))
             except FileNotFoundError as error:
                 if _code(error) == "NoSuchBucket":
                     raise
                 return None
-            return content
 
     def entries(self, address: Address) -> dict[str, Entry]:
         """What lies below, by the name behind `address`/."""
@@ -101,13 +100,9 @@ class Bucket:
 
     def write(self, address: Address, content: bytes) -> None:
         """A small object. It is there whole, or as it was before."""
+        metadata = {CHECKSUM: hashlib.sha256(content).hexdigest()}
         with self._in_words():
-            self._ask(
-                "put_object",
-                address,
-                Body=content,
-                Metadata={CHECKSUM: hashlib.sha256(content).hexdigest()},
-            )
+            self._ask("put_object", address, Body=content, Metadata=metadata)
 
     def upload(
         self, path: Path, address: Address, sha256: str, passed: Callable[[int], None] = nothing
@@ -185,8 +180,7 @@ class Bucket:
                 self._ask("delete_object", address)
 
     def _ask(self, method: str, address: Address, **values: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = self.fs.call_s3(method, Bucket=address.bucket, Key=address.key, **values)
-        return answer
+        return self.fs.call_s3(method, Bucket=address.bucket, Key=address.key, **values)
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:

@@ -70,16 +70,8 @@ def check_release(evidence: Evidence) -> list[Check]:
     if common is None:
         message = "no node runs a release (/opt/aura/current is missing)"
         return [Check("release", "failed", "all", message, SITE)]
-    found = [
-        Check(
-            "release",
-            "failed",
-            name,
-            f"{name} runs release {releases[name] or 'none'}, the others {common}",
-            SITE,
-        )
-        for name in odd
-    ]
+    said = {name: f"{name} runs release {releases[name] or 'none'}, the others {common}" for name in odd}
+    found = [Check("release", "failed", name, message, SITE) for name, message in said.items()]
     return found or fine(
         "release", f"{common} on {count(len(evidence.probed), 'node')}{unlike_builds(releases)}"
     )
