@@ -35,21 +35,8 @@ MARKED = chatml.TEMPLATE.replace(
 def random_dialogues(count: int) -> list[dict[str, Any]]:
     """With spaces, line breaks and tokens of more than a letter at the borders of what is learnt."""
     rng = random.Random(3)
-    pieces = [
-        "hola",
-        " casa",
-        "\n",
-        "  ",
-        "¿qué?",
-        "ñandú",
-        "🦆",
-        "\n\n- uno",
-        "12 345",
-        "el perro",
-        "\t",
-        "…",
-        ".",
-    ]
+    pieces = ["hola", " casa", "¿qué?", "ñandú", "🦆", "\n\n- uno", "12 345", "el perro"]
+    pieces += ["\n", "  ", "\t", "…", "."]
 
     def some() -> str:
         return "".join(rng.choices(pieces, k=rng.randrange(12)))
@@ -150,14 +137,11 @@ def test_validation_has_dialogues_of_its_own(base: Path, tmp_path: Path) -> None
     counts = json.loads((corpus.path / "meta.json").read_text())["documents"]
     assert counts["validation"] > 0
     assert sum(counts.values()) == 20
-    read = [
-        {
-            tuple(row)
-            for row in Windows(corpus, split, SEQ_LEN).batch(np.arange(counts[split]))[:, :-1].tolist()
-        }
-        for split in ("train", "validation")
-    ]
-    assert not read[0] & read[1]
+    train, validation = (
+        {tuple(row) for row in Windows(corpus, split, SEQ_LEN).batch(np.arange(count))[:, :-1].tolist()}
+        for split, count in counts.items()
+    )
+    assert not train & validation
 
 
 @pytest.mark.parametrize(
@@ -183,16 +167,8 @@ def test_what_is_no_dialogue_is_refused_with_its_line(record: Any, sentence: str
 
 
 def test_a_list_and_other_forms_are_read(tmp_path: Path) -> None:
-    forms = [
-        {"instruction": "suma", "input": "1 y 2", "output": "3"},
-        {
-            "conversations": [
-                {"from": "system", "value": "s"},
-                {"from": "human", "value": "q"},
-                {"from": "gpt", "value": "a"},
-            ]
-        },
-    ]
+    said = [{"from": who, "value": "hola"} for who in ("system", "human", "gpt")]
+    forms = [{"instruction": "suma", "input": "1 y 2", "output": "3"}, {"conversations": said}]
     (tmp_path / "all.json").write_text("\n " + json.dumps(forms))
     read = list(dialogues.read([tmp_path / "all.json"], IGNORING))
     assert read[0] == [{"role": "user", "content": "suma\n\n1 y 2"}, {"role": "assistant", "content": "3"}]

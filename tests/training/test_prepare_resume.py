@@ -57,6 +57,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SETTINGS = Settings(vocab_size=300, validation_fraction=0.1, max_errors=2)
+WORDS = "--vocab-size 300 --validation-fraction 0.1 --max-errors 2".split()  # that mean the same
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -147,20 +148,12 @@ def test_workers_need_no_way_into_the_directory_of_who_types(lines: Path, tmp_pa
     """`sudo -u aura aura prepare …` in one's home, which is closed to aura. (So is root without its rights.)"""
     home = tmp_path / "home"
     home.mkdir()
-    words = [
-        sys.executable, "-m", "aura", "prepare", "--input", lines, "--output", tmp_path / "c", "--max-errors", "2",
-    ]  # fmt: skip
-    words += ["--vocab-size", "300", "--validation-fraction", "0.1", "--workers", "2"]
+    words = ["prepare", "--input", lines, "--output", tmp_path / "c", *WORDS, "--workers", "2"]
     may_less = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
     script = 'cd "$1" && chmod 0 . && shift && exec "$@"'
+    command = ["sh", "-c", script, "sh", home, *may_less, sys.executable, "-m", "aura", *words]
     try:
-        done = subprocess.run(
-            ["sh", "-c", script, "sh", home, *may_less, *words],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     finally:
         home.chmod(0o700)
     assert done.returncode == 0, done.stderr
@@ -181,8 +174,8 @@ if __name__ == "__main__":
 def test_a_killed_process_leaves_no_worker_and_goes_on(lines: Path, tmp_path: Path) -> None:
     script, output = tmp_path / "prepare.py", tmp_path / "c"
     script.write_text(PREPARE)
-    options = ["--vocab-size", "300", "--validation-fraction", "0.1", "--max-errors", "2", "--workers", "2"]
-    words = [sys.executable, str(script), "--input", str(lines), "--output", str(output), *options]
+    words = [sys.executable, str(script), "--input", str(lines), "--output", str(output), *WORDS]
+    words += ["--workers", "2"]
     journal = Workplace(output).journal
     for number, ending in ((signal.SIGKILL, -9), (signal.SIGTERM, 143)):
         before = journal.stat().st_mtime_ns if journal.exists() else 0
@@ -212,7 +205,6 @@ def test_a_broken_place_late_in_the_text_costs_nothing(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, strict = tmp_path / "c", Settings(300, 0.1, tokenizer=None, max_errors=1)
-    build(LocalFiles([lines]), tmp_path / "whole", SETTINGS)
     # The tokenizer is trained on the beginning, so the second broken line is met while encoding.
     with monkeypatch.context() as patch:
         patch.setattr(work, "TOKENIZER_SAMPLE", 1000)
@@ -386,26 +378,18 @@ def test_the_output_may_not_lie_in_the_input(text: Path) -> None:
     ],
 )
 def test_a_pattern_may_not_cover_the_output(
-    pattern: str, more: list[str], covers: bool, text: Path, tmp_path: Path
+    pattern: str, more: list[str], covers: bool, tmp_path: Path
 ) -> None:
     """Else what is begun cannot be gone on with, and is never up to date."""
     (tmp_path / "deep").mkdir()
     for name in ("a.json", "deep/b.jsonl", "deep/c.txt"):
         (tmp_path / name).write_text(json.dumps({"text": "uno"}) + "\n" + json.dumps({"text": "dos"}))
-    words = [
-        "--input",
-        str(tmp_path / pattern),
-        "--output",
-        str(tmp_path / "c"),
-        "--vocab-size",
-        "300",
-        *more,
-    ]
+    words = ["--input", f"{tmp_path}/{pattern}", "--output", f"{tmp_path}/c", "--vocab-size", "300", *more]
     if covers:
         with pytest.raises(ConfigError, match="lies in the input"):
             main(words)
         return
-    words[-2:] = ["--vocab-size", "300", "--documents-per-line", "--validation-fraction", "0.5"]
+    words += ["--documents-per-line", "--validation-fraction", "0.5"]
     assert [main(words), main(words)] == [0, 0]
 
 

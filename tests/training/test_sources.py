@@ -45,21 +45,20 @@ def write_parquet(path: Path, texts: list[str | None], column: str = "text") -> 
     parquet.write_table(pa.table({"id": list(range(len(texts))), column: texts}), path, row_group_size=7)
 
 
-PACKERS: list[tuple[str, Callable[[bytes], bytes]]] = [
-    ("", lambda data: data),
-    (".gz", gzip.compress),
-    (".bz2", bz2.compress),
-    (".xz", lzma.compress),
-    (".zst", zstandard.ZstdCompressor().compress),
-]
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
 
 
-@pytest.mark.parametrize(("suffix", "pack"), PACKERS, ids=["plain", "gz", "bz2", "xz", "zst"])
-def test_json_lines_compressed_and_cut_short(
-    suffix: str, pack: Callable[[bytes], bytes], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("suffix", ["", *PACKERS])
+def test_json_lines_compressed_and_cut_short(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"a.jsonl{suffix}"
-    data = pack(json_lines(TEXTS).encode())
+    data = json_lines(TEXTS).encode()
+    if suffix:
+        data = PACKERS[suffix](data)
     file.write_bytes(data)
     done = 0
 
@@ -75,19 +74,15 @@ def test_json_lines_compressed_and_cut_short(
             read(LocalFiles([file]))
 
 
-@pytest.mark.parametrize(("suffix", "pack"), PACKERS[1:], ids=["gz", "bz2", "xz", "zst"])
+@pytest.mark.parametrize("suffix", PACKERS)
 @pytest.mark.parametrize("chunk", [5, 1 << 20])
 def test_a_compressed_file_of_several_streams_is_read_whole_or_not_at_all(
-    suffix: str,
-    pack: Callable[[bytes], bytes],
-    chunk: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    suffix: str, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As pbzip2 and pixz make them, and `cat a.xz b.xz`; zeros between them, as the format .xz allows."""
     monkeypatch.setattr(files, "CHUNK", chunk)
     file = tmp_path / f"a.jsonl{suffix}"
-    first, second = (pack(json_lines(part).encode()) for part in (TEXTS[:20], TEXTS[20:]))
+    first, second = (PACKERS[suffix](json_lines(part).encode()) for part in (TEXTS[:20], TEXTS[20:]))
     zeros = b"" if suffix == ".zst" else bytes(8)
     file.write_bytes(first + zeros + second + zeros)
     assert read(LocalFiles([file]))[0] == TEXTS
@@ -150,15 +145,7 @@ def test_a_directory_that_may_not_be_read_ends_it(tmp_path: Path) -> None:
     (tmp_path / "in/secret").mkdir(parents=True)
     (tmp_path / "in/a.txt").write_text("uno")
     (tmp_path / "in/secret").chmod(0)
-    words = [
-        "prepare",
-        "--input",
-        str(tmp_path / "in"),
-        "--output",
-        str(tmp_path / "c"),
-        "--vocab-size",
-        "300",
-    ]
+    words = ["prepare", "--input", f"{tmp_path}/in", "--output", f"{tmp_path}/c", "--vocab-size", "300"]
     command = [*BOUND, sys.executable, "-m", "aura", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr == f"{tmp_path}/in/secret cannot be read to its end: Permission denied.\n"
@@ -231,9 +218,8 @@ def test_broken_lines_stop_or_are_left_out(
     file.write_bytes(b'{"text": "uno"}\n' + line + b'\n\n{"text": " "}\n{"text": "dos"}\n' + line)
     with pytest.raises(DataError) as caught:
         read(LocalFiles([file]))
-    assert f"{file}" in str(caught.value)
-    assert sentence in str(caught.value)
-    assert "--max-errors N" in str(caught.value)
+    for words in (str(file), sentence, "--max-errors N"):
+        assert words in str(caught.value)
     texts, counts, said = read(LocalFiles([file]), limit=2)
     assert texts == ["uno", "dos"]
     assert counts == {"broken": 2, "empty": 2}
@@ -253,10 +239,8 @@ def test_bytes_that_are_no_text_are_left_out_of_running_text(
     texts, counts, said = read(LocalFiles([file]), limit=6)
     assert texts == ["uno ñ\ndos\ntrés"]
     assert counts["broken"] == 6
-    assert (
-        f"If it is Windows-1252, `iconv -f windows-1252 -t utf8 {file} > {file.with_stem('a-utf8')}` converts it; then"
-        in said[0]
-    )
+    command = f"`iconv -f windows-1252 -t utf8 {file} > {tmp_path}/a-utf8.txt`"
+    assert f"If it is Windows-1252, {command} converts it; then" in said[0]
     assert [sentence.split(": ")[2].split(". ")[0] for sentence in said] == [
         "byte 10 (line 2) is 0xf1",
         "byte 11 (line 2) is 0xff",
@@ -293,13 +277,8 @@ def test_all_files_that_are_not_utf8_are_known_before_anything_is_made(
     with pytest.raises(DataError) as caught:
         LocalFiles([tmp_path], strict=True).identity(nothing)
     said = str(caught.value)
-    assert (
-        f"{tmp_path / 'b.txt'} is not UTF-8: byte 14 (line 3) is 0xf1. If it is Windows-1252, `iconv" in said
-    )
-    assert (
-        f"Nor are 2 more files UTF-8: {tmp_path / 'c.jsonl'}, {tmp_path / 'd.txt'}. Correct it, or leave"
-        in said
-    )
+    assert f"{tmp_path}/b.txt is not UTF-8: byte 14 (line 3) is 0xf1. If it is Windows-1252, `iconv" in said
+    assert f"Nor are 2 more files UTF-8: {tmp_path}/c.jsonl, {tmp_path}/d.txt. Correct it, or leave" in said
     tolerant = LocalFiles([tmp_path]).identity(nothing)
     for name in ("b.txt", "c.jsonl", "d.txt"):
         (tmp_path / name).unlink()
@@ -324,9 +303,8 @@ def test_parquet_columns_empty_cells_and_damage(tmp_path: Path) -> None:
 def test_reading_goes_on_behind_any_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_text, "DOCUMENT_CHARS", 100)
     monkeypatch.setattr(running_text, "CHUNK", 64)
-    (tmp_path / "a.jsonl").write_text(
-        json_lines(TEXTS[:3]) + "broken\n\n" + json_lines(TEXTS[3:5]) + "broken\n"
-    )
+    some = f"{json_lines(TEXTS[:3])}broken\n\n{json_lines(TEXTS[3:5])}broken\n"
+    (tmp_path / "a.jsonl").write_text(some)
     (tmp_path / "b.txt").write_bytes(b"\xff" + "\n\n".join(TEXTS).encode().replace(b"20:", b"20\xf1"))
     write_parquet(tmp_path / "c.parquet", [TEXTS[0], None, *TEXTS[1:10]])
     source = LocalFiles([tmp_path])
