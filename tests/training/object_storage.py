@@ -23,7 +23,6 @@ from services import listens, serving, wait_until
 
 KEY, SECRET = "AKIATESTOFAURA", "a-secret-that-nobody-may-see"
 RCLONE = Path(sys.executable).with_name("rclone")
-MEMORY = "10ms"
 HOP = ("connection", "transfer-encoding", "keep-alive")
 
 
@@ -52,7 +51,6 @@ class Storage:
     port: int = 0
     asked: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    slow: float = 0.0  # seconds before every answer
 
     @property
     def environment(self) -> dict[str, str]:
@@ -76,7 +74,6 @@ class Storage:
     def mend(self) -> None:
         self.faults.clear()
         self.asked.clear()
-        self.slow = 0.0
 
     def settle(self) -> None:
         """After a file was changed behind the server's back."""
@@ -94,7 +91,7 @@ def storage(files: Path) -> Iterator[Storage]:
         port = probe.getsockname()[1]
     command = [RCLONE, "serve", "s3", "--config", os.devnull, "--addr", f"127.0.0.1:{port}"]
     # The tests change its files behind its back: it shall not remember them for long (with 0 it spins).
-    command += ["--auth-key", f"{KEY},{SECRET}", "--dir-cache-time", MEMORY, str(files)]
+    command += ["--auth-key", f"{KEY},{SECRET}", "--dir-cache-time", "10ms", str(files)]
     log = files.parent / "rclone.log"
     with log.open("w") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)
@@ -121,7 +118,6 @@ def _proxy(there: Storage) -> Iterator[Storage]:
                 self.rfile.read(length // 2)
                 return self.cut()
             body = self.rfile.read(length)
-            time.sleep(there.slow)
             if fault and fault.status:
                 code = b"AccessDenied" if fault.status == 403 else b"InternalError"
                 return self.answer(fault.status, {}, b"<Error><Code>%s</Code></Error>" % code)

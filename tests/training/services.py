@@ -60,9 +60,9 @@ def asked(address: str, path: str, **what: Any) -> Any:
 
 
 @contextmanager
-def serving(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[int]:
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
     """The port on loopback."""
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     try:
         yield server.server_port
@@ -72,7 +72,7 @@ def serving(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[in
 
 
 @contextmanager
-def web_server(port: int = 0) -> Iterator[Received]:
+def web_server() -> Iterator[Received]:
     received = Received()
 
     class Handler(BaseHTTPRequestHandler):
@@ -102,7 +102,7 @@ def web_server(port: int = 0) -> Iterator[Received]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with serving(Handler, port) as received.port:
+    with serving(Handler) as received.port:
         yield received
 
 

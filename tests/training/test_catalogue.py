@@ -36,25 +36,18 @@ class Hub:
         return self
 
     def dataset_info(self, path: str, revision: str | None) -> SimpleNamespace:
-        return SimpleNamespace(
-            sha=revision or "newest", card_data={"license": self.licence} if self.licence else None
-        )
+        card = {"license": self.licence} if self.licence else None
+        return SimpleNamespace(sha=revision or "newest", card_data=card)
 
 
 @pytest.mark.parametrize("name", sorted(DATASETS))
 def test_every_name_says_licence_and_page(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub("mit"))
-    source = HubDataset(name, None, "train", "text")
-    identity = source.identity(nothing)
-    assert identity == {
-        "dataset": DATASETS[name].path, "revision": "newest", "config": DATASETS[name].config,
-        "split": "train", "column": "text",
-    }  # fmt: skip
-    said = source.provenance(None)
-    assert said == {
-        "licence": DATASETS[name].licence,
-        "url": f"https://huggingface.co/datasets/{DATASETS[name].path}",
-    }
+    source, known = HubDataset(name, None, "train", "text"), DATASETS[name]
+    identity = {"dataset": known.path, "revision": "newest", "config": known.config}
+    assert source.identity(nothing) == identity | {"split": "train", "column": "text"}
+    page = f"https://huggingface.co/datasets/{known.path}"
+    assert source.provenance(None) == {"licence": known.licence, "url": page}
 
 
 @pytest.mark.parametrize(
@@ -92,13 +85,13 @@ def test_what_the_card_says_of_the_licence_counts(monkeypatch: pytest.MonkeyPatc
     assert source(None).provenance(None)["licence"] == "unknown"
     assert source("CC-BY-NC-SA-4.0", "cc-by-nc-sa-4.0").provenance(None)["licence"] == "CC-BY-NC-SA-4.0"
     assert source(["cc-by-nc-4.0", "mit"], "CC-BY-NC-4.0,").provenance(None)["licence"] == "cc-by-nc-4.0, mit"
-    for licence in ("fair-noncommercial-research-license", ["cc-by-nc-4.0", "mit"]):
-        with pytest.raises(
-            ConfigError, match=r"acme/es comes under the licence (cc-by-nc-4|fair-noncommercial)"
-        ):
+    for licence, said in (
+        ("fair-noncommercial-research-license", "fair-noncommercial"),
+        (["cc-by-nc-4.0", "mit"], "cc-by-nc-4"),
+        ("cc-by-nc-4.0", r"cc-by-nc-4\.0, which"),
+    ):
+        with pytest.raises(ConfigError, match=f"acme/es comes under the licence {said}"):
             source(licence)
-    with pytest.raises(ConfigError, match=r"acme/es comes under the licence cc-by-nc-4\.0, which"):
-        source("cc-by-nc-4.0")
 
 
 def test_a_corpus_that_says_nothing_of_its_licence_is_up_to_date(
@@ -125,9 +118,8 @@ def test_a_corpus_that_says_nothing_of_its_licence_is_up_to_date(
 
 def test_columns_that_are_heavier_than_the_text_are_not_read(tmp_path: Path) -> None:
     """As the embeddings of FineWeb2-HQ."""
-    table = pa.table(
-        {"embeddings": [[0.5] * 9] * 20, "text": [f"documento {number}" for number in range(20)]}
-    )
+    texts = [f"documento {number}" for number in range(20)]
+    table = pa.table({"embeddings": [[0.5] * 9] * 20, "text": texts})
     parquet.write_table(table, tmp_path / "train-0.parquet")
     assert HubDataset("fineweb2-hq-es", None, "train", "text").options == {"columns": ["text"]}
     assert HubDataset("c4", None, "train", "text").options == {}

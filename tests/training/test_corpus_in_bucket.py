@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,21 +25,18 @@ def preparing(text: Path, address: str = WHERE) -> list[str]:
     return [*words, "--output", address]
 
 
-def there(bucket: Storage, address: str = WHERE) -> dict[str, bytes]:
-    directory = bucket.files / address.removeprefix("s3://")
-    return {path.name: path.read_bytes() for path in directory.glob("*")}
-
-
 def files_of(corpus: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in corpus.iterdir()}
+    return {path.name: path.read_bytes() for path in corpus.glob("*")}
 
 
-def upload(bucket: Storage, corpus: Corpus, address: str = WHERE) -> Path:
+def there(bucket: Storage) -> dict[str, bytes]:
+    return files_of(bucket.files / WHERE.removeprefix("s3://"))
+
+
+def upload(bucket: Storage, corpus: Corpus) -> Path:
     """As `aura prepare` leaves it, at once."""
-    directory = bucket.files / address.removeprefix("s3://")
-    directory.mkdir(parents=True)
-    for name, content in files_of(corpus.path).items():
-        (directory / name).write_bytes(content)
+    directory = bucket.files / WHERE.removeprefix("s3://")
+    shutil.copytree(corpus.path, directory)
     bucket.settle()
     return directory
 
@@ -117,11 +115,8 @@ def test_it_is_fetched_once_with_every_byte(
     # A cache that somebody has damaged is mended, with what is missing only.
     (kept / "validation-00000.bin").write_bytes(b"")
     aura_says("fingerprint", WHERE)
-    assert [path.rpartition("/")[2] for path in bucket.of("GET")][1:] == [
-        "meta.json",
-        "validation-00000.bin",
-        META,
-    ]
+    fetched = [path.rpartition("/")[2] for path in bucket.of("GET")]
+    assert fetched[1:] == [META, "validation-00000.bin", META]
     assert files_of(kept) == files_of(corpus.path)
 
 
@@ -214,15 +209,9 @@ def test_a_full_disk_is_one_sentence(
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_before_the_work_begins(
-    changes: dict[str, str],
-    address: str,
-    sentence: str,
-    bucket: Storage,
-    text: Path,
-    aura_says: Aura,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    changes: dict[str, str], address: str, sentence: str, bucket: Storage, text: Path, aura_says: Aura,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     for name, value in changes.items():
         if value:
             monkeypatch.setenv(name, value)

@@ -16,18 +16,28 @@ from aura.plan import gpus
 from aura.plan.plan import plan_for
 from aura.run import attempt
 from aura.run.pace import Pace
-from trainers import complete, start
+from trainers import both, complete, start
 
 
-def test_the_plan_of_a_gang_knows_the_device_of_every_rank(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_launch_plans_with_the_device_of_every_rank_and_the_link_of_the_inventory(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = gpus.Gpu("Unlike", 2**34, {"fp32": 1e9}, "made up: it cannot be reached — tenía", is_gpu=True)
 
     def unlike() -> None:
         attempt.gpu_of = lambda device, own: slow  # type: ignore[assignment]
 
-    (first, _) = complete(start(tmp_path, corpus, 2, "--steps 1", faults={1: unlike}))
-    assert "1 x CPU, 1 x Unlike" in first.text
-    assert "made up: it cannot be reached — tenía" in first.text
+    def have_a_gpu() -> None:
+        attempt.choose_device = lambda place, backend: (torch.device("cpu"), backend)
+
+    monkeypatch.setenv("AURA_LINK_MBIT", "2500")
+    faults = {0: have_a_gpu, 1: both(have_a_gpu, unlike)}
+    ranks = complete(start(tmp_path, corpus, 2, "--steps 1", faults))
+    for said in ("1 x CPU, 1 x Unlike", "made up: it cannot be reached — tenía", "2500 Mbit/s"):
+        assert said in ranks[0].text
+    # And ranks with a card talk gloo between nodes.
+    for trainer in ranks:
+        assert "Backend=gloo" in trainer.text and "cannot use NCCL" not in trainer.text
 
 
 def test_mfu_is_a_part_of_all_peaks_together() -> None:
@@ -50,17 +60,11 @@ def test_the_time_that_is_left_follows_from_the_last_steps() -> None:
     assert pace.left(200) == 800.0
 
 
-def test_the_plan_of_a_launch_counts_with_the_link_of_the_inventory(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AURA_LINK_MBIT", "2500")
-    (first, _) = complete(start(tmp_path, corpus, 2, "--steps 1"))
-    assert "2500 Mbit/s" in first.text
+def test_the_link_of_the_inventory_is_a_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("fast", "0", "nan", "inf"):
         monkeypatch.setenv("AURA_LINK_MBIT", wrong)
-        with pytest.raises(
-            ConfigError, match=f"AURA_LINK_MBIT='{wrong}' must be the speed of the link in Mbit/s"
-        ):
+        refusal = f"AURA_LINK_MBIT='{wrong}' must be the speed of the link in Mbit/s"
+        with pytest.raises(ConfigError, match=refusal):
             link_mbit()
     monkeypatch.delenv("AURA_LINK_MBIT")
     assert link_mbit() == 1000
@@ -78,13 +82,3 @@ def test_the_plan_of_a_launch_counts_with_the_link_of_the_inventory(
 )
 def test_between_nodes_auto_means_gloo(wishes: list[str], nodes: list[str], agreed: str) -> None:
     assert agreed_backend(wishes, nodes) == agreed
-
-
-def test_ranks_with_a_card_talk_gloo_between_nodes(corpus: Corpus, tmp_path: Path) -> None:
-    def have_a_gpu() -> None:
-        attempt.choose_device = lambda place, backend: (torch.device("cpu"), backend)
-
-    for trainer in complete(
-        start(tmp_path, corpus, 2, "--steps 1", faults=dict.fromkeys((0, 1), have_a_gpu))
-    ):
-        assert "Backend=gloo" in trainer.text and "cannot use NCCL" not in trainer.text

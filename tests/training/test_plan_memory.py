@@ -15,12 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from aura.cluster.place import Place
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
+from aura.corpus.corpus import Corpus
 from aura.corpus.windows import Windows
 from aura.model.family import model_of
 from aura.model.forward import autocast, validation_loss
@@ -267,9 +267,8 @@ def test_a_card_is_advised_what_it_can_do(
     small = {"batch_size": 1, "gradient_checkpointing": True, "loss_chunk": 256, "micro_batch": "batch_size"}
     config = resolve("gpt2", {"optimizer": "adamw", "moment_format": "int8", "precision": "fp16", **small})
     least = replace(config, precision="bf16", parameter_format="bf16")
-    card = SimpleNamespace(
-        name="NVIDIA T4", total_memory=int(memory_of(least, 1, on_gpu=True).total / 0.95) + 2**20
-    )
+    total = int(memory_of(least, 1, on_gpu=True).total / 0.95) + 2**20
+    card = SimpleNamespace(name="NVIDIA T4", total_memory=total)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     alone = Place(0, 0, 1, "", 0, "node0")
@@ -313,28 +312,11 @@ def test_every_rank_may_have_its_own_room() -> None:
     assert settings_that_fit(config, rooms[::-1], on_gpu=True) != {}
 
 
-class FewWindows:
-    has_unlearnt = False
-    learnt = Windows.learnt
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return 4
-
-    def by_part(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
-        return {"": chosen}
-
-    def batch(self, chosen: np.ndarray) -> torch.Tensor:
-        return torch.zeros((len(chosen), self.length + 1), dtype=torch.int64)
-
-
 @pytest.mark.parametrize("preset", ["gpt2-nano", "qwen3-nano"])
-def test_a_validation_keeps_nothing_for_a_backward_pass(preset: str) -> None:
-    config = resolve(preset, {"batch_size": 2})
+def test_a_validation_keeps_nothing_for_a_backward_pass(preset: str, corpus: Corpus) -> None:
+    config = resolve(preset, {"batch_size": 2, "validation_windows": 4})
     kept: list[torch.Size] = []
-    ranks, windows = Ranks(0, ["node0"], CPU), FewWindows(config.seq_len)
+    ranks, windows = Ranks(0, ["node0"], CPU), Windows(corpus, "validation", config.seq_len)
     with saved_tensors_hooks(lambda tensor: kept.append(tensor.shape), lambda shape: shape):
-        validation_loss(model_of(config), windows, config, ranks, CPU)  # type: ignore[arg-type]
+        validation_loss(model_of(config), windows, config, ranks, CPU)
     assert not kept

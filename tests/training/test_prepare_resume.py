@@ -314,9 +314,8 @@ def test_a_shard_that_lacks_something_is_known_before_the_work(
     if damage == "gone":
         shard.unlink()
     before = place.journal.read_text()
-    with pytest.raises(
-        DataError, match=rf"{shard.name} is shorter than its journal says: remove .*c\.partial\."
-    ):
+    refusal = rf"{shard.name} is shorter than its journal says: remove .*c\.partial\."
+    with pytest.raises(DataError, match=refusal):
         build(LocalFiles([lines]), tmp_path / "c", SETTINGS)
     assert place.journal.read_text() == before
 

@@ -254,19 +254,20 @@ def test_a_run_of_auto_goes_on_with_what_it_has_begun_with(
     begun: list[tuple[config.TrainConfig, Path]] = []
     monkeypatch.setattr(attempt, "run", run)
     monkeypatch.chdir(tmp_path)
+    words = ["train", "--preset", "auto", "--corpus", str(corpus.path)]
     for free in (2000, 20000, 300):
         cards_are(monkeypatch, replace(TWO_GPUS[1], free=free))
-        assert cli.main(["train", "--preset", "auto", "--corpus", str(corpus.path)]) == 0
+        assert cli.main(words) == 0
     assert begun[0] == begun[1] == begun[2]
     assert begun[0][0].preset == "gpt2"
     assert begun[0][0].batch_size < resolve("gpt2").batch_size
     assert begun[0][1] == Path("runs/auto")
     assert "preset=auto: gpt2, as this run has begun (runs/auto/config.json)." in capsys.readouterr().out
 
-    assert cli.main(["train", "--preset", "auto", "--corpus", str(corpus.path), "--lr", "1e-5"]) == 0
+    assert cli.main([*words, "--lr", "1e-5"]) == 0
     assert begun[3][0] == replace(begun[0][0], lr=1e-5)
     Path("runs/auto/config.json").write_text("{")
-    assert cli.main(["train", "--preset", "auto", "--corpus", str(corpus.path)]) == 64
+    assert cli.main(words) == 64
     assert "runs/auto/config.json is damaged" in capsys.readouterr().err
 
 
@@ -364,9 +365,8 @@ def test_a_single_process_sees_the_gpu_with_most_free_memory(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
         auto.take_best_gpu(print, beside_others=True)
         assert os.environ["CUDA_VISIBLE_DEVICES"] == taken
-        assert ("so somebody works on it, and this takes the processor" in capsys.readouterr().out) == (
-            not taken
-        )
+        said = "so somebody works on it, and this takes the processor" in capsys.readouterr().out
+        assert said == (not taken)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
     auto.take_best_gpu(print, beside_others=True)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"

@@ -75,16 +75,13 @@ def test_a_rate_is_that_of_the_group_in_every_number_format(formats: dict[str, s
 def test_what_decays() -> None:
     matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
     config = small("qwen3", tied="false", weight_decay=0.1, decay_embeddings=False)
-    decays = {
-        name: group_of(name, parameter, config).weight_decay
-        for name, parameter in (
-            ("embed_tokens.weight[0:4]", matrix),
-            ("lm_head.weight", matrix),
-            ("layers.0.mlp.up_proj.weight", matrix),
-            ("norm.weight", vector),
-        )
-    }
-    assert list(decays.values()) == [0.0, 0.1, 0.1, 0.0]
+    for name, parameter, decay in (
+        ("embed_tokens.weight[0:4]", matrix, 0.0),
+        ("lm_head.weight", matrix, 0.1),
+        ("layers.0.mlp.up_proj.weight", matrix, 0.1),
+        ("norm.weight", vector, 0.0),
+    ):
+        assert group_of(name, parameter, config).weight_decay == decay, name
     assert group_of("embed_tokens.weight", matrix, small("qwen3", weight_decay=0.1)).weight_decay == 0.1
     # A matrix of a block has the rate itself, too.
     assert group_of("layers.0.mlp.up_proj.weight", matrix, small("qwen3", **NAMED)) == (1.0, 0.1)

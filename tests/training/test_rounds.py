@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import signal
 import time
@@ -25,7 +26,7 @@ from aura.strategy.sharded import Sharded
 from safetensors.torch import load_file
 from services import wait_until
 from sharded_ranks import Rank, Task, batches_of, check_equal, complete, losses, parameters
-from trainers import at_step, curve, infinite_gradient, send_self, start, stop_at
+from trainers import at_step, curve, send_self, start, stop_at
 from trainers import complete as completed
 
 ROUNDS = {"strategy": "rounds", "local_steps": 3, "outer_lr": 0.9, "outer_momentum": 0.5, "clip": 0.2}
@@ -139,10 +140,9 @@ def test_a_run_goes_on_as_if_it_had_not_been_killed(settings: str, corpus: Corpu
     killed = start(tmp_path / "b", corpus, 2, settings, {1: at_step(9, die)})
     assert [trainer.end() for trainer in killed] == [75, -signal.SIGKILL]
     resumed = completed(start(tmp_path / "b", corpus, 2, settings))
-    assert [a.files("checkpoint-step-12") for a in resumed] == [
-        a.files("checkpoint-step-12") for a in straight
-    ]
-    parameters, states = zip(*(trainer.files("checkpoint-step-12") for trainer in straight), strict=True)
+    expected, found = ([one.files("checkpoint-step-12") for one in ranks] for ranks in (straight, resumed))
+    assert found == expected
+    parameters, states = zip(*expected, strict=True)
     assert len(set(parameters)) == 1
     assert len(set(states)) == 2  # each has an optimizer of its own
     assert len(curve(straight[0])) == 12
@@ -158,15 +158,9 @@ def test_the_plan_knows_what_ranks_hold_and_save(settings: dict[str, Any], tmp_p
         strategy = rank.strategy
         assert isinstance(strategy, Rounds)
         shard = strategy.outer.shard
-        held = [
-            *strategy.agreed.views.values(),
-            *strategy.optimizer.tensors().values(),
-            *strategy.left.values(),
-        ]
-        held += [
-            *strategy.outer.optimizer.tensors().values(),
-            *(shard.views.values() if shard.master else ()),
-        ]
+        held = [*strategy.agreed.views.values(), *strategy.left.values()]
+        held += [*strategy.optimizer.tensors().values(), *strategy.outer.optimizer.tensors().values()]
+        held += shard.views.values() if shard.master else ()
         rank.seen = [sum(tensor.nbytes for tensor in held)]
 
     task = Task(tmp_path, 3, ROUNDS | settings, steps=4, sequences=12, looked_at=(4,))
@@ -189,7 +183,7 @@ def test_an_exchange_that_takes_far_longer_than_a_step_is_no_rank_that_hangs(
 
         Nesterov.step = slow_step  # type: ignore[method-assign]
 
-    settings = RUN.replace("--save-every 6 --validate-every 5", "--save-every 12 --validate-every 12")
+    settings = RUN + "--steps 8 --save-every 8 --validate-every 8"
     completed(start(tmp_path, corpus, 2, settings, {0: slow, 1: slow}))
 
 
@@ -248,21 +242,11 @@ def test_a_run_without_rounds_goes_on_with_them(corpus: Corpus, tmp_path: Path) 
     assert len({trainer.files("checkpoint-step-12")[0] for trainer in ranks}) == 1
 
 
-def test_a_gradient_that_is_not_finite_is_named(corpus: Corpus, tmp_path: Path) -> None:
-    ranks = start(tmp_path, corpus, 2, RUN, faults={1: infinite_gradient(7)})
-    for trainer in ranks:
-        assert trainer.end() == 65, trainer.text
-        assert "The gradient is not finite at step 7 on rank 1 on node1." in trainer.text
-        assert trainer.checkpoints() == ["checkpoint-step-6"]
-
-
 def test_ranks_are_compared_where_they_have_agreed(corpus: Corpus, tmp_path: Path) -> None:
     (first, _) = completed(start(tmp_path, corpus, 2, RUN + "--log-every 2"))
-    said = {
-        int(line.split("Step ")[1].split()[0]): line for line in first.text.splitlines() if "Sync=" in line
-    }
-    equal = {step for step, line in said.items() if "Sync=OK" in line}
+    said = dict(re.findall(r"Step (\d+) .*Sync=(\S+)", first.text))
     # Rounds end at 4, for the validation at 5 and the checkpoint at 6, four steps later, and with the run.
-    assert equal == {4, 6, 10, 12} and set(said) == {1, 2, 4, 6, 8, 10, 12}
+    assert [step for step in said if said[step] == "OK"] == ["4", "6", "10", "12"]
+    assert [*said] == ["1", "2", "4", "6", "8", "10", "12"]
     state = json.loads((first.run_dir / "checkpoints/checkpoint-step-12/state.json").read_text())
     assert state["config"]["local_steps"] == 4

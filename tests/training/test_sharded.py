@@ -6,6 +6,7 @@ import math
 import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,30 +99,23 @@ def test_accumulation_and_layers_that_arrive_late(settings: dict[str, Any], tmp_
     assert all(result["odd"] == [] and result["outcomes"] == found[0]["outcomes"] for result in found)
 
 
-def test_gradients_leave_while_the_backward_pass_computes(tmp_path: Path) -> None:
+def test_a_layer_awaits_its_own_weights_alone_and_gradients_leave_during_the_backward_pass(
+    tmp_path: Path,
+) -> None:
     def look(number: int, rank: Rank) -> None:
-        assert isinstance(rank.strategy, Sharded)
-        gone: list[int] = []
+        strategy, awaited, gone = rank.strategy, [], []
+        assert isinstance(strategy, Sharded)
+        original = strategy._await_weights
+        strategy._await_weights = lambda round_: (awaited.append(round_), original(round_))[1]  # type: ignore[method-assign]
         rank.model.wte.weight.register_hook(lambda _: gone.append(strategy.next_round))
-        strategy = rank.strategy
-        rank.seen = gone
+        rank.seen = [awaited, gone]
 
     task = Task(tmp_path, 2, {"layers": 4}, steps=1, sequences=4, faults={0: look, 1: look})
     for result in complete(task):
-        # Before the embedding, whose gradient is the last one
-        assert result["seen"] and min(result["seen"]) >= 1
-
-
-def test_a_layer_awaits_its_own_weights_alone(tmp_path: Path) -> None:
-    def look(number: int, rank: Rank) -> None:
-        assert isinstance(rank.strategy, Sharded)
-        original, seen = rank.strategy._await_weights, rank.seen
-        rank.strategy._await_weights = lambda round_: (seen.append(round_), original(round_))[1]  # type: ignore[method-assign]
-
-    task = Task(tmp_path, 2, {"layers": 4}, steps=1, sequences=4, faults={0: look, 1: look})
-    for result in complete(task):
-        awaited = result["seen"]  # round 0, the last to come, is that of the last layer
+        awaited, gone = result["seen"]  # round 0, the last to come, is that of the last layer
         assert awaited == sorted(awaited, reverse=True) and awaited[0] > 1, awaited
+        # Before the embedding, whose gradient is the last one
+        assert gone and min(gone) >= 1
 
 
 def test_the_slowest_link_decides_the_rounds_of_all(tmp_path: Path) -> None:
@@ -176,11 +170,12 @@ def test_what_is_not_finite_names_its_rank_and_changes_nothing(
 
 
 def test_a_loss_scale_changes_no_bit(tmp_path: Path) -> None:
-    plain, scaled = (complete(Task(tmp_path / str(s), 2, sequences=4, loss_scale=s)) for s in (1.0, 4096.0))
-    assert plain[0]["sums"] == scaled[0]["sums"]
-    assert [o["gradient_norm"] for o in plain[0]["outcomes"]] == [
-        o["gradient_norm"] for o in scaled[0]["outcomes"]
-    ]
+    plain, scaled = (
+        complete(Task(tmp_path / str(s), 2, sequences=4, loss_scale=s))[0] for s in (1.0, 4096.0)
+    )
+    assert plain["sums"] == scaled["sums"]
+    for one, other in zip(plain["outcomes"], scaled["outcomes"], strict=True):
+        assert one["gradient_norm"] == other["gradient_norm"]
 
 
 @pytest.mark.parametrize(
@@ -240,33 +235,34 @@ def test_three_and_one_go_on_where_five_have_stopped(settings: dict[str, Any], t
     wholes = [load_file(five.folder / f"whole-{rank}.safetensors") for rank in range(5)]
     assert wholes[1] == {}
     assert all(by_element([whole]) == by_element(saved) for whole in wholes if whole)
-    same = complete(Task(tmp_path / "again", 5, settings, 3, 3, sequences=30, resume_from=five.folder))
-    straight = complete(Task(tmp_path / "straight", 5, settings, steps=6, sequences=30))
+    same = complete(going_on(five, "again"))
+    straight = complete(replace(five, folder=tmp_path / "straight", steps=6))
     assert same[0]["sums"] == straight[0]["sums"][3:]
     # Gradients and weights go over the wire in the format that they have.
     width, numbers = 2 if settings is SMALLEST else 4, 6 * 5 * 4 * (4 + 5) * 8
     assert sum(result["sent"] for result in straight) == 6 * 2 * elements(five) * 4 * width + numbers
     for ranks in (3, 1):
         # Nothing is lost on the way: what they have is what was saved.
-        only_loaded = Task(
-            tmp_path / f"{ranks} loaded", ranks, settings, 3, 0, sequences=30, resume_from=five.folder
-        )
+        only_loaded = going_on(five, f"{ranks} loaded", world_size=ranks, steps=0)
         complete(only_loaded)
         assert by_element(shards(only_loaded)) == by_element(saved)
-        going_on = Task(tmp_path / f"{ranks}", ranks, settings, 3, 3, sequences=30, resume_from=five.folder)
-        found = complete(going_on)
+        found = complete(going_on(five, f"{ranks}", world_size=ranks))
         assert all(result["sums"] == found[0]["sums"] for result in found)
         tolerance = 1e-4 if settings is not SMALLEST else 2e-2  # other random numbers round
         assert losses(found[0]) == pytest.approx(losses(straight[0])[3:], abs=tolerance)
     # In the names and shapes of a rank that is alone
-    alone = load_file(tmp_path / "1 loaded/shard-0.safetensors")
-    assert {name: (t.shape, t.dtype) for name, t in wholes[0].items()} == {
-        name: (t.shape, t.dtype) for name, t in alone.items()
-    }
+    (alone,) = shards(only_loaded)
+    expected, found = ({name: (t.shape, t.dtype) for name, t in one.items()} for one in (alone, wholes[0]))
+    assert found == expected
     assert by_element([alone]) == by_element(saved)
-    back = Task(tmp_path / "back", 5, settings, 3, 0, sequences=30, resume_from=tmp_path / "1 loaded")
+    back = going_on(only_loaded, "back", world_size=5)
     complete(back)
     assert by_element(shards(back)) == by_element(saved)
+
+
+def going_on(task: Task, name: str, **changes: Any) -> Task:
+    """From where it has ended, in step 3."""
+    return replace(task, folder=task.folder.with_name(name), first=3, resume_from=task.folder, **changes)
 
 
 def by_element(parts: list[dict[str, torch.Tensor]]) -> dict[str, list[float]]:
@@ -276,18 +272,12 @@ def by_element(parts: list[dict[str, torch.Tensor]]) -> dict[str, list[float]]:
         for name, tensor in part.items():
             kind, _, place = name.partition("[")
             found.setdefault(kind, {})[int(place.split(":")[0] or 0) if place else 0] = tensor
-    return {
-        kind: [next(iter(tensors.values())).item()]
-        if kind.endswith(".step")
-        else torch.cat([tensors[start].view(rows(kind), -1) for start in sorted(tensors)], 1)
-        .flatten()
-        .tolist()
-        for kind, tensors in found.items()
-    }
-
-
-def rows(kind: str) -> int:
-    return 2 if kind.endswith(".scales") else 1
+    numbers = {}
+    for kind, tensors in found.items():
+        rows = 2 if kind.endswith(".scales") else 1
+        whole = torch.cat([tensors[start].view(rows, -1) for start in sorted(tensors)], 1)
+        numbers[kind] = whole.flatten().tolist()[: 1 if kind.endswith(".step") else None]
+    return numbers
 
 
 def test_only_parameters_that_differ_are_sent_at_the_start(tmp_path: Path) -> None:
@@ -365,17 +355,14 @@ def test_a_resume_changes_no_bit_and_other_ranks_and_formats_go_on(
 ) -> None:
     half = Task(tmp_path / "half", 5, settings, steps=3, sequences=30, wire="int4")
     complete(half)
-    same = Task(tmp_path / "again", 5, settings, 3, 3, "int4", sequences=30, resume_from=half.folder)
-    straight = complete(Task(tmp_path / "straight", 5, settings, steps=6, sequences=30, wire="int4"))
-    assert complete(same)[0]["sums"] == straight[0]["sums"][3:]
+    straight = complete(replace(half, folder=tmp_path / "straight", steps=6))
+    assert complete(going_on(half, "again"))[0]["sums"] == straight[0]["sums"][3:]
     whole = load_file(half.folder / "whole-0.safetensors")
     for name, tensor in parameters(half).items():
         assert whole[f"{name}.master"].dtype == torch.float32
         assert whole[f"{name}.master"].shape == tensor.shape
     for ranks, wire in ((3, "int4"), (5, "fp32"), (1, "fp32")):
-        name = f"{ranks} {wire}"
-        other = Task(tmp_path / name, ranks, settings, 3, 3, wire, sequences=30, resume_from=half.folder)
-        found = complete(other)
+        found = complete(going_on(half, f"{ranks} {wire}", world_size=ranks, wire=wire))
         assert all(result["sums"] == found[0]["sums"] for result in found)
         assert losses(found[0]) == pytest.approx(losses(straight[0])[3:], abs=0.05)
     # A checkpoint without weights of the owners' own, as fp32 and bf16 write it

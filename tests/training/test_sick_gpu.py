@@ -20,9 +20,10 @@ from trainers import Fault, Trainer, at_step, complete, start
 SAID = {"sentence": "GPU 0 of node1 has fallen off the bus (XID 79).", "remedy": "Restart node1."}
 
 
-def found_at(step: int, folder: Path) -> Fault:
+def found_at(step: int, folder: Path, hangs: bool = False) -> Fault:
     """In this step the watcher writes down a fault of this rank's GPU, and the rank has time to read it: what all are
-    told at the end of the step is decided by then, so the next one is the last."""
+    told at the end of the step is decided by then, so the next one is the last. Or it hangs, as with a GPU that is
+    lost."""
 
     def put_in() -> None:
         os.environ["AURA_FAULTS"] = str(folder)
@@ -35,29 +36,15 @@ def found_at(step: int, folder: Path) -> Fault:
             return fault
 
         sick_gpu.fault_of = fault_of
+        if hangs:
+            sick_gpu.PATIENCE = 1.0
 
         def find() -> None:
             write_fault(folder, "cpu", SAID)
             assert is_read.wait(30)
-            time.sleep(0.2)
+            time.sleep(1000 if hangs else 0.2)
 
         at_step(step, find)()
-
-    return put_in
-
-
-def hung_at(step: int, folder: Path) -> Fault:
-    """As a GPU that is lost: the rank does not come back from it."""
-
-    def put_in() -> None:
-        os.environ["AURA_FAULTS"] = str(folder)
-        sick_gpu.PAUSE, sick_gpu.PATIENCE = 0.05, 1.0
-
-        def hang() -> None:
-            write_fault(folder, "cpu", SAID)
-            time.sleep(1000)
-
-        at_step(step, hang)()
 
     return put_in
 
@@ -94,7 +81,7 @@ def test_it_saves_as_suspect_and_all_end_for_good(corpus: Corpus, tmp_path: Path
 
 
 def test_one_that_hangs_is_ended_without_a_checkpoint(corpus: Corpus, tmp_path: Path) -> None:
-    ranks = start(tmp_path, corpus, 2, "--steps 12", {1: hung_at(8, tmp_path / "faults")})
+    ranks = start(tmp_path, corpus, 2, "--steps 12", {1: found_at(8, tmp_path / "faults", hangs=True)})
     ends(ranks)
     assert all(rank.checkpoints() == ["checkpoint-step-5"] for rank in ranks)
 

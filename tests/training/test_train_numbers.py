@@ -57,15 +57,12 @@ def rehearse() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_rehearsal_changes_no_bit(ranks: int, corpus: Corpus, tmp_path: Path) -> None:
-    settings = (
-        "--precision bf16 --parameter-format bf16 --dropout 0.2 --gradient-accumulation-steps 2 --steps 3"
-    )
+    settings = "--precision bf16 --parameter-format bf16 --dropout 0.2 --steps 3 "
+    settings += "--gradient-accumulation-steps 2"
     faults = dict.fromkeys(range(ranks), rehearse)
-    plain = complete(start(tmp_path / "plain", corpus, ranks, settings))
-    rehearsed = complete(start(tmp_path / "rehearsed", corpus, ranks, settings, faults))
-    assert [one.files("checkpoint-step-3") for one in plain[:1]] == [
-        one.files("checkpoint-step-3") for one in rehearsed[:1]
-    ]
+    plain, *_ = complete(start(tmp_path / "plain", corpus, ranks, settings))
+    rehearsed, *_ = complete(start(tmp_path / "rehearsed", corpus, ranks, settings, faults))
+    assert plain.files("checkpoint-step-3") == rehearsed.files("checkpoint-step-3")
 
 
 def test_deterministic_kernels_are_torchs_and_change_no_bit_on_a_processor(
@@ -80,10 +77,9 @@ def test_deterministic_kernels_are_torchs_and_change_no_bit_on_a_processor(
 
         train.Trainer.train = watched  # type: ignore[method-assign]
 
-    kinds = ("false", "true")
     one, other = (
         complete(start(tmp_path / kind, corpus, 1, f"--steps 3 --deterministic {kind}", {0: watch}))[0]
-        for kind in kinds
+        for kind in ("false", "true")
     )
     assert one.files("checkpoint-step-3") == other.files("checkpoint-step-3")
 
@@ -99,16 +95,13 @@ def infinite_loss() -> None:
     GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(
-    ("what", "fault", "world_size"), [("loss", infinite_loss, 2), ("gradient", infinite_gradient(8), 2)]
-)
+@pytest.mark.parametrize(("what", "fault"), [("loss", infinite_loss), ("gradient", infinite_gradient(8))])
 def test_what_is_not_finite_names_its_rank_and_stops_before_the_optimizer_step(
-    what: str, fault: Fault, world_size: int, corpus: Corpus, tmp_path: Path
+    what: str, fault: Fault, corpus: Corpus, tmp_path: Path
 ) -> None:
-    last = world_size - 1
-    for trainer in start(tmp_path, corpus, world_size, faults={last: fault}):
+    for trainer in start(tmp_path, corpus, 2, faults={1: fault}):
         assert trainer.end() == 65, trainer.text
-        assert f"The {what} is not finite at step 8 on rank {last} on node{last}." in trainer.text
+        assert f"The {what} is not finite at step 8 on rank 1 on node1." in trainer.text
         assert trainer.checkpoints() == ["checkpoint-step-5"]
         assert trainer.status["state"] == "failed"
 
@@ -116,10 +109,8 @@ def test_what_is_not_finite_names_its_rank_and_stops_before_the_optimizer_step(
 def test_fp16_leaves_out_a_step_that_overflows_on_one_rank(corpus: Corpus, tmp_path: Path) -> None:
     settings = "--precision fp16 --save-every 1 --keep-checkpoints 9 --steps 5 --validation-windows 2"
     ranks = complete(start(tmp_path, corpus, 2, settings, faults={1: infinite_gradient(4)}))
-    assert (
-        "Step 4: gradient not finite at scale 2048; the step is left out, the scale is now 1024."
-        in ranks[0].text
-    )
+    said = "Step 4: gradient not finite at scale 2048; the step is left out, the scale is now 1024."
+    assert said in ranks[0].text
     for trainer in ranks:
         models = [trainer.files(f"checkpoint-step-{step}")[0] for step in (2, 3, 4, 5)]
         assert models[0] != models[1] == models[2] != models[3]
@@ -150,19 +141,13 @@ def test_fp16_keeps_its_scale_and_dropout_its_numbers_across_a_resume(corpus: Co
     ("settings", "instead", "refusal"),
     [
         ("--optimizer muon --lr 2e-2", "--lr 2e-2", "has optimizer=muon, this run asks for adamw"),
-        (
-            "--family hrm-text --layers 2 --lr 5e-3",
-            "--layers 2 --lr 5e-3",
-            "has family=hrm-text, this run asks for gpt2",
-        ),
-        (
-            "--family qwen3 --kv-heads 1 --optimizer muon",
-            "--family qwen3 --optimizer muon",
-            "has kv_heads=1, this run asks for 0",
-        ),
+        ("--family hrm-text --layers 2 --lr 5e-3", "--layers 2 --lr 5e-3",
+         "has family=hrm-text, this run asks for gpt2"),
+        ("--family qwen3 --kv-heads 1 --optimizer muon", "--family qwen3 --optimizer muon",
+         "has kv_heads=1, this run asks for 0"),
     ],
     ids=["muon", "hrm-text", "qwen3"],
-)
+)  # fmt: skip
 def test_two_ranks_learn_as_one_and_a_resume_changes_no_bit(
     settings: str, instead: str, refusal: str, corpus: Corpus, tmp_path: Path
 ) -> None:

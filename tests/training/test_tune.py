@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import trainers
 from aura.commands import cli
 from aura.config import resolve
 from aura.corpus import chatml
@@ -24,9 +23,11 @@ from aura.plan.auto import tuned
 from dialogue_files import BASE, SEQ_LEN, prepared, twenty, written
 from safetensors.torch import load_file
 from torch.nn import functional
+from trainers import Trainer, at_step, complete, send_self, start
 
 # Whatever follows trainers.TINY; two ids more than the base has.
 TUNED = f"--preset tune --seq-len {SEQ_LEN} --vocab-size 302 --lr 1e-2 --validate-every 50"
+BY_HEART = f"{TUNED} --batch-size 5 --gradient-accumulation-steps 4 --steps 120 --save-every 60"
 
 
 def test_it_begins_as_the_model_was(base: Path, tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def test_it_begins_as_the_model_was(base: Path, tmp_path: Path) -> None:
         new = after[name][: len(old)] if name == "wte.weight" else after[name]
         assert torch.equal(new, old)
     assert torch.equal(after["wte.weight"][300:302], before["wte.weight"][:1].expand(2, -1))
-    (trainer,) = trainers.complete(trainers.start(tmp_path / "run", corpus, 1, f"{TUNED} --steps 1"))
+    (trainer,) = complete(start(tmp_path / "run", corpus, 1, f"{TUNED} --steps 1"))
     model = model_of(tuned(corpus.path, {}))
     model.load_state_dict(after)
     inputs, targets = Windows(corpus, "validation", SEQ_LEN).read(np.arange(20))
@@ -62,23 +63,21 @@ def test_only_targets_that_count_are_in_the_loss() -> None:
         for compiled in (False, True):
             got = LinearCrossEntropy.apply(hidden, weight, targets, 48, chunk, None, compiled, True)
             torch.testing.assert_close(got, wanted)
-            torch.testing.assert_close(
-                torch.autograd.grad(got, (hidden, weight)), gradients, rtol=1e-4, atol=1e-5
-            )
+            found = torch.autograd.grad(got, (hidden, weight))
+            torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
-def by_heart(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, list[trainers.Trainer]]:
+def by_heart(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Trainer]:
     folder = tmp_path_factory.mktemp("heart")
     corpus = prepared(base, folder, twenty(), "--validation-fraction", "0")
-    settings = f"{TUNED} --batch-size 5 --gradient-accumulation-steps 4 --steps 120 --save-every 60"
-    return corpus, trainers.complete(trainers.start(folder / "one", corpus, 1, settings))
+    return corpus, complete(start(folder / "one", corpus, 1, BY_HEART))[0]
 
 
 def test_what_was_learnt_by_heart_comes_back(
-    by_heart: tuple[Corpus, list[trainers.Trainer]], capsys: pytest.CaptureFixture[str]
+    by_heart: tuple[Corpus, Trainer], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, (trainer,) = by_heart
+    _, trainer = by_heart
     trained = sample.load(trainer.run_dir / "checkpoints/checkpoint-step-120")
     model, tokenizer = trained.model, trained.tokenizer
     for record in twenty():
@@ -88,13 +87,12 @@ def test_what_was_learnt_by_heart_comes_back(
         answer = list(sample.generate(model, ids, 30, 302, 0, 0, 0, [end]))
         assert answer[-1] == end
         assert tokenizer.decode(answer) == record["completion"]
-    words = ["chat", str(trainer.run_dir), "--ask", record["prompt"], "--temperature", "0"]
-    assert cli.main(words) == 0
+    assert cli.main(["chat", str(trainer.run_dir), "--ask", record["prompt"], "--temperature", "0"]) == 0
     assert capsys.readouterr().out == f"{record['completion']}\n"
 
 
-def test_its_loss_is_the_mean_over_what_is_learnt(by_heart: tuple[Corpus, list[trainers.Trainer]]) -> None:
-    corpus, (trainer,) = by_heart
+def test_its_loss_is_the_mean_over_what_is_learnt(by_heart: tuple[Corpus, Trainer]) -> None:
+    corpus, trainer = by_heart
     done, windows = trainer.done, Windows(corpus, "train", SEQ_LEN)
     learnt_tokens = json.loads((corpus.path / "meta.json").read_text())["learnt_tokens"]
     assert done["tokens_seen"] == 120 * learnt_tokens  # all windows in every step
@@ -107,29 +105,25 @@ def test_its_loss_is_the_mean_over_what_is_learnt(by_heart: tuple[Corpus, list[t
 
 def test_ranks_learn_the_same_however_unlike_their_answers(base: Path, tmp_path: Path) -> None:
     """Each counts what it has learnt from: a mean of means would not be the mean."""
-    records = [
-        record | {"completion": "sí " * (1 + 4 * (number % 2 == 0))} for number, record in enumerate(twenty())
-    ]
+    lengths = [5, 1] * 10
+    records = [one | {"completion": "sí " * length} for one, length in zip(twenty(), lengths, strict=True)]
     corpus = prepared(base, tmp_path, records, "--validation-fraction", "0")
     settings = f"{TUNED} --steps 8 --batch-size 2 --wire fp32 --log-every 1"
-    one = trainers.complete(
-        trainers.start(tmp_path / "one", corpus, 1, f"{settings} --gradient-accumulation-steps 4")
+    one, two = (
+        complete(start(tmp_path / f"{ranks}", corpus, ranks, f"{settings} {more}"))[0].done
+        for ranks, more in ((1, "--gradient-accumulation-steps 4"), (2, "--gradient-accumulation-steps 2"))
     )
-    two = trainers.complete(
-        trainers.start(tmp_path / "two", corpus, 2, f"{settings} --gradient-accumulation-steps 2")
-    )
-    assert two[0].done["loss"] == pytest.approx(one[0].done["loss"], rel=1e-4)
-    assert two[0].done["validation_loss"] == pytest.approx(one[0].done["validation_loss"], rel=1e-4)
-    assert two[0].done["tokens_seen"] == one[0].done["tokens_seen"]
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+    assert two["validation_loss"] == pytest.approx(one["validation_loss"], rel=1e-4)
+    assert two["tokens_seen"] == one["tokens_seen"]
 
 
-def test_it_goes_on_to_the_bit(by_heart: tuple[Corpus, list[trainers.Trainer]], tmp_path: Path) -> None:
-    corpus, (whole,) = by_heart
-    settings = f"{TUNED} --batch-size 5 --gradient-accumulation-steps 4 --steps 120 --save-every 60"
-    fault = {0: trainers.at_step(70, trainers.send_self(signal.SIGKILL))}
-    (broken,) = trainers.start(tmp_path, corpus, 1, settings, fault)
+def test_it_goes_on_to_the_bit(by_heart: tuple[Corpus, Trainer], tmp_path: Path) -> None:
+    corpus, whole = by_heart
+    fault = {0: at_step(70, send_self(signal.SIGKILL))}
+    (broken,) = start(tmp_path, corpus, 1, BY_HEART, fault)
     assert broken.end() == -signal.SIGKILL
-    (again,) = trainers.complete(trainers.start(tmp_path, corpus, 1, settings))
+    (again,) = complete(start(tmp_path, corpus, 1, BY_HEART))
     assert "step 60" in again.text
     assert again.files("checkpoint-step-120") == whole.files("checkpoint-step-120")
 
@@ -148,18 +142,15 @@ def test_the_same_command_goes_on_and_another_model_is_refused(base: Path, tmp_p
 def test_what_has_begun_goes_on_whatever_its_model_has_learnt_since(
     corpus: Corpus, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    base = trainers.complete(trainers.start(tmp_path / "base", corpus, 1, BASE))[0].run_dir
+    base = complete(start(tmp_path / "base", corpus, 1, BASE))[0].run_dir
     first = prepared(base, tmp_path, twenty())
-    trainers.complete(trainers.start(tmp_path / "base", corpus, 1, BASE.replace("20", "25")))
+    complete(start(tmp_path / "base", corpus, 1, BASE.replace("20", "25")))
     assert prepared(base, tmp_path, twenty()).fingerprint == first.fingerprint
     assert "has learnt more since" in capfd.readouterr().out
 
 
-def test_tuned_again_it_keeps_its_rates(
-    by_heart: tuple[Corpus, list[trainers.Trainer]], tmp_path: Path
-) -> None:
-    _, (trainer,) = by_heart
-    again = prepared(trainer.run_dir, tmp_path, twenty())
+def test_tuned_again_it_keeps_its_rates(by_heart: tuple[Corpus, Trainer], tmp_path: Path) -> None:
+    again = prepared(by_heart[1].run_dir, tmp_path, twenty())
     assert tuned(again.path, {}).lr == 1e-2
     assert again.vocab_size == 302
 
@@ -169,15 +160,11 @@ def test_other_corpora_and_lengths_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="aura tune RUN"):
         resolve("tune")
-    assert (
-        cli.main(
-            ["train", "--preset", "tune", "--corpus", str(corpus.path), "--run-dir", str(tmp_path / "r")]
-        )
-        == 64
-    )
+    words = ["--preset", "tune", "--corpus", str(corpus.path), "--run-dir", str(tmp_path / "r")]
+    assert cli.main(["train", *words]) == 64
     assert "no corpus of dialogues" in capfd.readouterr().err
     own = prepared(base, tmp_path, twenty())
-    (short,) = trainers.start(tmp_path / "short", own, 1, "--preset tune --seq-len 32 --vocab-size 302")
+    (short,) = start(tmp_path / "short", own, 1, "--preset tune --seq-len 32 --vocab-size 302")
     assert short.end() == 64
     assert f"laid out for seq_len={SEQ_LEN}" in short.text
     # As many weights, so that nothing else would tell.
