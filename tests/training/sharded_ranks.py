@@ -31,15 +31,8 @@ from aura.strategy.sharded import Sharded, _round_count, whole_matrices
 from safetensors.torch import load_file, save_file
 
 FORK, SPAWN = (multiprocessing.get_context(kind) for kind in ("fork", "spawn"))
-SMALL = {
-    "layers": 2,
-    "heads": 2,
-    "d_model": 64,
-    "seq_len": 16,
-    "vocab_size": 120,
-    "batch_size": 2,
-    "lr": 1e-2,
-}
+SMALL: dict[str, Any] = {"layers": 2, "heads": 2, "d_model": 64, "seq_len": 16, "vocab_size": 120}
+SMALL |= {"batch_size": 2, "lr": 1e-2}
 # Called in the process of a rank, before each step, with the number of the step and what it works with.
 Fault = Callable[[int, "Rank"], None]
 # So slow that what a small model sends is cut into several rounds

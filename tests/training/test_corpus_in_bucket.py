@@ -17,7 +17,8 @@ from aura.storage.address import Address, place
 from conftest import Aura, flip_a_bit
 from object_storage import KEY, SECRET, Storage
 
-WHERE = "s3://data/corpora/es"
+HERE = "data/corpora/es"
+WHERE = f"s3://{HERE}"
 
 
 def preparing(text: Path, address: str = WHERE) -> list[str]:
@@ -30,15 +31,15 @@ def files_of(corpus: Path) -> dict[str, bytes]:
 
 
 def there(bucket: Storage) -> dict[str, bytes]:
-    return files_of(bucket.files / WHERE.removeprefix("s3://"))
+    return files_of(bucket.files / HERE)
 
 
-def upload(bucket: Storage, corpus: Corpus) -> Path:
-    """As `aura prepare` leaves it, at once."""
-    directory = bucket.files / WHERE.removeprefix("s3://")
-    shutil.copytree(corpus.path, directory)
+@pytest.fixture
+def stored(bucket: Storage, corpus: Corpus) -> Storage:
+    """The bucket with a corpus in it, as `aura prepare` leaves it."""
+    shutil.copytree(corpus.path, bucket.files / HERE)
     bucket.settle()
-    return directory
+    return bucket
 
 
 def test_what_is_prepared_is_there_whole_and_is_left_alone(
@@ -99,53 +100,51 @@ def test_an_upload_that_breaks_off_leaves_no_corpus_and_goes_on(
 
 
 def test_it_is_fetched_once_with_every_byte(
-    bucket: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path
+    stored: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path
 ) -> None:
-    upload(bucket, corpus)
     said = aura_says("fingerprint", WHERE)
     assert said.endswith(f"{corpus.fingerprint}\n")
     assert "the next start fetches nothing" in said
     (kept,) = [path.parent for path in (tmp_path / "cache").rglob(META)]
     assert files_of(kept) == files_of(corpus.path)
 
-    bucket.mend()
+    stored.mend()
     assert aura_says("fingerprint", WHERE) == f"{corpus.fingerprint}\n"
-    assert set(bucket.of("GET") + bucket.of("HEAD")) == {"/data/corpora/es/meta.json"}
+    assert set(stored.of("GET") + stored.of("HEAD")) == {"/data/corpora/es/meta.json"}
 
     # A cache that somebody has damaged is mended, with what is missing only.
     (kept / "validation-00000.bin").write_bytes(b"")
     aura_says("fingerprint", WHERE)
-    fetched = [path.rpartition("/")[2] for path in bucket.of("GET")]
+    fetched = [path.rpartition("/")[2] for path in stored.of("GET")]
     assert fetched[1:] == [META, "validation-00000.bin", META]
     assert files_of(kept) == files_of(corpus.path)
 
 
 def test_what_is_torn_is_not_used_and_not_fetched_twice(
-    bucket: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path
+    stored: Storage, aura_says: Aura, tmp_path: Path
 ) -> None:
-    upload(bucket, corpus)
-    bucket.cut("validation-00000.bin", times=1000)
+    stored.cut("validation-00000.bin", times=1000)
     said = aura_says("fingerprint", WHERE, code=EXIT_TEMPORARY)
     assert said.count("\n") == 1, said
     assert f"{WHERE} does not answer as it should" in said
     assert not [*(tmp_path / "cache").rglob(META)]
 
     # A cut and an error now and then are overcome at once.
-    bucket.mend()
-    bucket.cut("validation-00000.bin", times=2)
-    bucket.fail("meta.json", 503, times=1)
+    stored.mend()
+    stored.cut("validation-00000.bin", times=2)
+    stored.fail("meta.json", 503, times=1)
     aura_says("fingerprint", WHERE)
-    fetched = bucket.of("GET")
+    fetched = stored.of("GET")
     assert "/data/corpora/es/train-00000.bin" not in fetched
     assert fetched.count("/data/corpora/es/validation-00000.bin") == 3
 
 
 def test_other_bytes_than_those_that_were_prepared_are_refused(
-    bucket: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path
+    stored: Storage, aura_says: Aura, tmp_path: Path
 ) -> None:
-    directory = upload(bucket, corpus)
+    directory = stored.files / HERE
     flip_a_bit(directory / "train-00000.bin")
-    bucket.settle()
+    stored.settle()
     said = aura_says("fingerprint", WHERE, code=EXIT_DATA)
     assert f"{WHERE}/train-00000.bin is damaged (its SHA-256 differs): it is not used." in said
     assert not [*(tmp_path / "cache").rglob(META)]
@@ -157,20 +156,19 @@ def test_other_bytes_than_those_that_were_prepared_are_refused(
         (fingerprint_of(meta), "which no corpus has: it is not used"),
     ):
         (directory / META).write_text(json.dumps(meta | {"fingerprint": known}))
-        bucket.settle()
-        bucket.mend()
+        stored.settle()
+        stored.mend()
         assert sentence in aura_says("fingerprint", WHERE, code=EXIT_DATA)
-        assert bucket.of("GET") == ["/data/corpora/es/meta.json"]
+        assert stored.of("GET") == ["/data/corpora/es/meta.json"]
 
 
 def test_without_a_server_the_one_of_before_is_taken(
-    bucket: Storage, corpus: Corpus, aura_says: Aura, monkeypatch: pytest.MonkeyPatch
+    stored: Storage, corpus: Corpus, aura_says: Aura, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    upload(bucket, corpus)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     said = aura_says("fingerprint", WHERE, code=EXIT_TEMPORARY)
     assert said == f"{WHERE} does not answer as it should (EndpointConnectionError).\n"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.environment["AWS_ENDPOINT_URL"])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", stored.environment["AWS_ENDPOINT_URL"])
     aura_says("fingerprint", WHERE)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     said = aura_says("fingerprint", WHERE)
@@ -179,9 +177,8 @@ def test_without_a_server_the_one_of_before_is_taken(
 
 
 def test_a_full_disk_is_one_sentence(
-    bucket: Storage, corpus: Corpus, aura_says: Aura, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+    stored: Storage, aura_says: Aura, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    upload(bucket, corpus)
     monkeypatch.setenv("AURA_CACHE", str(small_disk))
     said = aura_says("fingerprint", WHERE, code=EXIT_DATA)
     assert said.count("\n") == 1
@@ -226,20 +223,19 @@ def test_what_is_wrong_is_said_before_the_work_begins(
 
 
 def test_a_corpus_of_ones_own_directory(
-    bucket: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    upload(bucket, corpus)
-    bucket.fail("validation", 500)
+    stored.fail("validation", 500)
     words = ("fetch", WHERE, "--output", str(tmp_path / "corpora/es"))
     aura_says(*words, code=EXIT_TEMPORARY)
     assert not (tmp_path / "corpora/es").exists()
-    bucket.mend()
+    stored.mend()
     aura_says(*words)
-    assert "/data/corpora/es/train-00000.bin" not in bucket.of("GET")
+    assert "/data/corpora/es/train-00000.bin" not in stored.of("GET")
     assert files_of(tmp_path / "corpora/es") == files_of(corpus.path)
-    bucket.mend()
+    stored.mend()
     assert aura_says(*words) == f"{tmp_path}/corpora/es is up to date.\n{corpus.fingerprint}\n"
-    assert len(bucket.of("GET")) == 1
+    assert len(stored.of("GET")) == 1
 
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -252,9 +248,9 @@ def test_a_corpus_of_ones_own_directory(
     # What is damaged is fetched again, and nothing else; also where its length is right.
     flip_a_bit(tmp_path / "corpora/es/train-00000.bin")
     (tmp_path / "corpora/es/validation-00000.bin").unlink()
-    bucket.mend()
+    stored.mend()
     assert "is up to date" not in aura_says(*words)
-    fetched = [path.rpartition("/")[2] for path in bucket.of("GET")]
+    fetched = [path.rpartition("/")[2] for path in stored.of("GET")]
     assert sorted(fetched) == [META, META, "train-00000.bin", "validation-00000.bin"]
     assert files_of(tmp_path / "corpora/es") == files_of(corpus.path)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
@@ -264,15 +260,14 @@ def test_a_corpus_of_ones_own_directory(
 
 
 def test_the_key_of_a_service_is_read_from_its_file(
-    bucket: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: Storage, aura_says: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As systemd gives it: the environment names a directory, no key."""
-    upload(bucket, corpus)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
     keys = f"[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
     (tmp_path / "s3").write_text(keys)
-    (tmp_path / "config").write_text(f"[default]\nendpoint_url = {bucket.environment['AWS_ENDPOINT_URL']}\n")
+    (tmp_path / "config").write_text(f"[default]\nendpoint_url = {stored.environment['AWS_ENDPOINT_URL']}\n")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     aura_says("fingerprint", WHERE)
@@ -291,11 +286,10 @@ print([name for name in ("s3fs", "fsspec", "botocore", "aiohttp") if name in sys
     assert said.splitlines()[-1] == "[]"
 
 
-def test_a_plan_reads_what_the_corpus_says_only(bucket: Storage, corpus: Corpus, aura_says: Aura) -> None:
-    upload(bucket, corpus)
+def test_a_plan_reads_what_the_corpus_says_only(stored: Storage, aura_says: Aura) -> None:
     words = ("plan", "--preset", "gpt2-nano", "--corpus", WHERE, "--gpu", "3060", "--epochs", "2")
     aura_says(*words, "--vocab-size", "300")
-    assert set(bucket.of("GET") + bucket.of("HEAD")) == {"/data/corpora/es/meta.json"}
+    assert set(stored.of("GET") + stored.of("HEAD")) == {"/data/corpora/es/meta.json"}
 
 
 def test_names_in_the_cache_do_not_meet() -> None:

@@ -51,7 +51,7 @@ def take_steps(monkeypatch: pytest.MonkeyPatch, chars: int, tokens: int) -> None
     monkeypatch.setattr(shards, "COMMIT_SECONDS", 0)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     take_steps(monkeypatch, chars=4000, tokens=2000)
 
@@ -83,7 +83,6 @@ def stopped_at(journal: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("max_tokens", [None, 9000])
 def test_interrupted_anywhere_it_ends_with_the_same_bytes(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_tokens: int | None
@@ -121,7 +120,6 @@ def test_interrupted_anywhere_it_ends_with_the_same_bytes(
     assert meta["skipped"] == ({"broken": 2, "empty": 2} if not max_tokens else {"broken": 1, "empty": 2})
 
 
-@pytest.mark.usefixtures("small_steps")
 def test_what_is_left_out_behind_the_last_document_counts_once(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +135,6 @@ def test_what_is_left_out_behind_the_last_document_counts_once(
     assert json.loads((output / "meta.json").read_text())["skipped"] == {"broken": 3, "empty": 4}
 
 
-@pytest.mark.usefixtures("small_steps")
 def test_the_number_of_workers_changes_nothing(lines: Path, tmp_path: Path) -> None:
     build(LocalFiles([lines]), tmp_path / "one", SETTINGS)
     build(LocalFiles([lines]), tmp_path / "two", Settings(300, 0.1, max_errors=2, workers=2))
@@ -165,7 +162,7 @@ import sys
 from aura.commands import cli
 from aura.corpus import shards
 from aura.corpus import work
-work.BATCH_CHARS, shards.COMMIT_SECONDS = 1000, 0
+work.BATCH_CHARS, shards.SHARD_TOKENS, shards.COMMIT_SECONDS = 1000, 2000, 0
 if __name__ == "__main__":
     sys.exit(cli.main(["prepare", *sys.argv[1:]]))
 """
@@ -200,7 +197,6 @@ def test_a_killed_process_leaves_no_worker_and_goes_on(lines: Path, tmp_path: Pa
     assert content(output) == content(tmp_path / "whole")
 
 
-@pytest.mark.usefixtures("small_steps")
 def test_a_broken_place_late_in_the_text_costs_nothing(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +212,6 @@ def test_a_broken_place_late_in_the_text_costs_nothing(
     assert not Workplace(output).path.exists()
 
 
-@pytest.mark.usefixtures("small_steps")
 def test_other_settings_do_not_touch_what_was_begun(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +234,6 @@ def test_other_settings_do_not_touch_what_was_begun(
     assert content(Workplace(output).corpus) == before
 
 
-@pytest.mark.usefixtures("small_steps")
 def test_without_a_terminal_lines_tell_the_progress_of_this_start(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,7 +263,6 @@ def test_without_a_terminal_lines_tell_the_progress_of_this_start(
     assert after[-1] < 0.8 * before[-1]
 
 
-@pytest.mark.usefixtures("small_steps")
 def test_a_preparation_is_shown_in_spanish(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,7 +293,6 @@ def test_a_preparation_is_shown_in_spanish(
     assert not english_in(said), said
 
 
-@pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 @pytest.mark.parametrize("number", [0, -1], ids=["finished", "open"])
 def test_a_shard_that_lacks_something_is_known_before_the_work(
@@ -320,7 +312,6 @@ def test_a_shard_that_lacks_something_is_known_before_the_work(
     assert place.journal.read_text() == before
 
 
-@pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
 def test_a_damaged_journal_is_one_sentence(
     content: str, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
