@@ -8,6 +8,7 @@ from typing import Any
 
 from aura.commands import cli
 from aura.corpus.corpus import Corpus, read_corpus
+from aura.errors import EXIT_OK
 
 SEQ_LEN = 128
 BASE = f"--seq-len {SEQ_LEN} --steps 20"  # of the run `base` (conftest.py), whatever follows trainers.TINY
@@ -29,8 +30,9 @@ def written(folder: Path, records: list[Any], name: str = "dialogues.jsonl") -> 
     return folder / name
 
 
-def prepared(base: Path, folder: Path, records: list[Any], *words: str) -> Corpus:
+def prepared(base: Path, folder: Path, records: list[Any], *words: str, code: int = EXIT_OK) -> Corpus:
+    """What is there when the command has ended with `code`."""
     data = written(folder, records)
     command = ["tune", str(base), "--data", str(data), "--only-prepare", "--corpus", str(folder / "corpus")]
-    assert cli.main([*command, *words]) == 0
+    assert cli.main([*command, *words]) == code
     return read_corpus(folder / "corpus")

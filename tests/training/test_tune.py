@@ -13,14 +13,14 @@ import torch
 from aura.commands import cli
 from aura.config import resolve
 from aura.corpus import chatml
-from aura.corpus.corpus import INITIAL, Corpus, read_corpus
+from aura.corpus.corpus import INITIAL, Corpus
 from aura.corpus.windows import IGNORED, Windows, check_corpus
-from aura.errors import ConfigError, DataError
+from aura.errors import EXIT_DATA, ConfigError, DataError
 from aura.model import export, sample, tuning
 from aura.model.family import model_of
 from aura.model.loss import LinearCrossEntropy
 from aura.plan.auto import tuned
-from dialogue_files import BASE, SEQ_LEN, prepared, twenty, written
+from dialogue_files import BASE, SEQ_LEN, prepared, twenty
 from safetensors.torch import load_file
 from torch.nn import functional
 from trainers import Trainer, at_step, complete, send_self, start
@@ -131,12 +131,9 @@ def test_it_goes_on_to_the_bit(by_heart: tuple[Corpus, Trainer], tmp_path: Path)
 def test_the_same_command_goes_on_and_another_model_is_refused(base: Path, tmp_path: Path) -> None:
     first = prepared(base, tmp_path, twenty())
     assert prepared(base, tmp_path, twenty()).fingerprint == first.fingerprint
-    data = str(tmp_path / "dialogues.jsonl")
-    words = ["tune", str(base), "--data", data, "--only-prepare", "--corpus", str(tmp_path / "corpus")]
-    assert cli.main([*words, "--validation-fraction", "0.5"]) == 65
-    written(tmp_path, twenty()[1:])
-    assert cli.main(words) == 65
-    assert read_corpus(tmp_path / "corpus").fingerprint == first.fingerprint
+    for records, *words in ((twenty(), "--validation-fraction", "0.5"), (twenty()[1:],)):
+        refused = prepared(base, tmp_path, records, *words, code=EXIT_DATA)
+        assert refused.fingerprint == first.fingerprint
 
 
 def test_what_has_begun_goes_on_whatever_its_model_has_learnt_since(
