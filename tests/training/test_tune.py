@@ -27,7 +27,7 @@ from trainers import Trainer, at_step, complete, send_self, start
 
 # Whatever follows trainers.TINY; two ids more than the base has.
 TUNED = f"--preset tune --seq-len {SEQ_LEN} --vocab-size 302 --lr 1e-2 --validate-every 50"
-BY_HEART = f"{TUNED} --batch-size 5 --gradient-accumulation-steps 4 --steps 120 --save-every 60"
+WHOLE = f"{TUNED} --batch-size 5 --gradient-accumulation-steps 4"  # all twenty in every step
 
 
 def test_it_begins_as_the_model_was(base: Path, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_only_targets_that_count_are_in_the_loss() -> None:
 def by_heart(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Trainer]:
     folder = tmp_path_factory.mktemp("heart")
     corpus = prepared(base, folder, twenty(), "--validation-fraction", "0")
-    return corpus, complete(start(folder / "one", corpus, 1, BY_HEART))[0]
+    return corpus, complete(start(folder / "one", corpus, 1, f"{WHOLE} --steps 120 --save-every 120"))[0]
 
 
 def test_what_was_learnt_by_heart_comes_back(
@@ -119,13 +119,14 @@ def test_ranks_learn_the_same_however_unlike_their_answers(base: Path, tmp_path:
 
 
 def test_it_goes_on_to_the_bit(by_heart: tuple[Corpus, Trainer], tmp_path: Path) -> None:
-    corpus, whole = by_heart
-    fault = {0: at_step(70, send_self(signal.SIGKILL))}
-    (broken,) = start(tmp_path, corpus, 1, BY_HEART, fault)
+    corpus, settings = by_heart[0], f"{WHOLE} --steps 16 --save-every 8"
+    (straight,) = complete(start(tmp_path / "straight", corpus, 1, settings))
+    fault = {0: at_step(16, send_self(signal.SIGKILL))}
+    (broken,) = start(tmp_path / "broken", corpus, 1, settings, fault)
     assert broken.end() == -signal.SIGKILL
-    (again,) = complete(start(tmp_path, corpus, 1, BY_HEART))
-    assert "step 60" in again.text
-    assert again.files("checkpoint-step-120") == whole.files("checkpoint-step-120")
+    (again,) = complete(start(tmp_path / "broken", corpus, 1, settings))
+    assert "after step 8." in again.text
+    assert again.files("checkpoint-step-16") == straight.files("checkpoint-step-16")
 
 
 def test_the_same_command_goes_on_and_another_model_is_refused(base: Path, tmp_path: Path) -> None:
