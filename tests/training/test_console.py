@@ -32,11 +32,11 @@ def test_both_languages_have_the_same_keys_with_the_same_values() -> None:
     spanish, english = console.SENTENCES["es"], console.SENTENCES["en"]
     assert list(spanish) == list(english)
     for key, sentence in spanish.items():
-        values = (
+        fields, others = (
             sorted(str(field) for _, *field, _ in string.Formatter().parse(text) if field[0])
             for text in (sentence, english[key])
         )
-        assert next(values) == next(values), key
+        assert fields == others, key
 
 
 SPEAKERS = {"text", "in_words", "ConfigError", "DataError", "CheckFailed"}  # their first argument is a key
@@ -46,11 +46,15 @@ TELLERS = set("say warn put print error Later Refusal OSError ConnectionError Ar
 ENGLISH_EVERYWHERE = ("commands/cli.py:_print_help", "commands/connectivity.py:main")
 
 
+PACKAGE = Path(console.__file__).parents[1]
+CODE = {
+    path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")
+}
+
+
 def calls_of(names: set[str]) -> Iterator[tuple[str, ast.Call]]:
     """Every call in the package of a function with such a name, and where it is."""
-    package = Path(console.__file__).parents[1]
-    for path in package.rglob("*.py"):
-        tree, file = ast.parse(path.read_text(encoding="utf-8")), path.relative_to(package)
+    for file, tree in CODE.items():
         inside = {
             id(node): function.name
             for function in ast.walk(tree)
@@ -59,9 +63,7 @@ def calls_of(names: set[str]) -> Iterator[tuple[str, ast.Call]]:
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and node.args:
-                name = (
-                    node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                )
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 if name in names and f"{file}:{inside.get(id(node))}" not in ENGLISH_EVERYWHERE:
                     yield f"{file}:{node.lineno}", node
 
@@ -76,11 +78,8 @@ def test_every_sentence_that_the_code_asks_for_is_there_with_its_values() -> Non
         assert first.value in console.SENTENCES["es"], f"{place}: {first.value}"
         asked.add(first.value)
         given = {word.arg for word in call.keywords}
-        wanted = {
-            field
-            for _, field, _, _ in string.Formatter().parse(console.SENTENCES["en"][first.value])
-            if field
-        }
+        parsed = string.Formatter().parse(console.SENTENCES["en"][first.value])
+        wanted = {field for _, field, _, _ in parsed if field}
         # None: **values
         assert wanted == given or (None in given and given - {None} <= wanted), f"{place}: {wanted} {given}"
     assert len(asked) > 220
@@ -91,20 +90,13 @@ def test_every_setting_is_explained_in_both_languages() -> None:
     assert explained == set(SETTINGS)
 
 
+def constants(*trees: ast.Module) -> set[object]:
+    return {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+
+
 def test_no_sentence_is_left_that_nobody_says() -> None:
     """Those of argparse have its own English words as their keys."""
-    of_argparse = {
-        node.value
-        for node in ast.walk(ast.parse(inspect.getsource(argparse)))
-        if isinstance(node, ast.Constant)
-    }
-    package = Path(console.__file__).parents[1]
-    words = {
-        node.value
-        for path in package.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant)
-    }
+    of_argparse, words = constants(ast.parse(inspect.getsource(argparse))), constants(*CODE.values())
     built = ("memory_", "plan_", "help_", "gpu_", "remedy_")  # keys that are put together
     for key, sentence in console.SENTENCES["en"].items():
         assert key in words or key.startswith(built) or (key == sentence and key in of_argparse), key
@@ -158,11 +150,8 @@ def test_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
         "Step 120/6100 | 12,346 tokens/s | MFU: 41.2% | Falta: 3 h 05 min"
     )
     assert console.live(1, 20, 10, None, None) == "Step 1/20 | 10 tokens/s | MFU: ? | Falta: ?"
-    assert [console.duration(seconds) for seconds in (59.7, 3599.6, 72 * 3600)] == [
-        "1 min 00 s",
-        "1 h 00 min",
-        "3 d 0 h",
-    ]
+    spoken = {59.7: "1 min 00 s", 3599.6: "1 h 00 min", 72 * 3600: "3 d 0 h"}
+    assert {seconds: console.duration(seconds) for seconds in spoken} == spoken
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -14,17 +14,7 @@ from aura.strategy.delayed import Delayed
 from playing import Setting
 from sharded_ranks import Rank, Task, batches_of, check_equal, complete, losses, parameters
 from test_learning import plain
-from trainers import (
-    Fault,
-    at_step,
-    both,
-    curve,
-    infinite_gradient,
-    send_self,
-    start,
-    stop_at,
-    stopped_and_resumed,
-)
+from trainers import at_step, both, curve, infinite_gradient, send_self, start, stop_at, stopped_and_resumed
 from trainers import complete as completed
 
 MUON = {"optimizer": "muon", "clip": 0.2}
@@ -146,8 +136,7 @@ def test_other_ranks_and_plans_go_on(world_size: int, wire: str, corpus: Corpus,
 
 def test_a_loss_or_gradient_that_is_not_finite_is_named_one_step_late(corpus: Corpus, tmp_path: Path) -> None:
     # Micro-batch 22 is the second of step 6; step 6 is what the sentence has to say.
-    ranks = start(tmp_path, corpus, 2, RUN + "--delay 0.5", faults={1: infinite_gradient(22)})
-    for trainer in ranks:
+    for trainer in start(tmp_path, corpus, 2, RUN + "--delay 0.5", faults={1: infinite_gradient(22)}):
         assert trainer.end() == 65, trainer.text
         assert "The gradient is not finite at step 6 on rank 1 on node1." in trainer.text
         assert trainer.checkpoints() == ["checkpoint-step-3"]
@@ -156,7 +145,7 @@ def test_a_loss_or_gradient_that_is_not_finite_is_named_one_step_late(corpus: Co
 def test_with_fp16_a_step_is_left_out_and_a_resume_changes_no_bit(corpus: Corpus, tmp_path: Path) -> None:
     """The step after keeps its loss scale, which its late micro-batches had already; the one behind it has half."""
     settings = RUN + "--delay 0.5 --precision fp16 --wire int8"
-    fault: Fault = infinite_gradient(14)  # the second of step 4
+    fault = infinite_gradient(14)  # the second of step 4
     straight = completed(start(tmp_path / "a", corpus, 2, settings, {1: fault}))
     assert "step 4" in straight[0].text.lower()
 

@@ -217,25 +217,23 @@ def test_a_rank_that_has_slept_ends_itself(start: Start) -> None:
     assert "rank 1 on node1 (127.0.0.1) was frozen for 6" in gang[1].lines("BROKEN")[0]
 
 
-@pytest.mark.parametrize("moment", ["while they meet", "while they work"])
-def test_what_no_rank_has_written_in_the_store_ends_all_with_a_sentence(start: Start, moment: str) -> None:
-    if moment == "while they work":
-        gang = working_gang(start)
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["while they meet", "while they work"])
+def test_what_no_rank_has_written_in_the_store_ends_all_with_a_sentence(
+    start: Start, is_sealed: bool
+) -> None:
+    if is_sealed:
+        gang, key = working_gang(start), "attempt"
     else:
         gang = [start(rank) for rank in (0, 1)]
         gang[1].says("has joined")
+        key = f"{gang[0].lines('Attempt')[0].split(':')[0]}/join/2"
     timeout = timedelta(seconds=10)
     base = TCPStore("127.0.0.1", gang[0].port, is_master=False, timeout=timeout, wait_for_workers=False)
-    store = PrefixStore("aura", base)
-    if moment == "while they work":
-        store.set("attempt", "GET / HTTP/1.1")
-    else:
-        store.set(f"{gang[0].lines('Attempt')[0].split(':')[0]}/join/2", "GET / HTTP/1.1")
+    PrefixStore("aura", base).set(key, "GET / HTTP/1.1")
     assert gang[0].end(20) == 75
     assert "stands what no rank writes (b'GET / HTTP/1.1')" in gang[0].lines("BROKEN")[0]
-    if moment == "while they work":
-        for rank in gang[1:]:
-            assert rank.end(20) == 75
+    for rank in gang[1:] if is_sealed else ():
+        assert rank.end(20) == 75
 
 
 @pytest.mark.parametrize(

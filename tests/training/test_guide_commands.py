@@ -63,9 +63,8 @@ def rented_lines() -> list[str]:
     text = RENTED.read_text(encoding="utf-8")
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
-    return [
-        re.sub(r"\s{2,}#.*", "", line) for line in lines + CODE.findall(re.sub(r"(?s)```.*?```", "", text))
-    ]
+    lines += CODE.findall(re.sub(r"(?s)```.*?```", "", text))
+    return [re.sub(r"\s{2,}#.*", "", line) for line in lines]
 
 
 def rented_commands() -> list[str]:
@@ -75,15 +74,8 @@ def rented_commands() -> list[str]:
 
 
 def launches() -> list[str]:
-    lines = rented_lines() + [code for row in rows() for code in CODE.findall(row)]
-    return list(
-        dict.fromkeys(line for line in lines if "launch.yml -e preset=" in line or "prepare.yml -e" in line)
-    )
-
-
-def completed(line: str) -> list[str]:
-    command = line.split()[0]
-    return shlex.split(line.replace("…", NEEDED.get(command, "")))
+    lines = dict.fromkeys(rented_lines() + [code for row in rows() for code in CODE.findall(row)])
+    return [line for line in lines if "launch.yml -e preset=" in line or "prepare.yml -e" in line]
 
 
 @pytest.fixture
@@ -100,22 +92,16 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> NoReturn:
         raise Accepted
 
-    def build(source: object, output: object, settings: Settings, listener: object) -> NoReturn:
+    def check(*given: object) -> NoReturn:
+        (settings,) = [one for one in given if isinstance(one, Settings)]
         settings.check()
         raise Accepted
-
-    def into_a_bucket(source: object, settings: Settings, address: object) -> NoReturn:
-        settings.check()
-        raise Accepted
-
-    def no_files(inputs: object, say: object) -> list[Path]:
-        return []
 
     monkeypatch.setattr(Parser, "parse_args", accept)
-    monkeypatch.setattr(prepare, "build", build)
-    monkeypatch.setattr(prepare, "_into_a_bucket", into_a_bucket)
+    for name in ("build", "_into_a_bucket"):
+        monkeypatch.setattr(prepare, name, check)
     monkeypatch.setattr(cli, "corpus_here", lambda place: Path(str(place)))
-    monkeypatch.setattr(sources, "find_files", no_files)
+    monkeypatch.setattr(sources, "find_files", lambda *_: [])
     monkeypatch.setattr(attempt, "run", run)
     monkeypatch.setattr(notify, "beside", lambda *_: None)
     monkeypatch.setattr(cli, "_of_this_run", lambda *_: None)
@@ -123,9 +109,10 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("line", command_lines() + rented_commands())
 def test_the_parsers_take_every_line(line: str, nothing_runs: None) -> None:
-    words = completed(line)
+    command = line.split()[0]
+    words = shlex.split(line.replace("…", NEEDED.get(command, "")))
     lines = [words]
-    if words[0] == "launch-local" and "--" in words:
+    if command == "launch-local" and "--" in words:
         lines.append(["train", *words[words.index("--") + 1 :]])
     for each in lines:
         with pytest.raises(Accepted):
@@ -145,12 +132,8 @@ def test_every_playbook_and_inventory_exists() -> None:
     typed = [line for line in rented_lines() if line.startswith(("ansible ", "ansible-playbook "))]
     assert len(typed) >= 8
     assert all("-i inventory/rented" in line for line in typed), "another cluster would be meant"
-    named |= {
-        word
-        for line in typed
-        for word in line.split()
-        if word.endswith(".yml") or word.startswith("inventory/")
-    }
+    words = {word for line in typed for word in line.split()}
+    named |= {word for word in words if word.endswith(".yml") or word.startswith("inventory/")}
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 

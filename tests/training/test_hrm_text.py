@@ -22,6 +22,7 @@ from trainers import complete, start
 pytestmark = pytest.mark.usefixtures("torchs_products")
 SMALL = {"family": "hrm-text", "layers": 4, "heads": 4, "d_model": 64, "seq_len": 16, "vocab_size": 50}
 RUN = "--family hrm-text --layers 2 --lr 5e-3"
+TOKENS = torch.arange(32).view(2, 16) * 7 % 50
 
 
 def made(**settings: object) -> TrainConfig:
@@ -29,8 +30,7 @@ def made(**settings: object) -> TrainConfig:
 
 
 def loss_of(model: HrmText) -> torch.Tensor:
-    tokens = torch.arange(32).view(2, 16) * 7 % 50
-    return model.loss_sum(tokens, tokens.roll(-1, 1))
+    return model.loss_sum(TOKENS, TOKENS.roll(-1, 1))
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +76,8 @@ def test_gradients_are_those_of_transformers_where_it_can_route_them_so(depth: i
     theirs.load_state_dict({names[name]: tensor for name, tensor in model.state_dict().items()})
     model.depth = depth
     loss_of(model).backward()
-    tokens = torch.arange(32).view(2, 16) * 7 % 50
-    logits = theirs(tokens).logits
-    functional.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten(), reduction="sum").backward()
+    logits = theirs(TOKENS).logits
+    functional.cross_entropy(logits.flatten(0, 1), TOKENS.roll(-1, 1).flatten(), reduction="sum").backward()
     for name, parameter in model.named_parameters():
         expected = theirs.get_parameter(names[name]).grad
         assert expected is not None and parameter.grad is not None and expected.abs().max() > 1e-3, name
@@ -112,11 +111,8 @@ def test_the_plan_counts_the_matrix_products(step: int, depth: int) -> None:
     planned = 48 * (flops_per_token(config, range(step, step + 1)) - attention)
     first = 48 * 2 * 4 * 64 * 64 if depth == 2 else 0  # of queries, keys, values and the gate
     assert counter.get_total_flops() == planned - first
-    assert (
-        flops_per_token(config, range(0, 1))
-        < flops_per_token(config)
-        < flops_per_token(config, range(29, 30))
-    )
+    shallow, deep = (flops_per_token(config, range(step, step + 1)) for step in (0, 29))
+    assert shallow < flops_per_token(config) < deep
 
 
 def test_a_run_of_the_smallest_formats_is_exported_and_continues_a_text(

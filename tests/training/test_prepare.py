@@ -96,22 +96,24 @@ def test_what_is_up_to_date_is_left_alone_and_what_is_not_is_not_overwritten(
 
 def test_damage_is_found(text: Path, tmp_path: Path) -> None:
     made = prepare([text], tmp_path / "c", 300)
-    shard = tmp_path / "c" / "train-00000.bin"
+    shard, meta = made.path / "train-00000.bin", made.path / "meta.json"
     flip_a_bit(shard)
-    assert corpora.read_corpus(tmp_path / "c") == made  # a quick look sees sizes only
+    assert corpora.read_corpus(made.path) == made  # a quick look sees sizes only
     with pytest.raises(DataError, match=r"train-00000\.bin is damaged"):
-        verify(tmp_path / "c")
+        verify(made.path)
     shard.write_bytes(shard.read_bytes()[:-2])
     with pytest.raises(DataError, match="bytes instead of"):
-        corpora.read_corpus(tmp_path / "c")
-    meta = json.loads((tmp_path / "c" / "meta.json").read_text())
-    (tmp_path / "c" / "meta.json").write_text(json.dumps({**meta, "vocab_size": 299}))
-    with pytest.raises(DataError, match="own fingerprint"):
-        corpora.read_corpus(tmp_path / "c")
-    for content, sentence in (("[]", "has format None"), ("{", "is damaged"), ("\udcff", "is damaged")):
-        (tmp_path / "c" / "meta.json").write_text(content, errors="surrogateescape")
-        with pytest.raises(DataError, match=rf"meta\.json {sentence}"):
-            corpora.read_corpus(tmp_path / "c")
+        corpora.read_corpus(made.path)
+    another = json.dumps({**json.loads(meta.read_text()), "vocab_size": 299})
+    for content, sentence in (
+        (another, "own fingerprint"),
+        ("[]", r"meta\.json has format None"),
+        ("{", r"meta\.json is damaged"),
+        ("\udcff", r"meta\.json is damaged"),
+    ):
+        meta.write_text(content, errors="surrogateescape")
+        with pytest.raises(DataError, match=sentence):
+            corpora.read_corpus(made.path)
     with pytest.raises(DataError, match="no corpus in"):
         corpora.read_corpus(tmp_path)
 
@@ -147,10 +149,8 @@ def test_the_end_mark_inside_a_text_is_text(text: Path, tmp_path: Path) -> None:
     file = tmp_path / "t.txt"
     file.write_text(f"antes {corpora.END_OF_TEXT} después\n\n" * 3 + text.read_text())
     made = prepare([file], tmp_path / "c", 300)
-    assert (
-        len(documents_of(made, "train"))
-        == json.loads((made.path / "meta.json").read_text())["documents"]["train"]
-    )
+    meta = json.loads((made.path / "meta.json").read_text())
+    assert len(documents_of(made, "train")) == meta["documents"]["train"]
 
 
 def refused(inputs: list[Path], tmp_path: Path, vocab_size: int = 300) -> str:

@@ -56,24 +56,20 @@ def test_five_healthy_nodes_as_commands() -> None:
     rendezvous, ephemeral = free_port(), free_port()
     peers = ",".join(f"node{i}=127.0.0.{i + 2}" for i in range(5))
     options = [f"--peers={peers}", f"--rendezvous-port={rendezvous}", f"--ephemeral-port={ephemeral}"]
-    processes = []
     options += ["--expected-mbit=1"]
-    for i in range(5):
-        command = [sys.executable, "-S", "-m", "aura", "probe", f"--node=node{i}", *options]
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TRAINING))
+    processes = {}
+    for name in (f"node{i}" for i in range(5)):
+        command = [sys.executable, "-S", "-m", "aura", "probe", f"--node={name}", *options]
+        processes[name] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TRAINING)
         time.sleep(0.1)  # nodes never start at the same moment
-    documents = {
-        f"node{i}": json.loads(process.communicate(timeout=30)[0]) for i, process in enumerate(processes)
-    }
-    names = [*documents]
+    documents = {name: json.loads(one.communicate(timeout=30)[0]) for name, one in processes.items()}
     for name, document in documents.items():
-        others = [other for other in names if other != name]
+        others = [other for other in documents if other != name]
         assert document["complete"] and document["all_peers_answer"] and not document["lost"]
         assert document["busy_ports"] == {}
         assert sorted(document["tcp"]) == others
-        assert all(
-            document["tcp"][other][port]["ok"] for other in others for port in ("rendezvous", "ephemeral")
-        )
+        ports = document["tcp"].values()
+        assert all(port["rendezvous"]["ok"] and port["ephemeral"]["ok"] for port in ports)
         assert sorted(document["bandwidth"]) == others
         assert all(rate["ok"] and rate["mbit_per_second"] > 0 for rate in document["bandwidth"].values())
         assert document["about"]["hostname"] == socket.gethostname()
@@ -125,12 +121,9 @@ def test_one_port_that_nobody_listens_on(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Host, "open", open_one)
     documents = run_together(nodes)
     for name in ("node0", "node2"):
-        assert documents[name]["tcp"]["node1"]["rendezvous"] == {
-            "ok": False,
-            "error": "refused",
-            "detail": "refused",
-        }
-        assert documents[name]["tcp"]["node1"]["ephemeral"]["ok"]
+        ports = documents[name]["tcp"]["node1"]
+        assert ports["rendezvous"] == {"ok": False, "error": "refused", "detail": "refused"}
+        assert ports["ephemeral"]["ok"]
         assert documents[name]["bandwidth"]["node1"]["ok"]
     assert documents["node1"]["all_peers_answer"] and not documents["node0"]["all_peers_answer"]
     assert not any(document["lost"] or "left_out" in document for document in documents.values())
@@ -169,11 +162,9 @@ def test_the_wrong_host_answers() -> None:
 
 
 def test_a_node_without_its_address() -> None:
-    node = Settings(
-        "node0", {"node0": "192.0.2.1", "node1": "127.0.0.3"}, free_port(), free_port(), patience=0.5
-    )
+    peers = {"node0": "192.0.2.1", "node1": "127.0.0.3"}
     document: Json = {}
-    run(node, document)
+    run(Settings("node0", peers, free_port(), free_port(), patience=0.5), document)
     assert document["busy_ports"]["rendezvous"] == {"reason": "no address", "holder": None}
     assert document["tcp"]["node1"]["rendezvous"]["error"] == "no address"
 

@@ -16,16 +16,7 @@ from typing import Any
 
 import pytest
 from aura.cluster import register
-from aura.cluster.register import (
-    NOTHING,
-    Ballot,
-    Book,
-    Proposal,
-    Record,
-    Vote,
-    lacking,
-    next_proposal,
-)
+from aura.cluster.register import NOTHING, Ballot, Book, Proposal, Record, Vote, lacking, next_proposal
 
 EVERYONE = Record(0, (0, 1, 2, 3, 4))
 
@@ -198,9 +189,8 @@ class World:
         if not register.enough(host.accepted, proposal.base.members) or wanted - host.accepted:
             return
         self._note(proposal.record)
-        host.votes = {
-            one: host.votes[one].learn(proposal.record) for one in host.accepted if one in host.votes
-        }
+        voters = host.accepted & host.votes.keys()
+        host.votes = {one: host.votes[one].learn(proposal.record) for one in voters}
         if set(proposal.members) == host.present:
             self._send(host, "sealed", proposal.record, sorted(host.present))
             host.proposal = host.ballot = None
@@ -314,10 +304,8 @@ def test_too_few_decide_nothing_and_are_told_who_is_lacking() -> None:
 
 
 def test_of_two_accepted_records_the_one_of_the_newer_ballot_is_proposed() -> None:
-    older, newer = (Ballot(1, 4), (0, 3, 4)), (Ballot(2, 0), (0, 1, 2))
-    votes = {
-        rank: Vote(EVERYONE, accepted=accepted) for rank, accepted in ((0, newer), (1, None), (3, older))
-    }
+    said = {0: (Ballot(2, 0), (0, 1, 2)), 1: None, 3: (Ballot(1, 4), (0, 3, 4))}
+    votes = {rank: Vote(EVERYONE, accepted=accepted) for rank, accepted in said.items()}
     ballot = Ballot(3, 1)
     assert next_proposal(ballot, votes, {0, 1, 3}) == Proposal(ballot, EVERYONE, (0, 1, 2))
 

@@ -14,10 +14,7 @@ from trainers import complete, start
 
 
 def test_a_trained_model_continues_a_text(
-    corpus: Corpus,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (trainer,) = complete(start(tmp_path, corpus, 1, "--batch-size 8 --steps 60 --lr 1e-2 --save-every 60"))
     words = ["--run-dir", str(trainer.run_dir), "--prompt", "el perro", "--tokens", "30"]

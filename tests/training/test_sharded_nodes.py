@@ -16,12 +16,11 @@ from aura.plan.memory import link_bytes
 from aura.strategy.by_node import cut, nodes_of, share_links
 from aura.strategy.codec import bytes_of, encode
 from sharded_ranks import Rank, Task, check_equal, complete, dawdle, lengths, losses, parameters
-from test_delayed import RUN
+from test_delayed import MUON, RUN
 from trainers import Fault, Trainer, at_step, send_self
 from trainers import complete as completed
 from trainers import start as start_trainers
 
-MUON = {"optimizer": "muon", "clip": 0.2}
 MIXED = ("a", "b", "a")  # a node's ranks need not be neighbours
 FIVE = ("a", "a", "b", "b", "c")
 SEVEN = ("a", "a", "b", "b", "c", "d", "e")
@@ -51,10 +50,8 @@ def expected_bytes(task: Task, node: Sequence[int]) -> int:
     """That leave a node: gradients to all owners elsewhere, its owners' weights to every other node, and the 4 + N
     numbers of each of its ranks to all elsewhere."""
     ranks = task.world_size
-    share = [
-        sum(bytes_of(task.wire, length) for length in of_owner)
-        for of_owner in zip(*lengths(task), strict=True)
-    ]
+    owners = zip(*lengths(task), strict=True)
+    share = [sum(bytes_of(task.wire, length) for length in of_owner) for of_owner in owners]
     inside = sum(share[rank] for rank in node)
     legs = sum(share) - inside + inside * (len(set(task.nodes)) - 1)
     return task.steps * (legs + len(node) * (ranks - len(node)) * (4 + ranks) * 8)

@@ -204,11 +204,10 @@ def test_the_checksum_sees_every_bit_and_every_place() -> None:
     before = checksum(tensors)
     assert before == checksum([tensor.clone() for tensor in tensors])
     assert before != checksum(tensors[::-1])
-    for bit in (0, 31):
-        tensors[1].view(torch.int32)[6] ^= torch.tensor(-(2**31) if bit == 31 else 1, dtype=torch.int32)
-        assert before != checksum(tensors)
-        tensors[1].view(torch.int32)[6] ^= torch.tensor(-(2**31) if bit == 31 else 1, dtype=torch.int32)
-    assert before == checksum(tensors)
+    for bit in (1, -(2**31)):
+        for is_flipped in (True, False):
+            tensors[1].view(torch.int32)[6] ^= torch.tensor(bit, dtype=torch.int32)
+            assert (before != checksum(tensors)) == is_flipped
 
 
 def test_the_minority_is_odd(monkeypatch: pytest.MonkeyPatch) -> None:

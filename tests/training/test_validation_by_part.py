@@ -203,15 +203,13 @@ def test_lines_log_and_curves_say_it_too(ranks: list[Trainer]) -> None:
             assert list(drawn) == [0, 10, 20]
             assert [float(row[name]) for row in log] == pytest.approx([drawn[10], drawn[20]])
         last = [float(log[-1][f"bits_per_byte{part}"]) for part in ("", "/largo", "/corto")]
-        assert trainer.status["bits_per_byte_of_parts"] == pytest.approx(
-            dict(zip(("largo", "corto"), last[1:], strict=True)), abs=1e-4
-        )
+        of_parts = {"largo": last[1], "corto": last[2]}
+        assert trainer.status["bits_per_byte_of_parts"] == pytest.approx(of_parts, abs=1e-4)
         shown = "{:.3f} bits per byte (largo {:.3f}, corto {:.3f})".format(*last)
         assert f"Validation loss at the end: {trainer.done['validation_loss']:.4f}, {shown};" in trainer.text
         assert re.search(rf"Epoch 1/1 \| .* \| {re.escape(shown)}$", trainer.text, re.M)
-        assert re.search(
-            r"at start: .* bits per byte \(largo \d\.\d{3}, corto \d\.\d{3}\) \(ln", trainer.text
-        )
+        begin = r"at start: .* bits per byte \(largo \d\.\d{3}, corto \d\.\d{3}\) \(ln"
+        assert re.search(begin, trainer.text)
     unvalidated = rows(ranks[0].run_dir / "training_log.csv")[0]
     assert unvalidated["bits_per_byte/largo"] == unvalidated["bits_per_byte"] == ""
 

@@ -60,26 +60,15 @@ CASES: dict[str, tuple[list[Reading], list[tuple[int, str, bool]]]] = {
     "a card that counts no errors": (readings(*[[GEFORCE]] * 50), []),
     "one new error of memory": (readings(*steady(3), *steady(3, ecc=1)), [(3, "ecc", True)]),
     "errors from before anybody looked": (readings(*steady(3, ecc=40)), [(0, "ecc", True)]),
-    "errors, then more of them": (
-        readings(*steady(2, ecc=1), *steady(2, ecc=3)),
-        [(0, "ecc", True), (2, "ecc", True)],
-    ),
+    "errors, then more": (readings(*steady(2, ecc=1), *steady(2, ecc=3)), [(0, "ecc", True), (2, "ecc", True)]),
     "lost": (readings(*steady(2), *steady(3, lost="GPU is lost")), [(3, "lost", True)]),
     "one question that failed": (readings(*steady(2), *steady(1, lost="Timeout"), *steady(2), []), []),
     "not listed any more": (readings(*steady(2), [], []), [(3, "lost", True)]),
-    "lost, back, lost": (
-        readings(*steady(1), [], [], *steady(1), [], []),
-        [(2, "lost", True), (5, "lost", True)],
-    ),
-    "its driver asks for a reset": (
-        readings(*steady(1), *steady(2, recovery_action=1)),
-        [(1, "recovery", True)],
-    ),
+    "lost, back, lost": (readings(*([*steady(1), [], []] * 2)), [(2, "lost", True), (5, "lost", True)]),
+    "its driver asks for a reset": (readings(*steady(1), *steady(2, recovery_action=1)), [(1, "recovery", True)]),
     "a row of memory pending": (readings(*steady(2, remap_pending=True)), [(0, "remap_pending", True)]),
     "a row of memory lost": (
-        readings(*steady(2, remap_failed=True, remap_pending=True)),
-        [(0, "remap_failed", True)],
-    ),
+        readings(*steady(2, remap_failed=True, remap_pending=True)), [(0, "remap_failed", True)]),
     "fallen off the bus": (readings(*steady(3), xids={1: FALLEN}), [(1, "xid", True)]),
     "a program's error": (readings(*steady(2), xids={0: FALLEN.replace("79", "31")}), [(0, "xid", False)]),
     "a program that was ended": (readings(*steady(2), xids={0: FALLEN.replace("79", "45")}), []),
@@ -94,15 +83,13 @@ CASES: dict[str, tuple[list[Reading], list[tuple[int, str, bool]]]] = {
     "held back by heat, for a moment": (readings(*steady(12, throttle=0x48), *steady(3)), []),
     "held back by heat": (readings(*steady(20, throttle=0x48)), [(12, "throttled", False)]),
     "held back by heat, often": (
-        readings(*[card for _ in range(7) for card in (*steady(1, throttle=0x40), *steady(3))]),
-        [(20, "throttled", False)],
-    ),
+        readings(*([*steady(1, throttle=0x40), *steady(3)] * 7)), [(20, "throttled", False)]),
     "by its power supply": (readings(*steady(20, throttle=0x88)), [(12, "power", False)]),
     "by its own power limit": (readings(*steady(50, throttle=0x4)), []),
     "narrow, idle": (readings(*steady(2), *steady(50, pcie_width=4, load=0)), []),
     "narrow under load": (readings(*steady(2), *steady(20, pcie_width=4)), [(14, "narrow", False)]),
     "always narrow: the board is made so": (readings(*steady(50, pcie_width=4)), []),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -147,9 +134,8 @@ def test_a_card_that_was_taken_out_is_no_fault_any_more_once_somebody_has_said_s
     assert found(readings(*steady(1), [other], [other]), before) == [(2, "lost", True)]
     forget(before["GPU-1"])
     assert found(readings([other], [other]), before) == []
-    assert found(readings([WELL, other], [other], [other]), before) == [(2, "lost", True)], (
-        "it is back, and lost"
-    )
+    back_and_lost = readings([WELL, other], [other], [other])
+    assert found(back_and_lost, before) == [(2, "lost", True)]
 
 
 def test_errors_of_runs_long_ago_are_not_counted(tmp_path: Path) -> None:
@@ -157,26 +143,17 @@ def test_errors_of_runs_long_ago_are_not_counted(tmp_path: Path) -> None:
     words = ["--once", *(word for name, path in places.items() for word in (f"--{name}", str(path)))]
     watcher = watch.Watcher(watch._parser().parse_args(words))
     now = time.time()
+    error = "CUDA error: an illegal memory access"
     for number, ago in enumerate((30, 20, 10, 0)):
-        status = {
-            "rank": 0,
-            "state": "failed",
-            "message": "CUDA error: an illegal memory access",
-            "exit_code": 1,
-        }
+        status = {"rank": 0, "state": "failed", "message": error, "exit_code": 1}
         rank = places["runs"] / f"r{number}/rank-0"
         rank.mkdir(parents=True)
         (rank / "status.json").write_text(json.dumps(status | {"gpu": "GPU-1", "updated": now - 86400 * ago}))
-    assert watcher._errors_of_cuda() == [("GPU-1", "CUDA error: an illegal memory access")]
+    assert watcher._errors_of_cuda() == [("GPU-1", error)]
     assert watcher._errors_of_cuda() == []
     # Who was taken along by another PC's rank has it in the same words.
-    status |= {
-        "rank": 1,
-        "gpu": "GPU-1",
-        "updated": now,
-        "exit_code": 75,
-        "message": f"rank 2 on node2: {status['message']}",
-    }
+    status |= {"rank": 1, "gpu": "GPU-1", "updated": now, "exit_code": 75}
+    status["message"] = f"rank 2 on node2: {error}"
     (places["runs"] / "r0/rank-0/status.json").write_text(json.dumps(status))
     assert watcher._errors_of_cuda() == []
     # Who has begun anew before anybody looked.
@@ -187,16 +164,18 @@ def test_errors_of_runs_long_ago_are_not_counted(tmp_path: Path) -> None:
     assert watcher._errors_of_cuda() == []
 
 
+def record(file: Path, sequence: list[Reading]) -> None:
+    file.write_text("".join(json.dumps(asdict(reading)) + "\n" for reading in sequence))
+
+
 def test_a_full_disk_hides_no_heat(
     small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It takes two looks, of one process."""
     with suppress(OSError):
         (small_disk / "filler").write_bytes(b"0" * 65536)
-    file = tmp_path / "readings.jsonl"
-    sequence = readings(*steady(3, temperature=90))
-    file.write_text("".join(json.dumps(asdict(reading)) + "\n" for reading in sequence))
-    faults = tmp_path / "faults"
+    file, faults = tmp_path / "readings.jsonl", tmp_path / "faults"
+    record(file, readings(*steady(3, temperature=90)))
     assert watch.main(["--state", str(small_disk), "--faults", str(faults), "--replay", str(file)]) == 0
     assert fault_of(faults, "GPU-1")
     assert capsys.readouterr().out.count("No space left on device. What was seen is kept there") == 1
@@ -207,16 +186,14 @@ def test_recorded_readings_are_judged_again_and_passed_on(
 ) -> None:
     file = tmp_path / "readings.jsonl"
     sequence = readings(*steady(3), *steady(20, temperature=85), xids={1: FALLEN})
-    file.write_text("".join(json.dumps(asdict(reading)) + "\n" for reading in sequence))
+    record(file, sequence)
     assert [reading_of(json.loads(line)) for line in file.read_text().splitlines()] == sequence
     places = {name: tmp_path / name for name in ("state", "faults", "queue")}
     words = [word for name, path in places.items() for word in (f"--{name}", str(path))] + ["--node", "node3"]
     assert watch.main([*words, "--replay", str(file)]) == 0
     fallen, hot = capsys.readouterr().out.splitlines()
-    assert (
-        fallen.startswith("GPU 0 (NVIDIA RTX 4090): the driver reports XID 79")
-        and "launch.yml --limit" in fallen
-    )
+    assert fallen.startswith("GPU 0 (NVIDIA RTX 4090): the driver reports XID 79")
+    assert "launch.yml --limit" in fallen
     assert "is at 85 °C" in hot
     events = [entry.event for entry in Queue(places["queue"]).entries()]
     assert [(event.kind, event.severity, event.host) for event in events] == [
@@ -228,8 +205,7 @@ def test_recorded_readings_are_judged_again_and_passed_on(
     assert fault and "node3: GPU 0" in str(fault) and "Switch the PC off" in str(fault)
 
     # What still holds is said once, also by who is started again; after a repair it is looked at anew.
-    later = [replace(reading, time=reading.time + 100) for reading in sequence[3:]]
-    file.write_text("".join(json.dumps(asdict(reading)) + "\n" for reading in later))
+    record(file, [replace(reading, time=reading.time + 100) for reading in sequence[3:]])
     assert watch.main([*words, "--replay", str(file)]) == 0
     assert capsys.readouterr().out == ""
     (places["faults"] / "GPU-1.json").unlink()
@@ -312,9 +288,8 @@ def test_a_card_that_stops_answering_keeps_its_name(monkeypatch: pytest.MonkeyPa
 
 def test_the_kernels_log_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the kernel's documentation describes /dev/kmsg: one record per read, EPIPE where some were thrown away."""
-    records = [
-        f"4,{number},123456,-;{words}\n" for number, words in ((7, "usb 1-1: new"), (8, FALLEN), (9, FALLEN))
-    ]
+    lines = {7: "usb 1-1: new", 8: FALLEN, 9: FALLEN}
+    records = [f"4,{number},123456,-;{words}\n" for number, words in lines.items()]
     waiting: list[str | Exception] = []
 
     def read(_: int, __: int) -> bytes:

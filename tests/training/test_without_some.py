@@ -10,8 +10,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,26 +80,27 @@ class Node:
     def text(self) -> str:
         return "".join(trainer.text for trainer in self.started)
 
+    def ends(self, *codes: int, seconds: float) -> None:
+        self.thread.join(seconds)
+        assert self.started[-1].process.exitcode in codes, self.text
+
     @property
-    def status(self) -> dict[str, object]:
+    def status(self) -> dict[str, Any]:
         try:
-            file = self.started[-1].run_dir / f"rank-{self.rank}/status.json"
-            status: dict[str, object] = json.loads(file.read_text())
-            return status
+            return json.loads((self.started[-1].run_dir / f"rank-{self.rank}/status.json").read_text())
         except (ValueError, OSError, IndexError):
             return {}
 
     def says(self, words: str, seconds: float = 60) -> None:
         wait_until(lambda: words in self.text, seconds, lambda: f"{words!r}:\n{self.text}")
 
-    def trains_without(self, away: list[int], seconds: float = 60) -> None:
+    def trains(self, without: list[int], seconds: float) -> None:
         def does() -> bool:
             status = self.status
-            return (
-                status.get("away") == away and status.get("state") == "training" and bool(status.get("loss"))
-            )
+            is_training = status.get("state") == "training" and bool(status.get("loss"))
+            return is_training and status["away"] == without
 
-        wait_until(does, seconds, lambda: f"{self.rank} without {away}: {self.status}\n{self.text}")
+        wait_until(does, seconds, lambda: f"{self.rank} without {without}: {self.status}\n{self.text}")
 
 
 class Launch:
@@ -109,16 +111,20 @@ class Launch:
         self.shared: dict[int, int] = {}  # ranks on the PC of another one
         self.nodes: dict[int, Node] = {}
         for rank in range(ranks):
-            self.give_book(rank, rank)
+            self.give_book(rank)
 
-    def give_book(self, rank: int, node: int) -> None:
-        book = self.folder / f"node{node}/run/rank-{rank}/vote.json"
-        book.parent.mkdir(parents=True, exist_ok=True)
-        book.write_text(json.dumps({"launch": self.id}))
+    def pc(self, rank: int) -> int:
+        return self.shared.get(rank, rank)
+
+    def book(self, rank: int) -> Path:
+        return self.folder / f"node{self.pc(rank)}/run/rank-{rank}/vote.json"
+
+    def give_book(self, rank: int) -> None:
+        self.book(rank).parent.mkdir(parents=True, exist_ok=True)
+        self.book(rank).write_text(json.dumps({"launch": self.id}))
 
     def trainer(self, rank: int, fault: Fault | None, settings: str) -> Trainer:
-        node = self.shared.get(rank, rank)
-        pcs = [self.shared.get(one, one) for one in range(self.ranks)]
+        node, pcs = self.pc(rank), map(self.pc, range(self.ranks))
         environment = {
             **{"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": "0" if node == rank else "1"},
             **{"MASTER_ADDR": "127.0.1.0", "MASTER_PORT": str(self.port), "AURA_NODE": f"node{node}"},
@@ -139,25 +145,25 @@ class Launch:
         for rank in ranks:
             self.nodes[rank] = Node(self, rank, fault, settings or self.settings)
 
-    def all_train(self) -> None:
-        for node in self.nodes.values():
-            node.trains_without([])
+    def trains(self, without: Collection[int] = (), seconds: float = 60) -> None:
+        """All others do."""
+        for rank in sorted(set(range(self.ranks)).difference(without)):
+            self.nodes[rank].trains(sorted(without), seconds)
 
-    def all_train_again(self) -> None:
-        """In another attempt than now."""
-        before = self.nodes[0].status["attempt"]
-        wait_until(lambda: self.nodes[0].status.get("attempt") != before, 60, lambda: self.nodes[0].text)
-        self.all_train()
+    def trains_again(self, node: Node, without: Collection[int] = ()) -> None:
+        """In another attempt than the one that this node knows now."""
+        before = node.status["attempt"]
+        wait_until(lambda: node.status.get("attempt") not in (None, before), 60, lambda: node.text)
+        self.trains(without)
 
     def end(self) -> None:
         for node in self.nodes.values():
             if node.thread.is_alive():
                 node.off()
 
-    def done(self, *ranks: int, seconds: float = 90) -> None:
+    def done(self, *ranks: int) -> None:
         for rank in ranks:
-            self.nodes[rank].thread.join(seconds)
-            assert self.nodes[rank].started[-1].process.exitcode == 0, self.nodes[rank].text
+            self.nodes[rank].ends(0, seconds=90)
 
 
 SLOW = f"--steps {STEPS} --save-every 20"
@@ -174,19 +180,18 @@ def launch(tmp_path: Path, corpus: Corpus) -> Iterator[Launch]:
 def running(launch: Launch) -> Launch:
     """All three of them."""
     launch.on(0, 1, 2)
-    launch.all_train()
+    launch.trains()
     return launch
 
 
 def test_the_first_rank_goes_for_good_and_comes_back(running: Launch) -> None:
     running.nodes[0].off()
-    for rank in (1, 2):
-        running.nodes[rank].trains_without([0])
+    running.trains(without=[0])
     assert [lead_of(running.folder / f"node{number}/run").rank for number in range(3)] == [0, 1, 1]
     assert "Training goes on without rank 0 (127.0.1.0)." in running.nodes[1].text
     assert "Of these two ranks, rank 1 goes on alone" in running.nodes[1].text
     running.on(0)
-    running.all_train()
+    running.trains()
     assert [lead_of(running.folder / f"node{number}/run").rank for number in range(3)] == [0, 0, 0]
     assert "rank 0 is back, and training goes on with it" in running.nodes[1].text
     for number in (1, 0):
@@ -199,17 +204,17 @@ def test_the_first_rank_goes_for_good_and_comes_back(running: Launch) -> None:
 def test_three_become_one_after_the_other_and_three_again(running: Launch) -> None:
     """A book that is gone is no vote, but its rank takes part."""
     running.nodes[2].off()
-    running.nodes[1].trains_without([2])
+    running.trains(without=[2])
     running.nodes[1].off()
-    running.nodes[0].trains_without([1, 2])
-    (running.folder / "node2/run/rank-2/vote.json").unlink()
+    running.trains(without=[1, 2])
+    running.book(2).unlink()
     running.on(1, 2)
-    running.all_train()
+    running.trains()
 
 
 def test_the_smaller_part_waits_and_a_stopped_run_stays_stopped(running: Launch) -> None:
     running.nodes[1].off()
-    running.nodes[0].trains_without([1])
+    running.trains(without=[1])
     for rank in (0, 2):
         running.nodes[rank].stop()
     running.on(1)
@@ -222,16 +227,12 @@ def test_who_is_stopped_alone_is_not_waited_for(launch: Launch) -> None:
     """However long the grace is."""
     launch.grace = 600.0
     launch.on(0, 1, 2)
-    launch.nodes[2].trains_without([])
+    launch.trains()
     launch.nodes[1].stop()
-    assert launch.nodes[1].started[-1].process.exitcode == 0
+    launch.nodes[1].ends(0, seconds=0)
+    launch.trains(without=[1], seconds=30)
     for rank in (0, 2):
-        launch.nodes[rank].trains_without([1], 30)
-    assert [json.loads(launch_vote(launch, rank))["record"] for rank in (0, 2)] == [[2, [0, 2]]] * 2
-
-
-def launch_vote(launch: Launch, rank: int) -> str:
-    return (launch.folder / f"node{rank}/run/rank-{rank}/vote.json").read_text()
+        assert json.loads(launch.book(rank).read_text())["record"] == [2, [0, 2]]
 
 
 def fills_up_when_there_are_less(after: float = 0) -> Fault:
@@ -255,9 +256,8 @@ def test_who_has_no_room_since_another_is_away_ends_and_the_rest_goes_on(running
     """Who is away may never come back."""
     running.nodes[1].fault = fills_up_when_there_are_less()
     running.nodes[2].off()
-    running.nodes[1].thread.join(60)
-    assert running.nodes[1].started[-1].process.exitcode == 64, running.nodes[1].text
-    running.nodes[0].trains_without([1, 2])
+    running.nodes[1].ends(64, seconds=60)
+    running.trains(without=[1, 2])
 
 
 def test_where_too_many_have_no_room_they_wait_for_who_is_away(running: Launch) -> None:
@@ -267,7 +267,7 @@ def test_where_too_many_have_no_room_they_wait_for_who_is_away(running: Launch) 
     for rank in (0, 1):
         running.nodes[rank].says("Out of memory")
     running.on(2)
-    running.all_train()
+    running.trains()
 
 
 def test_what_all_meet_ends_all_though_some_of_them_meet_it_later(launch: Launch) -> None:
@@ -284,8 +284,7 @@ def test_what_all_meet_ends_all_though_some_of_them_meet_it_later(launch: Launch
     launch.on(0, fault=infinite_gradient(30))
     launch.on(1, 2, fault=be_slow)
     for node in launch.nodes.values():
-        node.thread.join(60)
-        assert node.started[-1].process.exitcode == 65, node.text
+        node.ends(65, seconds=60)
         assert "The gradient is not finite at step 30 on rank 0 on node0." in node.text
         assert len(node.started) == 1
 
@@ -295,9 +294,8 @@ def refuses(again: Launch, running: Launch, *ranks: int) -> None:
     try:
         running.on(*ranks)
         for rank in ranks:
-            running.nodes[rank].thread.join(30)
+            running.nodes[rank].ends(64, seconds=30)
             assert "was launched again without this rank" in running.nodes[rank].text
-            assert running.nodes[rank].started[-1].process.exitcode == 64
     finally:
         again.end()
 
@@ -327,7 +325,7 @@ def test_a_later_launch_of_one_rank_refuses_the_many_of_the_one_before(
     again = Launch(tmp_path / "launch", corpus, 1, SLOW, id="second")
     again.port = running.port
     again.on(0)
-    again.nodes[0].trains_without([])
+    again.trains()
     refuses(again, running, 1, 2)
 
 
@@ -336,18 +334,14 @@ def test_another_run_on_a_pc_that_was_left_out_disturbs_nobody(
 ) -> None:
     """`stop.yml --limit node0`, then a launch there; it opens the store where the others look first."""
     running.nodes[0].stop()
-    for rank in (1, 2):
-        running.nodes[rank].trains_without([0])
+    running.trains(without=[0])
     other = Launch(tmp_path / "other", corpus, 1, SLOW, id="second")
     other.port, other.run = running.port, "other"
     other.on(0)
     try:
-        other.nodes[0].trains_without([])
+        other.trains()
         running.nodes[1].started[-1].process.kill()
-        before = running.nodes[2].status["attempt"]
-        wait_until(lambda: running.nodes[2].status.get("attempt") not in (None, before), 60, lambda: "")
-        for rank in (1, 2):
-            running.nodes[rank].trains_without([0])
+        running.trains_again(running.nodes[2], without=[0])
         assert other.nodes[0].status["state"] == "training"
     finally:
         other.end()
@@ -355,14 +349,12 @@ def test_another_run_on_a_pc_that_was_left_out_disturbs_nobody(
 
 def test_a_pc_that_answers_and_hangs_is_not_waited_for(running: Launch) -> None:
     """Its kernel accepts connections to the store; nobody reads them."""
-    hanging = running.nodes[0].started[-1].process
-    assert hanging.pid
+    hanging = running.nodes[0].started[-1]
     os.kill(hanging.pid, signal.SIGSTOP)
-    for rank in (1, 2):
-        running.nodes[rank].trains_without([0], 90)
+    running.trains(without=[0], seconds=90)
     assert "nothing has moved there for 10 s: the ranks meet without it" in running.nodes[1].text
-    hanging.kill()
-    running.all_train()
+    hanging.process.kill()
+    running.trains()
 
 
 def test_a_host_whose_disk_hangs_is_not_waited_for(launch: Launch) -> None:
@@ -380,24 +372,21 @@ def test_a_host_whose_disk_hangs_is_not_waited_for(launch: Launch) -> None:
 
     launch.on(0, fault=hang_at_the_end)
     launch.on(1, 2)
-    launch.all_train()
+    launch.trains()
     launch.nodes[2].started[-1].process.kill()
-    for rank in (1, 2):
-        launch.nodes[rank].trains_without([0], 90)
+    launch.trains(without=[0], seconds=90)
 
 
 def test_who_cannot_take_part_and_has_lost_its_book_ends_alone(running: Launch) -> None:
     """A new disk, while all start again: whoever has no book does not know that they have trained."""
     for node in running.nodes.values():
         node.off()
-    (running.folder / "node0/run/rank-0/vote.json").unlink()
+    running.book(0).unlink()
     running.on(0, settings=f"{SLOW} --corpus /nowhere")
     time.sleep(3)
     running.on(1, 2)
-    for rank in (1, 2):
-        running.nodes[rank].trains_without([0])
-    running.nodes[0].thread.join(30)
-    assert running.nodes[0].started[-1].process.exitcode in (64, 65), running.nodes[0].text
+    running.trains(without=[0])
+    running.nodes[0].ends(64, 65, seconds=30)
 
 
 def test_what_is_learnt_does_not_depend_on_who_was_there(tmp_path: Path, corpus: Corpus) -> None:
@@ -413,18 +402,17 @@ def test_what_is_learnt_does_not_depend_on_who_was_there(tmp_path: Path, corpus:
     less.done(0, 1)
     one, other = straight.nodes[0].started[-1].done, less.nodes[0].started[-1].done
     assert "without rank 2" in less.nodes[0].text
-    assert (
-        (one["step"], one["tokens_seen"]) == (other["step"], other["tokens_seen"]) == (400, 400 * 3 * 2 * 16)
-    )
+    for done in (one, other):
+        assert (done["step"], done["tokens_seen"]) == (400, 400 * 3 * 2 * 16)
     assert abs(one["validation_loss"] - other["validation_loss"]) < 1e-3
 
 
 def test_who_comes_and_goes_disturbs_nobody(launch: Launch) -> None:
     launch.steady = 6.0
     launch.on(0, 1, 2)
-    launch.nodes[2].trains_without([])
+    launch.trains()
     launch.nodes[2].off()
-    launch.nodes[0].trains_without([2])
+    launch.trains(without=[2])
     attempt = launch.nodes[0].status["attempt"]
     for _ in range(2):
         launch.on(2)
@@ -437,17 +425,16 @@ def test_who_comes_and_goes_disturbs_nobody(launch: Launch) -> None:
 @pytest.mark.parametrize("rank", [2, 0])
 def test_who_stops_all_again_and_again_is_left_out(running: Launch, rank: int) -> None:
     """Though it is soon back each time; then it has to stay for longer. Rank 0 would hold the store."""
-    others, node = [running.nodes[other] for other in range(3) if other != rank], running.nodes[rank]
+    node, other = running.nodes[rank], running.nodes[0 if rank else 1]
     for _ in range(2):
         node.started[-1].process.kill()
-        running.all_train_again()
+        running.trains_again(other)
     node.started[-1].process.kill()
-    for other in others:
-        other.trains_without([rank])
-    assert f"Rank {rank} has been away 3 times within ten minutes" in others[0].text
+    running.trains(without=[rank])
+    assert f"Rank {rank} has been away 3 times within ten minutes" in other.text
     node.says(sentence := "it is taken back when it has stayed for 18 s")
     assert sentence in str(node.status["message"])
-    running.all_train()
+    running.trains()
 
 
 def another_torch() -> None:
@@ -455,32 +442,25 @@ def another_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gone", "fault", "settings", "sentence"),
+    ("gone", "fault", "more", "sentence"),
     [
-        ([], another_torch, SLOW, "rank 0 on node0 (127.0.1.0) torch 1.0"),
-        (
-            [2],
-            None,
-            f"{SLOW} --lr 0.1",
-            "The settings of rank 0 on node0 (127.0.1.0) differ from the others'",
-        ),
+        ([], another_torch, "", "rank 0 on node0 (127.0.1.0) torch 1.0"),
+        ([2], None, " --lr 0.1", "The settings of rank 0 on node0 (127.0.1.0) differ from the others'"),
     ],
     ids=["another torch", "other settings, and only one that trained"],
 )
 def test_who_comes_back_as_another_ends_alone_though_it_holds_the_store(
-    running: Launch, gone: list[int], fault: Fault | None, settings: str, sentence: str
+    running: Launch, gone: list[int], fault: Fault | None, more: str, sentence: str
 ) -> None:
     running.nodes[0].off()
-    running.nodes[1].trains_without([0])
+    running.trains(without=[0])
     for rank in gone:
         running.nodes[rank].off()
-    running.nodes[1].trains_without([0, *gone])
-    running.on(0, fault=fault, settings=settings)
-    running.nodes[0].thread.join(40)
-    assert running.nodes[0].started[-1].process.exitcode == 64, running.nodes[0].text
+    running.trains(without=[0, *gone])
+    running.on(0, fault=fault, settings=SLOW + more)
+    running.nodes[0].ends(64, seconds=40)
     assert sentence in running.nodes[0].text
-    for rank in {1, 2}.difference(gone):
-        running.nodes[rank].trains_without([0, *gone])
+    running.trains(without=[0, *gone])
 
 
 def test_builds_whose_nccl_differs_take_one_back_where_they_talk_gloo(
@@ -497,9 +477,9 @@ def test_builds_whose_nccl_differs_take_one_back_where_they_talk_gloo(
         attempt, "versions", lambda _: versions("gloo") | {"nccl": "3" if os.environ["RANK"] == "2" else "7"}
     )
     launch.on(0, 1, 2)
-    launch.all_train()
+    launch.trains()
     launch.nodes[2].started[-1].process.kill()
-    launch.all_train_again()
+    launch.trains_again(launch.nodes[0])
 
 
 def test_who_cannot_write_its_vote_takes_part_without_one(launch: Launch) -> None:
@@ -513,23 +493,21 @@ def test_who_cannot_write_its_vote_takes_part_without_one(launch: Launch) -> Non
 
     launch.on(0, fault=full_disk)
     launch.on(1, 2)
-    launch.all_train()
+    launch.trains()
     assert "cannot write down its vote (No space left on device)" in launch.nodes[0].text
-    assert json.loads(launch_vote(launch, 0)) == {"launch": "first"}
+    assert json.loads(launch.book(0).read_text()) == {"launch": "first"}
 
 
 def test_of_two_ranks_on_a_pc_the_second_saves_when_the_first_is_gone(launch: Launch) -> None:
     launch.shared = {1: 0}
-    launch.give_book(1, 0)
-    launch.on(0, 2)
-    launch.on(1)
-    launch.nodes[2].trains_without([])
+    launch.give_book(1)
+    launch.on(0, 2, 1)
+    launch.trains()
     launch.nodes[0].off()
-    launch.nodes[1].trains_without([0])
-    saved = set(launch.nodes[1].started[-1].checkpoints())
-    wait_until(
-        lambda: bool(set(launch.nodes[1].started[-1].checkpoints()) - saved), 60, lambda: launch.nodes[1].text
-    )
+    launch.trains(without=[0])
+    second = launch.nodes[1]
+    saved = set(second.started[-1].checkpoints())
+    wait_until(lambda: bool(set(second.started[-1].checkpoints()) - saved), 60, lambda: second.text)
 
 
 def test_peers_that_are_not_as_many_as_ranks_are_refused(tmp_path: Path, corpus: Corpus) -> None:
