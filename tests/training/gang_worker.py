@@ -58,13 +58,14 @@ def work(
     rank: int,
     world_size: int,
     port: int,
-    run: str,
-    seconds: float,
     output: str,
-    fault: str,
-    reached_at: int,
-    least: float,
+    run: str = "test",
+    seconds: float = 60,
+    fault: str = "",
+    reached_at: int = 0,
+    least: float = 30,
 ) -> None:
+    """`least`: seconds before which no step counts as stalled."""
     sys.stdout = open(output, "w")  # noqa: SIM115 - open until the process ends
     torch.set_num_threads(1)
     activity_module.LEAST = least

@@ -116,9 +116,8 @@ def test_a_corpus_that_does_not_fit_is_refused(corpus: Corpus) -> None:
         check(2, batch_size=windows)
     check(batch_size=windows + 1, allow_dataset_oversubscription=True)
     check(2, global_batch_tokens=16 * windows)
-    with pytest.raises(
-        DataError, match=rf"takes {windows + 1} \(global_batch_tokens=\d+\): .* reduce --global-batch"
-    ):
+    too_much = rf"takes {windows + 1} \(global_batch_tokens=\d+\): .* reduce --global-batch"
+    with pytest.raises(DataError, match=too_much):
         check(2, global_batch_tokens=16 * (windows + 1))
     with pytest.raises(DataError, match="validation tokens, less than one"):
         check(batch_size=1, seq_len=corpus.tokens["validation"])

@@ -10,9 +10,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import gang_worker
 import psutil
@@ -35,13 +36,13 @@ PROCESSES.set_forkserver_preload(["torch", "torch.distributed"])
 
 
 class Rank(Forked):
-    def __init__(self, folder: Path, rank: int, world_size: int, port: int, *more: object) -> None:
+    def __init__(self, folder: Path, port: int, rank: int, world_size: int = 3, **more: object) -> None:
+        """more: what gang_worker.work takes."""
         self.rank, self.port = rank, port
         self.output = folder / f"rank{rank}-{time.monotonic_ns()}.txt"
         self.output.touch()
-        run, seconds, *others = more
-        arguments = (rank, world_size, port, run, seconds, str(self.output), *others)
-        self.process = PROCESSES.Process(target=gang_worker.work, args=arguments, daemon=True)
+        given = (rank, world_size, port, str(self.output))
+        self.process = PROCESSES.Process(target=gang_worker.work, args=given, kwargs=more, daemon=True)
         self.process.start()
 
     def lines(self, word: str) -> list[str]:
@@ -56,16 +57,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     port = free_port()
     started: list[Rank] = []
 
-    def start_rank(
-        rank: int,
-        world_size: int = 3,
-        run: str = "test",
-        seconds: float = 60,
-        fault: str = "",
-        reached_at: int = 0,
-        least: float = 30,
-    ) -> Rank:
-        started.append(Rank(tmp_path, rank, world_size, port, run, seconds, fault, reached_at, least))
+    def start_rank(rank: int, **more: Any) -> Rank:
+        started.append(Rank(tmp_path, port, rank, **more))
         return started[-1]
 
     yield start_rank
@@ -74,9 +67,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         rank.process.join()
 
 
-def working_gang(start: Start, faults: dict[int, str] | None = None, least: float = 30) -> list[Rank]:
-    """`least`: seconds before which no step counts as stalled."""
-    gang = [start(rank, fault=(faults or {}).get(rank, ""), least=least) for rank in range(3)]
+def working_gang(start: Start, faults: dict[int, str] | None = None, **more: float) -> list[Rank]:
+    gang = [start(rank, fault=(faults or {}).get(rank, ""), **more) for rank in range(3)]
     for rank in gang:
         rank.says("WORKS", 30)
     return gang
@@ -310,21 +302,26 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gang_module, name, seconds)
 
 
+def breaks(gang: Gang, seconds: float, store: Store | None = None, beating: Collection[int] = ()) -> bool:
+    """Within so many, in which these ranks are heard of in the store."""
+    is_over = threading.Event()
+    gang.watch(lambda sentence, code: is_over.set())  # type: ignore[arg-type,return-value]
+    deadline = time.monotonic() + seconds
+    while not is_over.wait(0.1) and time.monotonic() < deadline:
+        for rank in beating:
+            PrefixStore("a", store).add(f"beat/{rank}", 1)
+    gang.ends_itself()
+    return is_over.is_set()
+
+
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(("silent", "blamed"), [([3], [3]), ([3, 4], [3, 4]), ([1, 2, 3], [])])
 def test_who_is_silent_is_to_blame_and_nobody_where_too_many_are(
     silent: list[int], blamed: list[int], tmp_path: Path
 ) -> None:
     """It may be the switch then."""
-    store, is_over = HashStore(), threading.Event()
-    gang, book = gang_of(0, store, tmp_path)
-    gang.watch(lambda sentence, code: is_over.set())  # type: ignore[arg-type,return-value]
-    deadline = time.monotonic() + 30
-    while not is_over.wait(0.1):
-        assert time.monotonic() < deadline
-        for rank in {1, 2, 3, 4}.difference(silent):
-            PrefixStore("a", store).add(f"beat/{rank}", 1)
-    gang.ends_itself()
+    gang, book = gang_of(0, store := HashStore(), tmp_path)
+    assert breaks(gang, 30, store, beating={1, 2, 3, 4}.difference(silent))
     assert sorted(book.stops) == blamed
 
 
@@ -338,17 +335,10 @@ def test_who_was_started_again_after_an_exchange_failed_is_not_waited_for(
     seconds = {"BEAT": 0.1, "SILENCE": 60.0, "SILENCE_HURT": 60.0, "SILENCE_BOTH": 1.0, "LINGER": 60.0}
     for name, value in seconds.items():
         monkeypatch.setattr(gang_module, name, value)
-    store, is_over = HashStore(), threading.Event()
-    gang, book = gang_of(0, store, tmp_path)
+    gang, book = gang_of(0, store := HashStore(), tmp_path)
     for sign in [*signs, "left/1", "left/2", "left/4"]:  # who lives has read the verdict
         store.set(f"a/{sign}", "yes")
-    gang.watch(lambda sentence, code: is_over.set())  # type: ignore[arg-type,return-value]
-    deadline = time.monotonic() + (30 if is_named else 3)
-    while not is_over.wait(0.1) and time.monotonic() < deadline:
-        for rank in (1, 2, 4):
-            PrefixStore("a", store).add(f"beat/{rank}", 1)
-    gang.ends_itself()
-    assert is_over.is_set() == is_named
+    assert breaks(gang, 30 if is_named else 3, store, beating=[1, 2, 4]) == is_named
     assert sorted(book.stops) == ([3] if is_named else [])
 
 
@@ -375,9 +365,6 @@ def test_a_silent_host_is_to_blame_unless_all_are_silent(
 ) -> None:
     """It is the own cable then, or the switch."""
     monkeypatch.setattr(gang_module, "knock_at", lambda address, port: (False, others_answer))
-    is_over = threading.Event()
     gang, book = gang_of(1, HashStore(), tmp_path, NoAnswer())
-    gang.watch(lambda sentence, code: is_over.set())  # type: ignore[arg-type,return-value]
-    assert is_over.wait(30)
-    gang.ends_itself()
+    assert breaks(gang, 30)
     assert sorted(book.stops) == blamed

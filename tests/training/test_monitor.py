@@ -48,14 +48,12 @@ def test_one_reading_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     no_driver(monkeypatch)
     assert monitor.main(["--once", "--json", "--interval", "0.1", "--pid", str(os.getpid())]) == 0
     reading = json.loads(capsys.readouterr().out)
-    assert reading["processes"] == {
-        str(os.getpid()): pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
-    }
+    memory = pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
+    assert reading["processes"] == {str(os.getpid()): memory}
     assert reading["ram_total_bytes"] == psutil.virtual_memory().total
     assert reading["gpus"] == []
-    assert set(reading["links"]) == {
-        name for name, card in psutil.net_if_stats().items() if card.isup and name != "lo"
-    }
+    links = psutil.net_if_stats().items()
+    assert set(reading["links"]) == {name for name, card in links if card.isup and name != "lo"}
 
 
 def test_gpus_in_the_guides_form(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -191,9 +191,8 @@ def test_the_directory_of_another_is_not_touched(text: Path, tmp_path: Path) -> 
     letter = tmp_path / "c.partial/corpus/letter"
     letter.parent.mkdir(parents=True)
     letter.write_text("mine")
-    with pytest.raises(
-        ConfigError, match=r"c\.partial, in which the work would be done, holds something else"
-    ):
+    taken = r"c\.partial, in which the work would be done, holds something else"
+    with pytest.raises(ConfigError, match=taken):
         prepare([text], tmp_path / "c", 300)
     (tmp_path / "f.partial").write_text("mine")
     with pytest.raises(DataError, match=r"f\.partial: File exists\. Nothing was left"):

@@ -67,16 +67,8 @@ class World:
     # What happens
 
     def run(self, steps: int) -> None:
-        kinds = {
-            self._deliver: 60,
-            self._open: 8,
-            self._die: 2,
-            self._come_back: 4,
-            self._cut: 2,
-            self._heal: 2,
-        }
-        if self.disks_fail:
-            kinds[self._wipe] = 1
+        kinds = {self._deliver: 60, self._open: 8, self._die: 2, self._come_back: 4}
+        kinds |= {self._cut: 2, self._heal: 2, self._wipe: int(self.disks_fail)}
         for _ in range(steps):
             self.random.choices(list(kinds), list(kinds.values()))[0]()
             self._look()

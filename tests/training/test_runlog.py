@@ -53,15 +53,8 @@ def test_every_step_is_there_once_after_a_restart(tmp_path: Path) -> None:
     write(path, 20, [25])
     assert [entry["step"] for entry in rows(path)] == ["5", "10", "15", "20", "25"]
     assert list(rows(path)[0]) == COLUMNS
-    first = {
-        "step": "5",
-        "epoch": "1",
-        "tokens_seen": "500",
-        "loss": "4.5",
-        "lr": "0.001",
-        "gradient_norm": "0.7",
-    }
-    assert rows(path)[0] == dict.fromkeys(COLUMNS, "") | first
+    numbers = {"tokens_seen": "500", "loss": "4.5", "lr": "0.001", "gradient_norm": "0.7"}
+    assert rows(path)[0] == dict.fromkeys(COLUMNS, "") | {"step": "5", "epoch": "1"} | numbers
     write(path, None, [])  # a new run begins at nothing
     assert path.read_text() == HEADER
 

@@ -48,10 +48,9 @@ def test_a_trained_model_continues_a_text(
 
 def test_what_is_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    sentence = "mine is no run with a checkpoint, no checkpoint and no exported"
     for flag in ("--run-dir", "--checkpoint"):
-        with pytest.raises(
-            ConfigError, match="mine is no run with a checkpoint, no checkpoint and no exported"
-        ):
+        with pytest.raises(ConfigError, match=sentence):
             sample.main([flag, "mine"])
     (tmp_path / "runs/mine/checkpoints").mkdir(parents=True)
     for command in (sample, export):

@@ -111,10 +111,8 @@ def test_epochs_are_counted_in_what_was_seen_whatever_the_number_of_ranks(
     seen = one.done["tokens_seen"] // 16
     assert 2 * windows <= seen < 2 * windows + 100
     losses = r"Training loss: \d\.\d{4} \| Validation loss: \d\.\d{4}"
-    assert re.findall(rf"(Epoch \d+/\d+) \| {losses} \| Epoch took: \d+\.\ds$", one.text, re.M) == [
-        "Epoch 1/2",
-        "Epoch 2/2",
-    ]
+    epochs = re.findall(rf"(Epoch \d+/\d+) \| {losses} \| Epoch took: \d+\.\ds$", one.text, re.M)
+    assert epochs == ["Epoch 1/2", "Epoch 2/2"]
     # The same run with other ranks is still done.
     assert f"is done: {one.done['step']} steps" in complete(start(tmp_path, corpus, 1, settings))[0].text
 
@@ -207,9 +205,8 @@ def test_one_directory_has_one_trainer(corpus: Corpus, tmp_path: Path) -> None:
             assert f"Another `aura train` is at work in {first.run_dir}" in second.text
     os.kill(first.pid, signal.SIGTERM)
     assert first.end() == 0
-    assert (
-        first.text.count(f"Asked to stop: at the end of this step all is saved. (kill -9 {first.pid} ") == 1
-    )
+    asked = f"Asked to stop: at the end of this step all is saved. (kill -9 {first.pid} "
+    assert first.text.count(asked) == 1
     status = json.loads((first.run_dir / "rank-0/status.json").read_text())
     assert status["state"] == "stopped"
     complete(start(tmp_path, corpus, 1, f"--steps {status['step'] + 1}"))
@@ -396,9 +393,8 @@ def test_a_rank_that_hangs_is_named_by_all(
     for trainer in start(tmp_path, corpus, 3, settings, faults={guilty: at_step(30, act)}):
         assert trainer.end() == 75, trainer.text
         (sentence,) = re.findall(r"rank \d on node\d .* hangs: .*", trainer.text)  # said once
-        assert sentence.startswith(
-            f"rank {guilty} on node{guilty} (127.0.0.1) hangs: step 30 has not ended for"
-        )
+        hangs = f"rank {guilty} on node{guilty} (127.0.0.1) hangs: step 30 has not ended for"
+        assert sentence.startswith(hangs)
         assert sentence == trainer.status["message"]
 
 

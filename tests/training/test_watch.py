@@ -196,10 +196,8 @@ def test_recorded_readings_are_judged_again_and_passed_on(
     assert "launch.yml --limit" in fallen
     assert "is at 85 °C" in hot
     events = [entry.event for entry in Queue(places["queue"]).entries()]
-    assert [(event.kind, event.severity, event.host) for event in events] == [
-        ("gpu.fault", "critical", "node3"),
-        ("gpu.warning", "warning", "node3"),
-    ]
+    told = [(event.kind, event.severity, event.host) for event in events]
+    assert told == [("gpu.fault", "critical", "node3"), ("gpu.warning", "warning", "node3")]
     assert events[0].facts["gpu"] == {"uuid": "GPU-1", "index": 0, "name": "NVIDIA RTX 4090"}
     fault = fault_of(places["faults"], "GPU-1")
     assert fault and "node3: GPU 0" in str(fault) and "Switch the PC off" in str(fault)
