@@ -59,16 +59,11 @@ def with_one_off(
 @pytest.mark.parametrize(
     ("playbook", "words"),
     [
-        (
-            "status",
-            [
-                *("0/2   node0", "7/9", "Without rank 1: the others train on"),
-                "node1 does not answer: nobody knows what its ranks do.",
-            ],
-        ),
+        ("status", ["0/2   node0", "7/9", "Without rank 1: the others train on",
+                    "node1 does not answer: nobody knows what its ranks do."]),
         ("logs", ["the last line", "node1 does not answer."]),
     ],
-)
+)  # fmt: skip
 def test_who_looks_is_told_of_both(tmp_path: Path, playbook: str, words: list[str]) -> None:
     done = with_one_off(tmp_path, plays_of(playbook))
     assert done.returncode == 0, done.stdout
@@ -76,24 +71,23 @@ def test_who_looks_is_told_of_both(tmp_path: Path, playbook: str, words: list[st
         assert word in done.stdout
 
 
-def test_who_was_not_there_at_the_end_of_a_run_is_named() -> None:
+def table_of(*statuses: list[dict[str, Any]]) -> str:
+    """What status.yml shows of nodes with these ranks."""
+    node = {"trainer_answers": True, "script_status": {}}
+    nodes = {f"node{number}": node | {"trainer_status": ranks} for number, ranks in enumerate(statuses)}
     template = (tree.ROOT / "playbooks/templates/status.j2").read_text()
+    return str(filled_in(template, {"ansible_play_hosts": list(nodes), "hostvars": nodes}))
 
-    def shown(*states: str, unit: str = "inactive") -> Any:
+
+def test_who_was_not_there_at_the_end_of_a_run_is_named() -> None:
+    def shown(*states: str, unit: str = "inactive") -> str:
         """unit: of a rank that is done; while it starts again it says so still."""
-        nodes = {
-            f"node{number}": {
-                "trainer_answers": True,
-                "script_status": {},
-                "trainer_status": [
-                    RANKS["ranks"][0]
-                    | {"rank": number, "node": f"node{number}", "state": state}
-                    | ({"unit": {"ActiveState": unit}} if state == "done" else {})
-                ],
-            }
-            for number, state in enumerate(states)
-        }
-        return filled_in(template, {"ansible_play_hosts": list(nodes), "hostvars": nodes})
+        statuses = []
+        for number, state in enumerate(states):
+            done = {"unit": {"ActiveState": unit}} if state == "done" else {}
+            names = {"rank": number, "node": f"node{number}", "state": state}
+            statuses.append([RANKS["ranks"][0] | names | done])
+        return table_of(*statuses)
 
     assert "done, and node2 was not there" in shown("done", "done", "joining")
     assert "stop.yml --limit node1,node2" in shown("done", "joining", "joining")
@@ -103,12 +97,10 @@ def test_who_was_not_there_at_the_end_of_a_run_is_named() -> None:
 
 @pytest.mark.parametrize(("unit", "is_over"), [("failed", True), ("activating", False)])
 def test_of_who_has_ended_for_good_it_is_said_what_brings_it_back(unit: str, is_over: bool) -> None:
-    template = (tree.ROOT / "playbooks/templates/status.j2").read_text()
     first = RANKS["ranks"][0] | {"status": {"state": "saving", "message": "no room anywhere", "away": [1]}}
     gone = {"rank": 1, "node": "node1", "unit": {"ActiveState": unit}, "state": "failed"}
     second = first | gone | {"status": {"state": "failed", "message": "no card"}}
-    node = {"trainer_answers": True, "script_status": {}, "trainer_status": [first, second]}
-    shown = str(filled_in(template, {"ansible_play_hosts": ["node0"], "hostvars": {"node0": node}}))
+    shown = table_of([first, second])
     assert "no room anywhere" in shown and "no card" in shown
     assert "Without rank 1" in shown and is_over == ("playbooks/join.yml" in shown)
 
@@ -168,18 +160,13 @@ def test_no_tasks_include_themselves() -> None:
 
 @pytest.mark.parametrize(
     ("states", "active"),
-    [
-        (["training", "joining"], True),
-        (["done", "training"], True),
-        (["done", "joining"], False),
-        (["done", "done"], False),
-    ],
+    [("training joining", True), ("done training", True), ("done joining", False), ("done done", False)],
 )
-def test_who_is_waited_for(states: list[str], active: bool) -> None:
+def test_who_is_waited_for(states: str, active: bool) -> None:
     """Who is done has an inactive unit; a node that does not answer counts for nothing."""
     still_active = tree.plugin("filter/gang").still_active
-    units = [{"ActiveState": "inactive" if state == "done" else "active"} for state in states]
-    ranks = [{"state": state, "unit": unit} for state, unit in zip(states, units, strict=True)]
+    ended, runs = {"ActiveState": "inactive"}, {"ActiveState": "active"}
+    ranks = [{"state": state, "unit": ended if state == "done" else runs} for state in states.split()]
     node: dict[str, Any] = {"trainer_answers": True, "trainer_status": ranks, "script_status": {}}
     off = node | {"trainer_answers": False, "trainer_status": RANKS["ranks"]}
     assert still_active([node, off]) is active

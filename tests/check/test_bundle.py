@@ -94,7 +94,7 @@ class Parts:
         return self.home / "cache" / self.house.name
 
     def refused(self) -> str:
-        return refused(self.packed(), self.home / "cache")
+        return refused(self.packed())
 
 
 @pytest.fixture
@@ -107,7 +107,8 @@ def packed(parts: Parts) -> Path:
     return parts.packed()
 
 
-def refused(file: Path, cache: Path) -> str:
+def refused(file: Path) -> str:
+    cache = file.parent / "cache"
     done = bundle(file.parent / "repository", "open", str(file), str(cache))
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert list(cache.glob("*")) == [], "something was left behind"
@@ -115,10 +116,8 @@ def refused(file: Path, cache: Path) -> str:
 
 
 def test_it_is_taken_apart_where_the_roles_look(packed: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    repository = tmp_path / "repository"
-    done = bundle(repository, "open", str(packed), str(cache))
-    said = json.loads(done.stdout)
+    repository, cache = tmp_path / "repository", tmp_path / "cache"
+    said = json.loads(bundle(repository, "open", str(packed), str(cache)).stdout)
     assert said["wheelhouses"]["wheelhouse-abc"]["installed"] == 5000
     assert (Path(said["directory"]) / "packages.tar").stat().st_size == said["packages_bytes"] > 256 * 4000
     house = cache / "wheelhouse-abc"
@@ -131,29 +130,28 @@ def test_it_is_taken_apart_where_the_roles_look(packed: Path, tmp_path: Path) ->
     assert json.loads(bundle(repository, "open", str(packed), str(cache)).stdout) == said
 
 
-def test_a_truncated_one_is_refused(packed: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
+def test_a_truncated_one_is_refused(packed: Path) -> None:
     size = packed.stat().st_size
-    for length in (size // 2, size - 15000):
-        with packed.open("r+b") as file:
-            file.truncate(length)
-        assert "copy it again" in refused(packed, cache)
-    with packed.open("r+b") as file:
-        file.truncate(100)
-    assert "is no bundle" in refused(packed, cache)
+    for length, sentence in (
+        (size - 15000, "copy it again"),
+        (size // 2, "copy it again"),
+        (100, "is no bundle"),
+    ):
+        os.truncate(packed, length)
+        assert sentence in refused(packed), length
 
 
-def test_a_damaged_one_is_refused_with_the_part(packed: Path, tmp_path: Path) -> None:
+def test_a_damaged_one_is_refused_with_the_part(packed: Path) -> None:
     content = packed.read_bytes()
     place = content.index(bytes(range(256))) + 1000
     packed.write_bytes(content[:place] + b"!" + content[place + 1 :])
-    assert "damaged (packages.tar" in refused(packed, tmp_path / "cache")
+    assert "damaged (packages.tar" in refused(packed)
 
 
-def test_a_member_that_is_not_in_the_manifest_is_refused(packed: Path, tmp_path: Path) -> None:
+def test_a_member_that_is_not_in_the_manifest_is_refused(packed: Path) -> None:
     with tarfile.open(packed, "a") as archive:
         archive.add(__file__, "../../outside")
-    assert "does not name" in refused(packed, tmp_path / "cache")
+    assert "does not name" in refused(packed)
 
 
 def rewritten(file: Path, change: Callable[[dict[str, Any]], None], *more: tarfile.TarInfo) -> None:
@@ -193,27 +191,23 @@ def rewritten(file: Path, change: Callable[[dict[str, Any]], None], *more: tarfi
         ("", "", "state/id_ed25519"),
     ],
 )
-def test_it_writes_nowhere_but_into_its_own_folders(
-    packed: Path, tmp_path: Path, link: str, target: str, below: str
-) -> None:
+def test_it_writes_nowhere_but_into_its_own_folders(packed: Path, link: str, target: str, below: str) -> None:
     """Nor is there a link in them that leads out."""
-    extra = []
+    extra = [tarfile.TarInfo(name) for name in (link, below) if name]
     if link:
-        extra.append(tarfile.TarInfo(link))
-        extra[-1].type, extra[-1].linkname = tarfile.SYMTYPE, target
-    extra += [tarfile.TarInfo(below)] if below else []
+        extra[0].type, extra[0].linkname = tarfile.SYMTYPE, target
 
     def change(manifest: dict[str, Any]) -> None:
         manifest["links"] |= {link: target} if link else {}
         manifest["files"] |= {below: {"sha256": hashlib.sha256().hexdigest(), "bytes": 0}} if below else {}
 
     rewritten(packed, change, *extra)
-    assert "belongs in no bundle" in refused(packed, tmp_path / "cache")
+    assert "belongs in no bundle" in refused(packed)
 
 
-def test_what_is_said_to_be_a_wheelhouse_is_one(packed: Path, tmp_path: Path) -> None:
+def test_what_is_said_to_be_a_wheelhouse_is_one(packed: Path) -> None:
     rewritten(packed, lambda manifest: manifest["wheelhouses"].update({"../elsewhere": {"installed": 0}}))
-    assert "belongs in no bundle" in refused(packed, tmp_path / "cache")
+    assert "belongs in no bundle" in refused(packed)
 
 
 def test_a_wheelhouse_has_the_uv_that_the_lock_file_names(parts: Parts) -> None:
@@ -251,7 +245,7 @@ def test_a_wheel_that_no_lock_file_has_is_refused(parts: Parts) -> None:
 
 def test_a_python_where_the_system_has_its_own_is_refused(parts: Parts) -> None:
     file = parts.packed(system=SYSTEM | {"distribution": "Debian", "version": "12"})
-    assert "Debian 12 has its own Python" in refused(file, parts.home / "cache")
+    assert "Debian 12 has its own Python" in refused(file)
 
 
 @pytest.mark.parametrize(
@@ -270,20 +264,20 @@ def test_what_apt_is_told_is_ours(parts: Parts, file: str, text: str) -> None:
 
 
 def test_a_link_or_a_program_with_roots_rights_among_the_packages_is_refused(parts: Parts) -> None:
-    (parts.packages / "0/link").symlink_to("/etc")
+    extra = parts.packages / "0/link"
+    extra.symlink_to("/etc")
     assert "packages.tar holds packages/0/link" in parts.refused()
-    (parts.packages / "0/link").unlink()
-    (parts.packages / "0/link").touch()
-    (parts.packages / "0/link").chmod(0o4755)
+    extra.unlink()
+    extra.touch()
+    extra.chmod(0o4755)
     assert "packages.tar holds packages/0/link" in parts.refused()
 
 
 def test_what_is_none_is_refused(tmp_path: Path) -> None:
     Parts(tmp_path)
-    cache = tmp_path / "cache"
-    assert "There is no bundle" in refused(tmp_path / "nothing.tar", cache)
+    assert "There is no bundle" in refused(tmp_path / "nothing.tar")
     (tmp_path / "text").write_text("text")
-    assert "is no bundle" in refused(tmp_path / "text", cache)
+    assert "is no bundle" in refused(tmp_path / "text")
 
 
 def problems(**changes: Any) -> list[str]:
@@ -300,24 +294,19 @@ def problems(**changes: Any) -> list[str]:
         "mounts": {"/opt": {"free": 8 << 30}},
     }  # fmt: skip
     given = {"wheelhouse": "wheelhouse-abc", "build": "cpu", "driver": []}
-    made |= {key: value for key, value in changes.items() if key in made}
-    seen |= {key: value for key, value in changes.items() if key in seen}
-    given |= {key: value for key, value in changes.items() if key in given}
+    for part in (made, seen, given):
+        part |= {key: value for key, value in changes.items() if key in part}
     found: list[str] = module.bundle_problems(made, "node3", seen, **given)
     return found
 
 
-def test_a_node_that_it_fits_has_no_problem() -> None:
-    assert problems() == []
+UBUNTU = {"distribution": "Ubuntu", "distribution_major_version": "22"}
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (
-            {"distribution": "Ubuntu", "distribution_major_version": "22"},
-            "node3 runs Ubuntu 22 (x86_64), and b.tar is for",
-        ),
+        (UBUNTU, "node3 runs Ubuntu 22 (x86_64), and b.tar is for"),
         ({"machine": "aarch64"}, "node3 runs Debian 12 (aarch64)"),
         ({"missing": ["chrony", "nfs-common"]}, "needs the packages nfs-common"),
         ({"wheelhouse": "wheelhouse-def", "build": "cpu"}, "needs the wheels for torch's build cpu"),
@@ -327,6 +316,7 @@ def test_a_node_that_it_fits_has_no_problem() -> None:
 def test_what_does_not_fit_is_said(change: dict[str, Any], sentence: str) -> None:
     (found,) = problems(**change)
     assert sentence in found
+    assert problems() == []
 
 
 # What nvidia_driver decides for an RTX 3060 without a driver: the kernel's own packages belong to it.
@@ -342,8 +332,7 @@ def test_a_node_whose_driver_is_not_in_it_is_refused_with_all_that_belongs_to_it
     assert f"does not have {', '.join(DRIVER[2:])}: write it again" in found
     assert f"(make bundle PACKAGES='{names}')" in found
     assert problems(driver=DRIVER, packages=["chrony", *DRIVER]) == []
-    (found,) = problems(
-        driver=DRIVER, packages=["chrony", *DRIVER[:4]], unknown=["systemd-resolved", DRIVER[4]]
-    )
+    unknown = ["systemd-resolved", DRIVER[4]]
+    (found,) = problems(driver=DRIVER, packages=["chrony", *DRIVER[:4]], unknown=unknown)
     assert f"does not have {DRIVER[4]}: apt did not know them" in found
     assert "restricted and multiverse" in found

@@ -27,11 +27,9 @@ FAR = {
 def test_it_says_how_the_clock_is(tmp_path: Path, said: dict[str, object], code: int, sentence: str) -> None:
     task = yaml.safe_load((tree.ROOT / "roles/time_sync/tasks/settle.yml").read_text())[-1]
     known = {
-        "__time_sync_unknown": False,
-        "__time_sync_settled": {"rc": code, "stdout": json.dumps(said)},
-        "time_sync_address": "node1",
-        "time_sync_server": "node0",
-    }
+        "__time_sync_unknown": False, "__time_sync_settled": {"rc": code, "stdout": json.dumps(said)},
+        "time_sync_address": "node1", "time_sync_server": "node0",
+    }  # fmt: skip
     play = {"hosts": "localhost", "gather_facts": False, "vars": known, "tasks": [task]}
     done = played(tmp_path, [play], {})
     assert sentence in " ".join(done.stdout.split())

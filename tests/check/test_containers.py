@@ -20,6 +20,7 @@ from expressions import problems
 GUIDE = tree.ROOT / "container/guide"
 ABSENT = {"kind": "absent", "mtime": 0}
 FILE = {"kind": "file", "mtime": 100}
+SOURCES = "/etc/apt/sources.list.d/aura-nvidia-container-toolkit.list"
 
 
 # --- the image ---------------------------------------------------------------------------------------
@@ -30,14 +31,8 @@ def test_nothing_that_may_hold_a_secret_is_given_to_the_build() -> None:
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*", "everything is left out, but what is named"
     let_in = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
-    assert let_in == {
-        "container",
-        "dist/wheelhouse",
-        "requirements",
-        "roles/python_env/files",
-        "roles/trainer/files",
-        "training",
-    }
+    needed = "container dist/wheelhouse requirements roles/python_env/files roles/trainer/files training"
+    assert let_in == set(needed.split())
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", (tree.ROOT / "Dockerfile").read_text(), re.MULTILINE)
     for source in " ".join(copied).split():
         assert any(fnmatch.fnmatch(place, source) or source.startswith(place) for place in let_in), source
@@ -49,30 +44,15 @@ def test_the_image_has_the_tools_that_the_lock_file_names() -> None:
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     names = set(re.findall(r"^([\w-]+)==", locked, re.MULTILINE))
-    assert names == {
-        "editables",
-        "hatchling",
-        "packaging",
-        "pathspec",
-        "pluggy",
-        "tomlkit",
-        "trove-classifiers",
-        "uv",
-    }
+    tools = "editables hatchling packaging pathspec pluggy tomlkit trove-classifiers uv"
+    assert names == set(tools.split())
     assert all("--hash=sha256:" in part for part in re.split(r"^\S+==", locked, flags=re.MULTILINE)[1:])
 
 
 def test_compose_gives_every_variable_of_the_guide() -> None:
     service = yaml.safe_load((tree.ROOT / "compose.yaml").read_text())["services"]["trainer"]
-    assert {
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "NNODES",
-        "NODE_RANK",
-        "GPUS_PER_NODE",
-        "WORLD_SIZE",
-        "RANK",
-    } <= set(service["environment"])
+    guides = "MASTER_ADDR MASTER_PORT NNODES NODE_RANK GPUS_PER_NODE WORLD_SIZE RANK"
+    assert set(guides.split()) <= set(service["environment"])
     assert service["network_mode"] == "host"
     assert "ports" not in service and "privileged" not in service
 
@@ -139,26 +119,15 @@ SETTINGS = tree.module("roles/docker/filter_plugins/docker_settings.py")
 def node(daemon: str = "", **variables: Any) -> dict[str, Any]:
     """A node with a card and with Docker."""
     seen = {
-        "distribution": "Debian",
+        "distribution": "Debian", "missing": [], "session": {"client": "192.168.50.9"}, "now": 500.0,
         "gpu": {"cards": [{"pci": "0000:01:00.0"}], "elsewhere": ""},
-        "missing": [],
-        "session": {"client": "192.168.50.9"},
         "files": {
-            "/usr/bin/dockerd": FILE,
-            "/usr/sbin/dockerd": ABSENT,
-            "/snap/docker/current": ABSENT,
+            "/usr/bin/dockerd": FILE, "/usr/sbin/dockerd": ABSENT, "/snap/docker/current": ABSENT,
             "/etc/docker/daemon.json": FILE if daemon else ABSENT,
         },
-        "texts": {
-            "/etc/docker/daemon.json": daemon,
-            "/etc/apt/sources.list.d/aura-nvidia-container-toolkit.list": "",
-        },
-        "units": {
-            "docker.service": {"active": True, "started": 200.0},
-            "aura-train@0.service": {"active": False},
-        },
-        "now": 500.0,
-    }
+        "texts": {"/etc/docker/daemon.json": daemon, SOURCES: ""},
+        "units": {"docker.service": {"active": True, "started": 200.0}, "aura-train@0.service": {"active": False}},
+    }  # fmt: skip
     for key, value in variables.items():
         seen[key] = {**seen[key], **value} if isinstance(value, dict) else value  # type: ignore[dict-item]
     return seen
@@ -191,7 +160,7 @@ def test_which_docker_reads_descriptions_of_devices(said: str, daemon: str, cdi:
         (True, '{"features": {"cdi": true}, "log-driver": "local"}', None),
         (True, '{"features": {"cdi": false}}', {"features": {"cdi": True}}),
         (True, '{"log-driver": "local"}', {"log-driver": "local", "features": {"cdi": True}}),
-        (False, "", {"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}),
+        (False, "", json.loads(RUNTIME)),
         (False, '{"runtimes": {"nvidia": {"path": "somewhere"}}}', None),
     ],
 )
@@ -201,11 +170,7 @@ def test_dockers_settings_are_those_that_this_docker_knows(cdi: bool, daemon: st
     assert text == daemon if becomes is None else json.loads(text) == becomes
 
 
-TOLD = {
-    "cards": True,
-    "toolkit_source": "https://example.org/deb /",
-    "toolkit_key": "https://example.org/key",
-}
+TOLD = {"cards": True, "toolkit_source": "https://example.org /", "toolkit_key": "https://example.org/key"}
 RUN = {"aura-train@0.service": {"active": True}}
 LATE = {"/etc/docker/daemon.json": {"kind": "file", "mtime": 300}}
 CDI = '{"features": {"cdi": true}}'

@@ -9,7 +9,7 @@ import tree
 import yaml
 
 CARDS, NETPLAN = tree.plugin("filter/lan_card"), tree.plugin("filter/netplan")
-WANTED = "192.168.50.20"
+WANTED, ROUTER = "192.168.50.20", "192.168.50.1"
 
 
 def card(name: str, *addresses: str, **more: Any) -> dict[str, Any]:
@@ -63,10 +63,8 @@ def wifi(*addresses: str, **more: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_the_card_is_found(cards: list[dict[str, Any]], chosen: str) -> None:
-    assert CARDS.lan_card(cards, WANTED, 24) == {
-        **next(c for c in cards if c["name"] == chosen),
-        "problem": "",
-    }
+    (known,) = (shown for shown in cards if shown["name"] == chosen)
+    assert CARDS.lan_card(cards, WANTED, 24) == known | {"problem": ""}
 
 
 @pytest.mark.parametrize(
@@ -106,9 +104,8 @@ def test_a_doubt_is_a_sentence_and_no_card(cards: list[dict[str, Any]], said: st
 
 
 def test_the_list_says_what_tells_cards_apart() -> None:
-    problem = CARDS.lan_card(
-        [home(), card("eno1"), card("enp9s0", **NO_CABLE), card("eno2", **OFF)], WANTED, 24
-    )["problem"]
+    cards = [home(), card("eno1"), card("enp9s0", **NO_CABLE), card("eno2", **OFF)]
+    problem = CARDS.lan_card(cards, WANTED, 24)["problem"]
     assert "enp3s0 (3c:7c:3f:00:00:" in problem
     assert ", 192.168.1.57/24, link, default route); eno1 (" in problem
     assert ", no address, link); enp9s0 (" in problem
@@ -144,23 +141,14 @@ def test_lan_interface_may_be_wrong(word: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("cards", "gateway", "said"),
     [
-        pytest.param([card("enp3s0")], "192.168.50.1", "", id="the usual router"),
+        pytest.param([card("enp3s0")], ROUTER, "", id="the usual router"),
         pytest.param([card("enp3s0"), home("eno1")], "", "", id="a home card is the way out"),
         pytest.param([card("enp3s0")], "192.168.51.1", "is not in 192.168.50.0/24", id="elsewhere"),
-        pytest.param(
-            [card("enp3s0"), home("eno1")],
-            "192.168.50.1",
-            "eno1 (over 192.168.1.1) already has",
-            id="a second one",
-        ),
-        pytest.param(
-            [card("enp3s0"), wifi(gateway="192.168.50.1")], "192.168.50.1", "", id="Wi-Fi at the same router"
-        ),
-        pytest.param(
-            [card("enp3s0", gateway="192.168.50.1"), home("eno1")], "192.168.50.1", "", id="it is so already"
-        ),
+        pytest.param([card("enp3s0"), home("eno1")], ROUTER, "eno1 (over 192.168.1.1) already has", id="a second one"),
+        pytest.param([card("enp3s0"), wifi(gateway=ROUTER)], ROUTER, "", id="Wi-Fi at the same router"),
+        pytest.param([card("enp3s0", gateway=ROUTER), home("eno1")], ROUTER, "", id="it is so already"),
     ],
-)
+)  # fmt: skip
 def test_only_one_card_has_the_way_out(cards: list[dict[str, Any]], gateway: str, said: str) -> None:
     answer = CARDS.gateway_problem(cards, cards[0], gateway, WANTED, 24)
     assert said in answer
@@ -169,12 +157,7 @@ def test_only_one_card_has_the_way_out(cards: list[dict[str, Any]], gateway: str
 
 # ── netplan's files ──────────────────────────────────────────────────────────────────────────────
 
-OURS: dict[str, Any] = {
-    "address": WANTED,
-    "prefix": 24,
-    "gateway": "192.168.50.1",
-    "nameservers": ["192.168.50.1"],
-}
+OURS: dict[str, Any] = {"address": WANTED, "prefix": 24, "gateway": ROUTER, "nameservers": [ROUTER]}
 MAC = card("enp3s0")["mac"]
 
 
@@ -215,9 +198,8 @@ def test_a_card_without_such_an_address_is_found_by_name() -> None:
 
 @pytest.mark.parametrize("text", [SUBIQUITY, CLOUD_INIT])
 def test_the_installers_file_goes_with_its_original(text: str) -> None:
-    assert takeover({"50-x.yaml": text})["others"] == [
-        {"path": "/etc/netplan/50-x.yaml", "original": text, "content": ""}
-    ]
+    gone = {"path": "/etc/netplan/50-x.yaml", "original": text, "content": ""}
+    assert takeover({"50-x.yaml": text})["others"] == [gone]
 
 
 def test_what_else_was_said_about_the_card_stays() -> None:
@@ -229,9 +211,7 @@ def test_what_else_was_said_about_the_card_stays() -> None:
         "            routing-policy: [{from: 10.8.0.0/24, table: 7}]\n"
         "            nameservers: {addresses: [9.9.9.9], search: [home.arpa]}\n"
     )
-    found = takeover(
-        {"50-cloud-init.yaml": text, "60-more.yaml": "network: {ethernets: {nic0: {mtu: 1400}}}"}
-    )
+    found = takeover({"50-x.yaml": text, "60-more.yaml": "network: {ethernets: {nic0: {mtu: 1400}}}"})
     assert found["definition"] == {
         "renderer": "networkd", "match": {"macaddress": MAC}, "dhcp4": False, "dhcp6": True,
         "addresses": ["192.168.50.20/24", "fd00::4/64", {"fd00::5/64": {"lifetime": "0"}}],
@@ -243,17 +223,10 @@ def test_what_else_was_said_about_the_card_stays() -> None:
         "nameservers": {"addresses": ["192.168.50.1"], "search": ["home.arpa"]},
         "wakeonlan": True, "optional": True, "accept-ra": False, "mtu": 1400, "set-name": "enp3s0",
     }  # fmt: skip
-    assert [other["path"] for other in found["others"]] == [
-        "/etc/netplan/50-cloud-init.yaml",
+    assert [each["path"] for each in found["others"]] == [
+        "/etc/netplan/50-x.yaml",
         "/etc/netplan/60-more.yaml",
     ]
-
-
-def test_a_route_that_would_lead_nowhere_is_refused() -> None:
-    """A VPN's router, say, in the network that the card gives up."""
-    text = CLOUD_INIT + "            routes: [{to: 10.8.0.0/24, via: 192.168.1.254}]\n"
-    said = takeover({"50-cloud-init.yaml": text})["problem"]
-    assert "10.8.0.0/24 by 192.168.1.254" in said and "Somebody may come over them" in said
 
 
 def test_networkmanager_goes_on_asking_for_ipv6_where_nobody_said_anything() -> None:
@@ -265,8 +238,7 @@ def test_networkmanager_goes_on_asking_for_ipv6_where_nobody_said_anything() -> 
 def test_our_own_file_is_read_again_as_it_was_written() -> None:
     first = takeover({"50-cloud-init.yaml": CLOUD_INIT + "            wakeonlan: yes\n"})["definition"]
     text = yaml.safe_dump({"network": {"version": 2, "ethernets": {"0-aura": first}}})
-    again = takeover({"90-aura.yaml": text})
-    assert again == {"problem": "", "definition": first, "others": []}
+    assert takeover({"90-aura.yaml": text}) == {"problem": "", "definition": first, "others": []}
 
 
 def test_a_file_about_other_cards_too_keeps_those() -> None:
@@ -303,41 +275,38 @@ network:
     ],
 )
 def test_what_is_said_about_other_cards_stays_as_it_is(definition: str) -> None:
-    assert takeover({"01-x.yaml": f"network: {{version: 2, ethernets: {{{definition}}}}}"})["others"] == []
-
-
-def test_a_file_elsewhere_is_left_to_the_package_that_owns_it() -> None:
-    assert takeover({"/usr/lib/netplan/00-x.yaml": SUBIQUITY})["others"] == []
+    """And a file elsewhere is left to the package that owns it."""
+    texts = {"01-x.yaml": f"network: {{version: 2, ethernets: {{{definition}}}}}"}
+    assert takeover(texts | {"/usr/lib/netplan/00-x.yaml": SUBIQUITY})["others"] == []
 
 
 @pytest.mark.parametrize(
-    "built",
+    ("text", "said"),
     [
-        "bridges: {br0: {interfaces: [enp3s0]}}",
-        "bonds: {bond0: {interfaces: [enp3s0]}}",
-        "vlans: {v7: {id: 7, link: enp3s0}}",
+        ("network: {ethernets: [", "/etc/netplan/x.yaml is no YAML"),
+        ("network: {ethernets: {enp3s0: {}}, bridges: {br0: {interfaces: [enp3s0]}}}", "/etc/netplan/x.yaml builds"),
+        ("network: {ethernets: {enp3s0: {}}, bonds: {bond0: {interfaces: [enp3s0]}}}", "/etc/netplan/x.yaml builds"),
+        ("network: {ethernets: {enp3s0: {}}, vlans: {v7: {id: 7, link: enp3s0}}}", "/etc/netplan/x.yaml builds"),
+        # A VPN's router, say, in the network that the card gives up.
+        (f"{CLOUD_INIT}            routes: [{{to: 10.8.0.0/24, via: 192.168.1.254}}]", "10.8.0.0/24 by 192.168.1.254"),
+        (f"{CLOUD_INIT}            routes: [{{to: 10.8.0.0/24, via: 192.168.1.254}}]", "Somebody may come over them"),
     ],
 )  # fmt: skip
-def test_a_card_with_something_built_on_it_is_refused(built: str) -> None:
-    text = f"network: {{ethernets: {{enp3s0: {{}}}}, {built}}}"
-    assert "/etc/netplan/x.yaml builds" in takeover({"x.yaml": text})["problem"]
+def test_what_cannot_go_on_beside_the_address_is_refused(text: str, said: str) -> None:
+    assert said in takeover({"x.yaml": text})["problem"]
 
 
-def test_a_file_that_is_no_yaml_is_refused() -> None:
-    assert "/etc/netplan/x.yaml is no YAML" in takeover({"x.yaml": "network: {ethernets: ["})["problem"]
+ALL_OF_IT = {"01-network-manager-all.yaml": "network: {renderer: NetworkManager}"}
+OUR_FILE = {"90-aura.yaml": "network: {ethernets: {0-aura: {renderer: NetworkManager}}}"}
 
 
 @pytest.mark.parametrize(
     ("manager", "texts", "who"),
     [
-        ("networkd", {"01-network-manager-all.yaml": "network: {renderer: NetworkManager}"}, "networkd"),
+        ("networkd", ALL_OF_IT, "networkd"),
         ("NetworkManager", {}, "NetworkManager"),
-        ("none", {"01-network-manager-all.yaml": "network: {renderer: NetworkManager}"}, "NetworkManager"),
-        (
-            "none",
-            {"90-aura.yaml": "network: {ethernets: {0-aura: {renderer: NetworkManager}}}"},
-            "NetworkManager",
-        ),
+        ("none", ALL_OF_IT, "NetworkManager"),
+        ("none", OUR_FILE, "NetworkManager"),
         ("none", {}, "networkd"),
     ],
 )
@@ -352,6 +321,5 @@ def test_network_managers_own_profile_of_the_card_goes_too() -> None:
     text = f"network: {{version: 2, ethernets: {{NM-4711: {profile}}}}}"
     found = takeover({"90-NM-4711.yaml": text}, card("enp3s0", manager="NetworkManager"))
     assert found["others"][0]["content"] == ""
-    assert found["definition"]["networkmanager"] == {
-        "passthrough": {"connection.autoconnect-priority": "100"}
-    }
+    priority = {"connection.autoconnect-priority": "100"}
+    assert found["definition"]["networkmanager"] == {"passthrough": priority}

@@ -36,20 +36,23 @@ def there(path: str, content: str, mode: str) -> dict[str, Any]:
     return {path: {"kind": "file", "sha256": content_sum, "mode": mode, "owner": "root", "group": "root"}}
 
 
+NOTHING = {path: NONE for path in (PLAN.CLOUD, PLAN.CLOUD_FILE)}
+READY = card("enp3s0", "192.168.50.20/24", gateway="192.168.50.1")
+OTHER, SILENT = "02:a1:00:00:00:01", {"silent": ["9.9.9.9"]}
+
+
 def test_a_node_that_has_all_of_it_is_left_alone() -> None:
-    ready = card("enp3s0", "192.168.50.20/24", gateway="192.168.50.1")
-    files = plan(ready)["files"]
+    files = plan(READY)["files"]
     assert [file["path"] for file in files] == [PLAN.OURS]
     assert yaml.safe_load(files[0]["content"])["network"]["ethernets"]["0-aura"] == takeover({})["definition"]
-    nothing = {path: NONE for path in (PLAN.CLOUD, PLAN.CLOUD_FILE)}
-    written = nothing | there(PLAN.OURS, files[0]["content"], "0600")
-    assert not plan(ready, files=written)["differs"]
-    assert plan(ready, files=written, distribution="Debian")["missing"] == ["netplan.io"]
-    assert plan(ready, files=written, distribution="Debian")["differs"]
-    assert plan(ready, files=written | {PLAN.CLOUD: {"kind": "directory"}})["differs"]
-    assert plan(ready, files=nothing | there(PLAN.OURS, files[0]["content"], "0644"))["differs"]
-    assert "enp3s0 has nothing as its default route" in plan(ready | {"gateway": ""}, files=written)["why"]
-    leased = card("enp3s0", "192.168.50.20/24", gateway="192.168.50.1", dynamic=["192.168.50.20/24"])
+    written = NOTHING | there(PLAN.OURS, files[0]["content"], "0600")
+    assert not plan(READY, files=written)["differs"]
+    debian = plan(READY, files=written, distribution="Debian")
+    assert (debian["missing"], debian["differs"]) == (["netplan.io"], True)
+    assert plan(READY, files=written | {PLAN.CLOUD: {"kind": "directory"}})["differs"]
+    assert plan(READY, files=NOTHING | there(PLAN.OURS, files[0]["content"], "0644"))["differs"]
+    assert "enp3s0 has nothing as its default route" in plan(READY | {"gateway": ""}, files=written)["why"]
+    leased = READY | {"dynamic": ["192.168.50.20/24"]}
     assert "for good and nothing else" in plan(leased, files=written)["why"]
 
 
@@ -59,35 +62,24 @@ def test_others_files_are_kept_and_come_back() -> None:
     assert kept["path"].startswith("/var/backups/aura/etc/netplan/50-x.yaml.19")
     assert (kept["content"], gone) == (SUBIQUITY, {"path": "/etc/netplan/50-x.yaml", "absent": True})
     later = {kept["path"]: SUBIQUITY, kept["path"].replace(".19", ".20"): "of a later run"}
-    seen = {
-        "files": {PLAN.OURS: {"kind": "file"}, PLAN.CLOUD_FILE: NONE},
-        "netplan_before": later,
-        "netplan": {},
-    }
+    files = {PLAN.OURS: {"kind": "file"}, PLAN.CLOUD_FILE: NONE}
+    seen = {"files": files, "netplan_before": later, "netplan": {}}
     back = {file["path"]: file for file in PLAN.network_before(seen)}
     assert set(back) == {PLAN.OURS, "/etc/netplan/50-x.yaml", *later}
     assert back["/etc/netplan/50-x.yaml"]["content"] == SUBIQUITY
     assert all(back[path].get("absent") for path in (PLAN.OURS, *later))
     # What somebody has written into it since is kept.
-    edited = PLAN.network_before(seen | {"netplan": {"/etc/netplan/50-x.yaml": "another card"}})
-    assert {
-        "path": f"{PLAN.EDITED}/etc/netplan/50-x.yaml",
-        "content": "another card",
-        "mode": "0600",
-    } in edited
+    edited = {"path": f"{PLAN.EDITED}/etc/netplan/50-x.yaml", "content": "another card", "mode": "0600"}
+    assert edited in PLAN.network_before(seen | {"netplan": {"/etc/netplan/50-x.yaml": "another card"}})
 
 
 @pytest.mark.parametrize(
     ("state", "seen", "said"),
     [
-        (
-            {},
-            {"owners": {"192.168.50.20": {"enp3s0": "02:a1:00:00:00:01"}}},
-            "answers there (hardware address 02:a1:00:00:00:01)",
-        ),
+        ({}, {"owners": {"192.168.50.20": {"enp3s0": OTHER}}}, f"answers there (hardware address {OTHER})"),
         ({"carrier": False}, {}, "no link at its LAN card enp3s0"),
         ({"carrier": False, "up": False}, {}, ""),  # its cable is not known yet
-        ({}, {"owners": {"192.168.50.20": {"enp3s0": "", "enp9s0": "02:a1:00:00:00:01"}}}, ""),  # another LAN
+        ({}, {"owners": {"192.168.50.20": {"enp3s0": "", "enp9s0": OTHER}}}, ""),  # another LAN
         ({}, {"ifupdown": ["enp3s0"]}, "two masters"),
     ],
 )
@@ -104,8 +96,7 @@ def test_an_address_that_was_lent_is_given_back_first() -> None:
         lacks = plan(home(manager=manager))
         assert lacks["apply"][0][2].startswith("ip address delete 192.168.50.20/24 dev enp3s0 ")
         has = plan(card("enp3s0", "192.168.50.20/24", manager=manager))
-        assert has["apply"][0][2].startswith(load)
-        assert has["undo"][0][2].startswith(load)
+        assert all(has[way][0][2].startswith(load) for way in ("apply", "undo"))
 
 
 @pytest.mark.parametrize(
@@ -135,31 +126,21 @@ def test_the_role_says_all_that_is_wrong() -> None:
     ("gateway", "seen", "said"),
     [
         ("", {"owners": {"192.168.50.1": {"enp3s0": ""}}}, r"finds no router at 192.168.50.1 on enp3s0.*\."),
-        ("", {"owners": {"192.168.50.1": {"enp3s0": "02:a1:00:00:00:01"}}, "silent": ["9.9.9.9"]}, ""),
-        ("192.168.50.1", {"silent": ["9.9.9.9"]}, r"finds no name server at 9.9.9.9, .*"),
-        ("192.168.50.254", {"silent": ["9.9.9.9"]}, ""),
-        (
-            "192.168.50.1",
-            {"ifupdown": ["enp3s0"], "silent": ["9.9.9.9"]},
-            r".*two masters.* finds no name server at 9.9.9.9, .*",
-        ),
+        ("", {"owners": {"192.168.50.1": {"enp3s0": OTHER}}} | SILENT, ""),
+        ("192.168.50.1", SILENT, r"finds no name server at 9.9.9.9, .*"),
+        ("192.168.50.254", SILENT, ""),
+        ("192.168.50.1", {"ifupdown": ["enp3s0"]} | SILENT, r".*two masters.* finds no name server at 9.9.9.9, .*"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_way_out_is_said_beforehand(gateway: str, seen: dict[str, Any], said: str) -> None:
     """A name server only where the way out is today what it shall be, and neither where nothing has to be done."""
     mine = card("enp3s0", "192.168.50.77/24", gateway=gateway)
     found = problems("static_network", before(mine) | seen, None, **SETTINGS)
     assert re.fullmatch(said, found), found
-    alone = SETTINGS | {"gateway": ""}
-    without = card("enp3s0", "192.168.50.77/24", gateway="")
-    assert problems("static_network", before(without) | {"silent": ["9.9.9.9"]}, None, **alone) == ""
-    ready = card("enp3s0", "192.168.50.20/24", gateway="192.168.50.1")
-    written = there(PLAN.OURS, plan(ready)["files"][0]["content"], "0600")
-    files = {path: NONE for path in (PLAN.CLOUD, PLAN.CLOUD_FILE)} | written
-    assert (
-        problems("static_network", before(ready) | {"silent": ["9.9.9.9"], "files": files}, None, **SETTINGS)
-        == ""
-    )
+    without = before(mine | {"gateway": ""}) | SILENT
+    assert problems("static_network", without, None, **SETTINGS | {"gateway": ""}) == ""
+    files = NOTHING | there(PLAN.OURS, plan(READY)["files"][0]["content"], "0600")
+    assert problems("static_network", before(READY) | SILENT | {"files": files}, None, **SETTINGS) == ""
 
 
 def test_nobody_is_asked_for_what_is_no_address_or_what_the_node_has() -> None:

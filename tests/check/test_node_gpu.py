@@ -26,36 +26,25 @@ def test_the_cards_are_those_on_the_bus(tmp_path: Path, monkeypatch: pytest.Monk
     device(tmp_path, "0000:c1:00.0", vendor="0x10de", device="0x1af1", class_="0x068000")  # an NVSwitch
     (tmp_path / "0000:01:00.0/driver").symlink_to("../../../../bus/pci/drivers/nouveau")
     monkeypatch.setattr(GPU, "PCI", str(tmp_path))
+    ampere = {"generation": "Ampere", "capability": "8.0"}
     assert GPU.pci_devices() == (
         [
-            {
-                "pci": "0000:01:00.0", "device_id": "10de:2504", "boot_vga": True, "bound": "nouveau",
-                "generation": "Ampere", "capability": "8.0",
-            },
-            {
-                "pci": "0000:41:00.0", "device_id": "10de:20b0", "boot_vga": False, "bound": "",
-                "generation": "Ampere", "capability": "8.0",
-            },
+            ampere | {"pci": "0000:01:00.0", "device_id": "10de:2504", "boot_vga": True, "bound": "nouveau"},
+            ampere | {"pci": "0000:41:00.0", "device_id": "10de:20b0", "boot_vga": False, "bound": ""},
         ],
         1,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "version"),
     [
         # The two shapes that the modules write (nvidia.ko and its open variant).
-        (
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024",
-            "535.183.01",
-        ),
-        (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)",
-            "580.95.05",
-        ),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024", "535.183.01"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs@U22)", "580.95.05"),
         ("", ""),
     ],
-)
+)  # fmt: skip
 def test_the_loaded_driver_says_its_version(text: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GPU, "read", lambda path: text)
     assert GPU.loaded_driver() == version
@@ -76,11 +65,8 @@ def test_what_nvidia_smi_says_of_the_cards() -> None:
         "memory_mib": 12288, "display_active": True, "persistence": False, "driver": "580.95.05",
         "power_limit": 170.0, "power_default": 170.0, "power_min": 100.0, "power_max": 212.0,
     }  # fmt: skip
-    assert (second["name"], second["pci"], second["power_max"]) == (
-        "NVIDIA GeForce GTX 1650, Mobile",
-        "0000:c1:00.0",
-        0.0,
-    )
+    assert second["name"] == "NVIDIA GeForce GTX 1650, Mobile"
+    assert (second["pci"], second["power_max"]) == ("0000:c1:00.0", 0.0)
 
 
 def test_the_driver_that_runs_after_the_next_start_is_the_one_that_is_installed() -> None:

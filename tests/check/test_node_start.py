@@ -33,10 +33,7 @@ def test_a_disk_that_waits_for_a_person(crypttab: str, asks: bool) -> None:
 @pytest.mark.parametrize(
     ("command_line", "live"),
     [
-        (
-            "BOOT_IMAGE=/vmlinuz-5.15.0-203-generic root=/dev/mapper/ubuntu--vg-ubuntu--lv ro quiet splash",
-            False,
-        ),
+        ("BOOT_IMAGE=/vmlinuz-5.15.0-203-generic root=/dev/mapper/ubuntu--vg-ubuntu--lv ro splash", False),
         ("BOOT_IMAGE=/casper/vmlinuz layerfs-path=minimal.standard.live.squashfs --- quiet splash", True),
         ("BOOT_IMAGE=/live/vmlinuz-6.1.0-26-amd64 boot=live components quiet splash", True),
     ],
@@ -57,11 +54,8 @@ def variable(place: Path, name: str, content: bytes) -> None:
 
 def entry(place: Path, number: int, name: str, active: bool = True) -> None:
     """EFI_LOAD_OPTION: attributes, the length of the path, the name; the path is left out."""
-    variable(
-        place,
-        f"Boot{number:04X}",
-        bytes([active, 0, 0, 0, 4, 0]) + f"{name}\0".encode("utf-16-le") + b"\x7f\xff\4\0",
-    )
+    content = bytes([active, 0, 0, 0, 4, 0]) + f"{name}\0".encode("utf-16-le") + b"\x7f\xff\4\0"
+    variable(place, f"Boot{number:04X}", content)
 
 
 # A PC with both systems; efibootmgr lists Boot0000* Windows Boot Manager, Boot0003* ubuntu, Boot0004* UEFI: PXE.
@@ -79,13 +73,8 @@ def entry(place: Path, number: int, name: str, active: bool = True) -> None:
     ],
 )
 def test_who_the_firmware_starts(
-    order: list[int],
-    following: list[int],
-    active: bool,
-    windows: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    order: list[int], following: list[int], active: bool, windows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     entry(tmp_path, 0, "Windows Boot Manager", active)
     entry(tmp_path, 3, "ubuntu")
     entry(tmp_path, 4, "UEFI: PXE IPv4 Intel(R) Ethernet")

@@ -14,10 +14,9 @@ def test_an_answer_serves_who_asks_for_no_more() -> None:
     firewall = {"packages": ["nftables", "acl"], "firewall": True}
     together = action.merged([base, firewall])
     assert together == {"packages": ["acl", "nftables"], "files": ["/etc/aura"], "firewall": True}
-    assert action.within(base, together)
-    assert action.within(firewall, together)
-    assert not action.within({"packages": ["chrony"]}, together)
-    assert not action.within({"network": True}, together)
+    assert action.within(base, together) and action.within(firewall, together)
+    for more in ({"packages": ["chrony"]}, {"network": True}):
+        assert not action.within(more, together)
     assert not action.within(firewall, base)
     assert action.answer_for(firewall, {"missing": ["g++", "acl"]})["missing"] == ["acl"]
     assert action.answer_for({"network": True}, {"missing": ["g++"]})["missing"] == []
@@ -30,16 +29,10 @@ def node_state() -> Any:
 
 def test_what_a_unit_says_of_itself(node_state: Any) -> None:
     unit = node_state.unit
-    off = unit(
-        "LoadState=loaded\nActiveState=inactive\nUnitFileState=disabled\nNeedDaemonReload=no\n", now=100.0
-    )
-    assert (off["exists"], off["active"], off["enabled"], off["started"], off["stale"]) == (
-        True,
-        False,
-        False,
-        0.0,
-        False,
-    )
+    says = "LoadState=loaded\nActiveState=inactive\nUnitFileState=disabled\nNeedDaemonReload=no\n"
+    off = unit(says, now=100.0)
+    wanted = {"exists": True, "active": False, "enabled": False, "started": 0.0, "stale": False}
+    assert off | wanted == off
     missing = unit("LoadState=not-found\nActiveState=inactive\nUnitFileState=\n", now=100.0)
     assert (missing["exists"], missing["active"]) == (False, False)
     masked = unit("LoadState=masked\nActiveState=inactive\nUnitFileState=masked\n", now=100.0)
@@ -56,9 +49,7 @@ def test_what_a_generator_writes_again_makes_no_unit_stale(
     file.parent.mkdir()
     file.touch()
     since = int((time.clock_gettime(time.CLOCK_MONOTONIC) - 5) * 1e6)
-    says = (
-        f"LoadState=loaded\nActiveState=active\nActiveEnterTimestampMonotonic={since}\nDropInPaths={file}\n"
-    )
+    says = f"LoadState=loaded\nActiveState=active\nActiveEnterTimestampMonotonic={since}\nDropInPaths={file}"
     assert node_state.unit(says, time.time() + 1)["stale"] == stale
 
 
@@ -88,29 +79,25 @@ def test_what_is_mounted_is_known_without_touching_it(
     (tmp_path / "empty/inner").mkdir(parents=True)
     (tmp_path / "link").mkdir()
     (tmp_path / "link/to").symlink_to("/tmp")
-    (tmp_path / "file").mkdir()
-    (tmp_path / "file/deep").mkdir()
+    (tmp_path / "file/deep").mkdir(parents=True)
     (tmp_path / "file/deep/one").touch()
     paths = {name: str(tmp_path / name) for name in ("empty", "link", "file", "absent")}
     found = mounts(list(paths.values()), MOUNTS)
-    assert {name: found[path]["used"] for name, path in paths.items()} == {
-        "empty": False,
-        "link": True,
-        "file": True,
-        "absent": False,
-    }
-    assert [found[path]["empty"] for path in paths.values()] == [False, False, False, True]
+    empty, link, file, absent = found.values()
+    assert [there["used"] for there in (empty, link, file, absent)] == [False, True, True, False]
+    assert [there["empty"] for there in (empty, link, file, absent)] == [False, False, False, True]
     # A disk of its own is looked into.
-    disks = MOUNTS + "".join(
-        f"\n43 22 8:49 / {paths[name]} rw - ext4 /dev/sdd1 rw" for name in ("file", "empty")
+    own = [paths["file"], paths["empty"]]
+    disks = "\n".join([MOUNTS, *(f"43 22 8:49 / {path} rw - ext4 /dev/sdd1 rw" for path in own)])
+    seen = [(there["mounted"], there["used"]) for there in mounts(own, disks).values()]
+    assert seen == [(True, True), (True, False)]
+    assert (file["mounted"], file["type"], file["where"], file["owner"]) == (
+        False,
+        "ext4",
+        "/",
+        tmp_path.owner(),
     )
-    own = mounts([paths["file"], paths["empty"]], disks)
-    assert [(there["mounted"], there["used"]) for there in own.values()] == [(True, True), (True, False)]
-    assert not found[paths["file"]]["mounted"]
-    assert found[paths["file"]]["type"] == "ext4"
-    assert found[paths["file"]]["free"] > 0
-    assert found[paths["file"]]["where"] == "/"
-    assert found[paths["file"]]["owner"] == tmp_path.owner()
-    assert found[paths["absent"]]["owner"] == ""
+    assert file["free"] > 0
+    assert absent["owner"] == ""
     assert not mounts(["/srv/aura2"], MOUNTS)["/srv/aura2"]["mounted"]
     assert not mounts(["ssd"], MOUNTS)["ssd"]["mounted"]

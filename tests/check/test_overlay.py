@@ -15,10 +15,8 @@ OVERLAY = tree.plugin("filter/overlay")
 KEY = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
 NAMES = ["node0", "node1"]
 LAN = {"node0": "192.168.50.20", "node1": "192.168.50.21"}
-SETTINGS: dict[str, Any] = {
-    "addresses": {"node0": "10.201.0.20", "node1": "10.201.0.21"},
-    "endpoints": LAN,
-}
+ADDRESSES = {"node0": "10.201.0.20", "node1": "10.201.0.21"}
+SETTINGS: dict[str, Any] = {"addresses": ADDRESSES, "endpoints": LAN}
 SEEN: dict[str, Any] = {
     "modules": {"wireguard": True},
     "session": {"client": "192.168.50.9", "here": "192.168.50.20", "port": 22},
@@ -27,6 +25,7 @@ SEEN: dict[str, Any] = {
         {"name": "aura0", "addresses": ["10.201.0.20/24"]},
     ],
 }
+FROM_WITHIN = SEEN["session"] | {"client": "10.201.0.5"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ def test_each_node_knows_all_others_whose_key_is_known(tmp_path: Path) -> None:
     (tmp_path / "node0.pub").write_text(f"{KEY}\n")
     (tmp_path / "node2.pub").write_text(f"{KEY}\nPostUp = touch /root/in\n")
     settings = {
-        "overlay_addresses": {**SETTINGS["addresses"], "node2": "10.201.0.22", "node3": "10.201.0.23"},
+        "overlay_addresses": {**ADDRESSES, "node2": "10.201.0.22", "node3": "10.201.0.23"},
         "overlay_endpoints": {**LAN, "node2": "192.168.50.22", "node3": "192.168.50.23"},
         "overlay_state": str(tmp_path),
     }
@@ -83,23 +82,11 @@ def test_each_node_knows_all_others_whose_key_is_known(tmp_path: Path) -> None:
         ({"network": "10.201.0.1/16"}, {}, "10.201.0.1/16, which is no network"),
         ({"network": "10.201.0.0/28"}, {}, "no room for a LAN of /24"),
         ({"port": 0}, {}, "overlay_port is 0"),
-        (
-            {"endpoints": {"node0": "10.201.0.20"}},
-            {},
-            "10.201.0.0/24, which is in use: the LAN has 10.201.0.0/24",
-        ),
-        (
-            {},
-            {"cards": [{"name": "vpn0", "addresses": ["10.0.0.5/8"]}]},
-            "in use: its card vpn0 has 10.0.0.0/8",
-        ),
-        (
-            {},
-            {"session": {"client": "10.201.0.5", "here": "192.168.50.20", "port": 22}},
-            "in use: the machine that you come from has 10.201.0.5/32",
-        ),
+        ({"endpoints": {"node0": "10.201.0.20"}}, {}, "10.201.0.0/24, which is in use: the LAN has 10.201.0.0/24"),
+        ({}, {"cards": [{"name": "vpn0", "addresses": ["10.0.0.5/8"]}]}, "in use: its card vpn0 has 10.0.0.0/8"),
+        ({}, {"session": FROM_WITHIN}, "in use: the machine that you come from has 10.201.0.5/32"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(settings: dict[str, Any], seen: dict[str, Any], said: str) -> None:
     found = problems("overlay", SEEN | seen, **SETTINGS | settings)
     assert said in found
@@ -109,13 +96,13 @@ def test_what_is_refused(settings: dict[str, Any], seen: dict[str, Any], said: s
 SAYS = {
     "trainer_link_mbit": (1000, 946),
     "peer_address": ("192.168.50.20", "10.201.0.20"),
-    "node_name_addresses": (LAN, SETTINGS["addresses"]),
-    "notify_nodes": (LAN, SETTINGS["addresses"]),
+    "node_name_addresses": (LAN, ADDRESSES),
+    "notify_nodes": (LAN, ADDRESSES),
     "trainer_address": ("192.168.50.20", "10.201.0.20"),
     "nfs_clients": (["192.168.50.21"], ["10.201.0.21"]),
     "nfs_source": ("192.168.50.20:/srv/aura", "10.201.0.20:/srv/aura"),
     "firewall_address": ("192.168.50.20", "192.168.50.20"),
-    "firewall_peers": (list(LAN.values()), list(SETTINGS["addresses"].values())),
+    "firewall_peers": (list(LAN.values()), list(ADDRESSES.values())),
     "firewall_peers_card": ("", "aura0"),
     "firewall_members": ([], list(LAN.values())),
     "time_sync_server": ("192.168.50.20", "192.168.50.20"),

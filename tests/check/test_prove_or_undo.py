@@ -60,12 +60,9 @@ def prove(
 def test_sshd_is_waited_for_at_its_old_port_whatever_its_proof_has_seen_since(tmp_path: Path) -> None:
     """Over the new port it says another one of itself, and nothing would have to move any more."""
     moves = "{{ 0 if __safe_change_port_before is defined else 2222 }}"
-    settings: dict[str, Any] = {
-        "safe_change_of": "sshd",
-        "safe_change_address": "",
-        "safe_change_port": moves,
-    }
-    _, asked = prove(tmp_path, {}, ansible_port=22, **settings)
+    _, asked = prove(
+        tmp_path, {}, ansible_port=22, safe_change_of="sshd", safe_change_address="", safe_change_port=moves
+    )
     assert [one["at"].rpartition(":")[2] for one in asked] == ["2222", "22"]
 
 
@@ -86,9 +83,8 @@ def test_a_node_that_was_reached_and_lost_is_given_its_time(tmp_path: Path) -> N
 
 
 def test_a_node_found_at_an_address_that_was_only_lent_is_waited_for_elsewhere(tmp_path: Path) -> None:
-    _, asked = prove(
-        tmp_path, {"reached": "{}"}, ansible_host="192.168.50.21", safe_change_address_before="192.168.1.57"
-    )
+    lent = {"ansible_host": "192.168.50.21", "safe_change_address_before": "192.168.1.57"}
+    _, asked = prove(tmp_path, {"reached": "{}"}, **lent)
     assert [one["at"] for one in asked if one["word"] == "ended"] == ["192.168.1.57"]
 
 
@@ -103,6 +99,5 @@ def test_who_finds_a_change_pending_does_not_take_it_for_what_shall_be() -> None
     marker = "/var/lib/aura-safe-change/current/marker.json"
     assert problems("safe_change", {"texts": {marker: ""}}) == ""
     pending = json.dumps({"of": "firewall", "seconds": 60})
-    assert "new settings (firewall), and it takes the old ones back by itself within 150 s" in problems(
-        "safe_change", {"texts": {marker: pending}}
-    )
+    said = problems("safe_change", {"texts": {marker: pending}})
+    assert "new settings (firewall), and it takes the old ones back by itself within 150 s" in said

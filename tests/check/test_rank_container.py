@@ -9,7 +9,6 @@ import getpass
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -75,6 +74,12 @@ def started(place: Path, *words: str, **variables: str) -> subprocess.Popen[str]
     )  # fmt: skip
 
 
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its code, and what it has said of errors."""
+    _, errors = process.communicate(timeout=20)
+    return process.returncode, errors
+
+
 def wait_for(reached: Callable[[], object]) -> None:
     until = time.monotonic() + 20
     while not reached():
@@ -97,36 +102,26 @@ def test_signals_go_in_and_the_watchdog_comes_out(place: Path) -> None:
         process = started(place, NOTIFY_SOCKET=str(place / "systemd"))
         # Not MAINPID: a rank may not choose whom systemd watches.
         assert [systemd.recv(100) for _ in range(2)] == [b"WATCHDOG_USEC=120000000", b"WATCHDOG=1"]
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=20)
-    # The rank's own code, with which systemd decides whether to start it again.
-    assert (process.returncode, errors) == (65, "")
+        process.terminate()
+        # The rank's own code, with which systemd decides whether to start it again.
+        assert ended(process) == (65, "")
     words = asked(place, "run")
     image = words.index("sha256:0f1e")
     assert words[image + 1 :] == ["aura", "train", "--preset", "gpt2", "--run-dir", "/var/lib/aura/runs/a b"]
-    walls = {
-        "--cap-drop=ALL",
-        "--read-only",
-        "--network=host",
-        "--security-opt=no-new-privileges",
-        "--name=aura-train-1",
-    }
-    assert walls <= set(words[:image])
+    walls = "--cap-drop=ALL --read-only --network=host --security-opt=no-new-privileges --name=aura-train-1"
+    assert set(walls.split()) <= set(words[:image])
     assert {"--env=RANK", "--env=LOCAL_RANK", "--env=GLOO_SOCKET_IFNAME", "--env=NOTIFY_SOCKET"} <= set(words)
     assert "--env=SECRET" not in words
     assert not [word for word in words if "gpu" in word or "nvidia" in word]
 
 
 def test_a_signal_waits_for_a_container_that_does_not_run_yet(place: Path) -> None:
-    client = place / "bin/docker"
-    client.write_text(
-        client.read_text().replace('if sys.argv[1] == "run":', 'if sys.argv[1] == "run":\n    time.sleep(2)')
-    )
+    client, runs = place / "bin/docker", 'if sys.argv[1] == "run":'
+    client.write_text(client.read_text().replace(runs, f"{runs}\n    time.sleep(2)"))
     process = started(place)
     wait_for(lambda: asked(place, "run"))
     process.terminate()
-    process.communicate(timeout=20)
-    assert process.returncode == 65
+    assert ended(process)[0] == 65
     assert sum(call.startswith("kill") for call in (place / "asked").read_text().split("\n\n")) > 1
 
 
@@ -135,17 +130,14 @@ def test_a_rank_with_cards_gets_them(place: Path) -> None:
     process = started(place, CUDA_VISIBLE_DEVICES="GPU-1a2b,GPU-3c4d")
     wait_for((place / "pid").exists)
     process.terminate()
-    process.communicate(timeout=20)
-    words = asked(place, "run")
-    assert {"--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all", "--env=CUDA_VISIBLE_DEVICES"} <= set(
-        words
-    )
+    ended(process)
+    words = {"--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all", "--env=CUDA_VISIBLE_DEVICES"}
+    assert words <= set(asked(place, "run"))
 
 
 def test_without_nvidias_toolkit_no_rank_with_cards_is_started(place: Path) -> None:
-    process = started(place, CUDA_VISIBLE_DEVICES="GPU-1a2b")
-    _, errors = process.communicate(timeout=20)
-    assert (process.returncode, errors) == (1, "Docker on this node gives containers no card of NVIDIA's.\n")
+    code, said = ended(started(place, CUDA_VISIBLE_DEVICES="GPU-1a2b"))
+    assert (code, said) == (1, "Docker on this node gives containers no card of NVIDIA's.\n")
     for cards, word in (("0", ""), ("1", "toolkit\n")):
         assert started(place, "--check", cards).communicate(timeout=20) == (word, "")
     (place / "bin/docker").write_text("#!/bin/sh\nexit 1\n")
@@ -158,12 +150,10 @@ def test_a_rank_whose_engine_is_restarted_starts_again(place: Path) -> None:
     client.write_text(client.read_text().replace("65 if told else", "0 if False else"))
     (place / "run/rank-3").mkdir(parents=True)
     client.write_text(client.read_text().replace("time.monotonic() + 20", "0").replace("else 1)", "else 0)"))
-    arguments = {"AURA_TRAIN_ARGUMENTS": f"--run-dir {place}/run"}
     for state, code in (("stopped", 75), ("done", 0)):
         (place / "run/rank-3/status.json").write_text(json.dumps({"state": state}))
-        process = started(place, **arguments)
-        _, errors = process.communicate(timeout=20)
-        assert process.returncode == code, errors
+        said = ended(started(place, AURA_TRAIN_ARGUMENTS=f"--run-dir {place}/run"))
+        assert said[0] == code, (state, said)
         for left in ("container", "notify/socket"):
             (place / "own" / left).unlink(missing_ok=True)
 
@@ -177,42 +167,32 @@ def test_nothing_in_the_ranks_home_says_what_it_does(place: Path) -> None:
     names = ("HOME", "DOCKER_CONFIG", "DOCKER_HOST")
     shown = f"print(*(f'{{name}}={{os.environ.get(name)}}' for name in {names}), file=sys.stderr)"
     client.write_text(client.read_text() + f"\n{shown}\nsys.exit(1)\n")
-    home = {
-        "HOME": f"{place}/home",
-        "DOCKER_CONFIG": f"{place}/home/.docker",
-        "DOCKER_HOST": "tcp://192.0.2.1",
-    }
-    _, errors = started(place, **home).communicate(timeout=20)
+    home = f"{place}/home"
+    _, errors = ended(
+        started(place, HOME=home, DOCKER_CONFIG=f"{home}/.docker", DOCKER_HOST="tcp://192.0.2.1")
+    )
     assert "HOME=/ DOCKER_CONFIG=/nonexistent DOCKER_HOST=unix:///run/docker.sock" in errors
     assert not (place / "evil").exists()
 
 
 def test_a_docker_that_does_not_answer_is_said(place: Path) -> None:
     (place / "bin/docker").write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
-    process = started(place)
-    _, errors = process.communicate(timeout=20)
-    assert process.returncode == 1
-    assert errors == "Docker does not answer on this node: Cannot connect to the Docker daemon\n"
+    sentence = "Docker does not answer on this node: Cannot connect to the Docker daemon\n"
+    assert ended(started(place)) == (1, sentence)
 
 
 @pytest.mark.parametrize("container", ["/", "", "aura", "0" * 63, "0" * 64 + "/"])
 def test_only_the_name_of_a_container_names_what_is_killed(place: Path, container: str) -> None:
     """--end is root: a rank that writes something else into its file may not have it kill others."""
     (place / "own/container").write_text(container)
-    process = started(place, "--end")
-    _, errors = process.communicate(timeout=20)
-    assert (process.returncode, errors) == (0, "")
+    assert ended(started(place, "--end")) == (0, "")
     assert asked(place, "rm") == ["rm", "--force", "aura-train-1"]
 
 
 def test_an_image_is_the_same_one_in_every_kind_of_store() -> None:
     config = {"Env": ["PATH=/opt"], "Entrypoint": ["/opt/aura/entrypoint"], "User": "1000:1000"}
-    image = {
-        "Id": "sha256:1",
-        "Size": 5,
-        "RootFS": {"Type": "layers", "Layers": ["sha256:a"]},
-        "Config": config,
-    }
+    layers = {"Type": "layers", "Layers": ["sha256:a"]}
+    image = {"Id": "sha256:1", "Size": 5, "RootFS": layers, "Config": config}
     name = image_content(json.dumps([image]))
     assert re.fullmatch("[0-9a-f]{12}", name)
     assert image_content(json.dumps([image | {"Id": "sha256:2", "Size": 6}])) == name

@@ -36,15 +36,13 @@ def test_it_is_looked_for_where_it_is_reached_and_nowhere_else(inventory: Path) 
     names = ("ansible_host", "ansible_port", "cluster_places", "cluster_lock.places", "firewall_admin_ports")
     nat = {"lan_address": "10.0.0.5", "public_address": "gpu.example.org", "public_ssh_port": 20456}
     there = {"addresses": ["gpu.example.org"], "ports": [20456]}
-    (inventory / "hosts.yml").write_text(json.dumps({"cluster": {"hosts": {"gpu0": nat}}}))
-    assert list(told(inventory, "gpu0", *names).values()) == [
-        "gpu.example.org", 20456, there, [["gpu.example.org", 20456]], [],
-    ]  # fmt: skip
+    hosts = inventory / "hosts.yml"
+    hosts.write_text(json.dumps({"cluster": {"hosts": {"gpu0": nat}}}))
+    wanted = ["gpu.example.org", 20456, there, [["gpu.example.org", 20456]], []]
+    assert list(told(inventory, "gpu0", *names).values()) == wanted
     # One whose SSH is not translated may get another port for it, as others do.
     del nat["public_ssh_port"]
-    (inventory / "hosts.yml").write_text(
-        json.dumps({"cluster": {"hosts": {"gpu0": nat | {"ssh_port": 2222}}}})
-    )
+    hosts.write_text(json.dumps({"cluster": {"hosts": {"gpu0": nat | {"ssh_port": 2222}}}}))
     assert told(inventory, "gpu0", "cluster_places")["cluster_places"]["ports"] == [2222, 22]
     find = (tree.ROOT / "playbooks/tasks/find_nodes.yml").read_text()
     assert "query('ssh_answer', *cluster_places.addresses, ports=cluster_places.ports," in find

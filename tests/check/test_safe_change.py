@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -22,9 +23,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small disk needs root")
     folder = tmp_path / "disk"
     folder.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], check=False
-    ).returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False).returncode:
         pytest.skip("mounting is not possible here")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
@@ -56,12 +56,9 @@ def begun(program: ModuleType, path: Path, content: str, **more: Any) -> str:
 
 
 def fill(disk: Path) -> None:
-    with (disk / "filler").open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            pass
+    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 def test_a_full_disk_is_no_hindrance_to_the_way_back(program: ModuleType, disk: Path) -> None:

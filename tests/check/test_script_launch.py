@@ -26,6 +26,8 @@ def node(number: int, *cards: str, ranks: int = 1) -> dict[str, Any]:
 
 THREE = [node(0), node(1), node(2)]
 UNEVEN = [node(0, "GPU-a", "GPU-b"), node(1, "GPU-c")]
+MIXED = [node(0, "GPU-a"), node(1)]
+WAYS_OUT = ["training_cards", "--limit", "launcher=torchrun"]
 
 
 @pytest.fixture
@@ -99,21 +101,17 @@ def test_a_list_of_packages_that_is_no_text_is_refused_before_any_node_is_touche
         ("-e git+https://example.org/mine", False), ("mine @ https://example.org/mine.whl", False), ("mine", False),
     ],
 )  # fmt: skip
-def test_what_lies_on_this_machine_is_no_package_of_the_nodes(
-    project: Path, line: str, is_here: bool
-) -> None:
+def test_what_lies_on_this_machine_is_no_package_of_a_node(project: Path, line: str, is_here: bool) -> None:
     """It would be built once, and stay what it was then."""
     (project / "requirements.txt").write_text(f"numpy\n{line}\n")
     assert (f"names {line}, which lies on this machine" in asked(project)["problem"]) is is_here
 
 
 def test_where_else_packages_are_to_be_had_is_taken_from_every_list(project: Path) -> None:
-    (project / "requirements.txt").write_text(
-        "-r base.txt\n--extra-index-url https://example.org/whl # its\nnumpy\n"
-    )
-    (project / "base.txt").write_text("-i=https://example.org/own\n--no-binary numpy\n")
-    indexes = asked(project)["indexes"]
-    assert indexes == ["--extra-index-url https://example.org/whl", "-i=https://example.org/own"]
+    other, own = "--extra-index-url https://example.org/whl", "-i=https://example.org/own"
+    (project / "requirements.txt").write_text(f"-r base.txt\n{other} # its\nnumpy\n")
+    (project / "base.txt").write_text(f"{own}\n--no-binary numpy\n")
+    assert asked(project)["indexes"] == [other, own]
 
 
 def test_a_directory_with_keys_in_it_stays_here(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,55 +127,47 @@ def test_a_directory_with_keys_in_it_stays_here(project: Path, monkeypatch: pyte
 def test_a_request_is_completed(project: Path) -> None:
     assert asked(project, leave_out="data/, ./logs,*.bin,")["leave_out"] == ["data", "logs", "*.bin"]
     request = asked(project, script="scripts/other.py", directory=".", arguments="--name 'my run' --lr 1e-4")
-    assert (request["program"], request["run"], request["launcher"]) == (
-        "scripts/other.py",
-        "other",
-        "torchrun",
-    )
+    wanted = {"program": "scripts/other.py", "run": "other", "launcher": "torchrun", "own_environment": False}
+    assert request | wanted == request
     assert request["arguments"] == ["--name", "my run", "--lr", "1e-4"]
-    assert not request["own_environment"]
     (project / "requirements.txt").write_text("transformers\n")
     assert asked(project)["own_environment"]
 
 
-def test_torchrun_takes_unequal_numbers_and_accelerate_says_that_it_does_not(project: Path) -> None:
-    for launcher in ("torchrun", "deepspeed"):
-        assert launch.script_problems(asked(project, launcher=launcher), UNEVEN, []) == []
-    (said,) = launch.script_problems(asked(project, launcher="accelerate"), UNEVEN, [])
-    assert "these would have node0 2, node1 1. Nothing was started." in said
-    for way_out in ("training_cards", "--limit", "launcher=torchrun"):
-        assert way_out in said
-
-
-def test_cards_and_processors_do_not_mix_but_under_torchrun(project: Path) -> None:
-    mixed = [node(0, "GPU-a"), node(1)]
-    assert launch.script_problems(asked(project), mixed, []) == []
-    (said,) = launch.script_problems(asked(project, launcher="deepspeed"), mixed, [])
-    assert "node1 would train on the processor" in said
-
-
-def test_who_compiles_needs_a_compiler(project: Path) -> None:
-    assert launch.script_problems(asked(project), THREE, ["node1"]) == []
-    (said,) = launch.script_problems(asked(project, launcher="deepspeed"), THREE, ["node1"])
-    assert "node1 has no C++ compiler, and DeepSpeed compiles while it runs." in said
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "no_compiler", "words"),
+    [
+        ("torchrun", UNEVEN, [], []),
+        ("deepspeed", UNEVEN, [], []),
+        ("accelerate", UNEVEN, [], ["these would have node0 2, node1 1. Nothing was started.", *WAYS_OUT]),
+        ("torchrun", MIXED, [], []),
+        ("deepspeed", MIXED, [], ["node1 would train on the processor"]),
+        ("torchrun", THREE, ["node1"], []),
+        ("deepspeed", THREE, ["node1"], ["node1 has no C++ compiler, and DeepSpeed compiles while it runs."]),
+    ],
+)
+def test_what_a_launcher_cannot_do_with_these_nodes_is_said(
+    project: Path, launcher: str, nodes: list[dict[str, Any]], no_compiler: list[str], words: list[str]
+) -> None:
+    said = launch.script_problems(asked(project, launcher=launcher), nodes, no_compiler)
+    assert len(said) == bool(words)
+    for word in words:
+        assert word in said[0]
 
 
 def test_torchruns_command(project: Path) -> None:
-    plan = planned(
-        asked(project, arguments="--epochs 3", env="HF_HOME=/a WORDS='two words'"), UNEVEN, "node1"
-    )
+    request = asked(project, arguments="--epochs 3", env="HF_HOME=/a WORDS='two words'")
+    plan = planned(request, UNEVEN, "node1")
     assert plan["launch"]["command"] == [
         "/env/bin/python", "-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1",
         "--master-addr=10.0.0.20", "--master-port=12355", "--no-python", "/opt/aura/script/run-rank", "train.py",
         "--epochs", "3",
     ]  # fmt: skip
-    assert plan["launch"]["world_size"] == 3
-    assert plan["launch"]["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-c"
-    assert plan["launch"]["environment"]["HF_HOME"] == "/a"
-    assert plan["launch"]["environment"]["WORDS"] == "two words"
-    assert plan["launch"]["environment"]["PATH"].startswith("/env/bin:")
-    assert plan["launch"]["environment"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "600"
-    assert plan["config"] == {}
+    assert (plan["launch"]["world_size"], plan["config"]) == (3, {})
+    told = plan["launch"]["environment"]
+    own = {"HF_HOME": "/a", "WORDS": "two words"}
+    assert told | own | {"CUDA_VISIBLE_DEVICES": "GPU-c", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"} == told
+    assert told["PATH"].startswith("/env/bin:")
 
 
 def test_the_guides_file_for_accelerate(project: Path) -> None:
@@ -231,9 +221,13 @@ def test_an_environment_is_named_after_all_that_is_in_it(project: Path) -> None:
     (project / "base.txt").write_text("transformers\n")
     names = set()
 
-    def add(wheelhouse: str = "0123456789ab", **given: Any) -> None:
+    def environment(wheelhouse: str = "0123456789ab", **given: Any) -> dict[str, str]:
         role = str(tree.ROOT / "roles/script")
-        names.add(launch.script_environment(asked(project, **given), wheelhouse, "/cache", role)["directory"])
+        made: dict[str, str] = launch.script_environment(asked(project, **given), wheelhouse, "/cache", role)
+        return made
+
+    def add(*wheelhouse: str, **given: Any) -> None:
+        names.add(environment(*wheelhouse, **given)["directory"])
 
     add()
     add("ba9876543210")
@@ -248,19 +242,13 @@ def test_an_environment_is_named_after_all_that_is_in_it(project: Path) -> None:
     add()
     assert len(names) == 6
     # What a node says is no path on the controller.
-    told = launch.script_environment(
-        asked(project), "0123456789ab/../corpora/es", "/cache", str(tree.ROOT / "roles/script")
-    )
-    assert told["wheelhouse"] == "/cache/wheelhouse-none"
+    assert environment("0123456789ab/../corpora/es")["wheelhouse"] == "/cache/wheelhouse-none"
 
 
 @pytest.mark.parametrize(
     ("words", "arguments"),
     [
-        (
-            ["arguments=--epochs 3 --lr=1e-4 --name 'my run'", "run=mine"],
-            "--epochs 3 --lr=1e-4 --name 'my run'",
-        ),
+        (["arguments=--epochs 3 --name 'my run'", "run=mine"], "--epochs 3 --name 'my run'"),
         (["arguments='--epochs 3' run=mine"], "--epochs 3"),
         (['{"arguments": "--epochs 3", "run": "mine"}'], "--epochs 3"),
         (["run=mine", "arguments=lr=1 run=7"], "lr=1 run=7"),
@@ -292,13 +280,17 @@ def status(number: int, *ranks: dict[str, Any], **said: Any) -> dict[str, Any]:
     return {"inventory_hostname": f"node{number}", "script_status": found}
 
 
+VICTIM = status(0, rank(0, "failed", 20.4, tail=["RuntimeError: Connection closed by peer"]))
+
+
+def failure(*statuses: dict[str, Any], launcher: str = "torchrun", journal: str = "") -> str:
+    said: str = launch.failure_sentence(launch.script_failure(statuses), launcher, journal)
+    return said
+
+
 def test_the_first_to_fail_is_named_and_not_its_victims() -> None:
-    statuses = [
-        status(0, rank(0, "failed", 20.4, tail=["RuntimeError: Connection closed by peer"])),
-        status(1, rank(1, "stopped")),
-        status(2, rank(2, "failed", 20.1, tail=["ValueError: the batch is broken"])),
-    ]
-    said = launch.failure_sentence(launch.script_failure(statuses), "torchrun")
+    first = status(2, rank(2, "failed", 20.1, tail=["ValueError: the batch is broken"]))
+    said = failure(VICTIM, status(1, rank(1, "stopped")), first)
     assert said.startswith("Rank 2 on node2 ended with exit status 1, the first one to fail.")
     assert "the batch is broken" in said
     assert "Connection" not in said
@@ -306,34 +298,26 @@ def test_the_first_to_fail_is_named_and_not_its_victims() -> None:
 
 def test_a_launcher_that_fails_before_its_ranks_is_named() -> None:
     statuses = [status(0, rank(0, "running"), unit="inactive"), status(1, unit_ended=5.0)]
-    said = launch.failure_sentence(launch.script_failure(statuses), "accelerate", "address already in use")
+    said = failure(*statuses, launcher="accelerate", journal="address already in use")
     assert said.startswith("The launcher (accelerate) on node1 ended with exit status 1")
     assert said.endswith("address already in use")
 
 
 def test_who_had_no_memory_is_named_and_not_called_stopped() -> None:
     """systemd stops what is left of its unit, and the ranks of other nodes fail before that is known."""
-    statuses = [
-        status(0, rank(0, "failed", 20.4, tail=["RuntimeError: Connection closed by peer"])),
-        status(1, rank(1, "stopped"), unit_result="oom-kill", unit_ended=31.0, unit_exit=0),
-    ]
-    said = launch.failure_sentence(launch.script_failure(statuses), "torchrun", "Killed")
+    killed = status(1, rank(1, "stopped"), unit_result="oom-kill", unit_ended=31.0, unit_exit=0)
+    said = failure(VICTIM, killed, journal="Killed")
     assert said.startswith("The launcher (torchrun) on node1 was ended because that PC's memory ran out")
 
 
 def test_a_pc_that_went_off_is_named_and_not_its_victims() -> None:
     off = {"unit": "inactive", "unit_exit": 0, "unit_ended": None}
-    lost = rank(1, "lost", went_off=True)
-    statuses = [
-        status(0, rank(0, "failed", 20.4, tail=["RuntimeError: Connection reset by peer"])),
-        status(1, lost, **off),
-    ]
-    for among in (statuses, statuses[1:]):
-        said = launch.failure_sentence(launch.script_failure(among), "torchrun")
-        assert said.startswith("node1 went off while its ranks were at work, and is back.")
+    lost = status(1, rank(1, "lost", went_off=True), **off)
+    for among in ([VICTIM, lost], [lost]):
+        assert failure(*among).startswith("node1 went off while its ranks were at work, and is back.")
     # What was killed because it did not stop in time is no cause.
-    killed = [statuses[0], status(1, rank(1, "lost", went_off=False), **off)]
-    assert launch.script_failure(killed)["node"] == "node0"
+    killed = status(1, rank(1, "lost", went_off=False), **off)
+    assert launch.script_failure([VICTIM, killed])["node"] == "node0"
 
 
 def test_who_was_stopped_has_not_failed() -> None:
@@ -343,21 +327,14 @@ def test_who_was_stopped_has_not_failed() -> None:
 
 def test_nobody_joins_a_run_beside_a_script() -> None:
     """A node may have left a run for it."""
-    (task,) = (
-        task
-        for play in loaded("playbooks/join.yml")
-        for task in play.get("tasks", [])
-        if task["name"] == "The run was launched with this node"
-    )
-    words = task["ansible.builtin.assert"]
+    tasks = {task["name"]: task for play in loaded("playbooks/join.yml") for task in play.get("tasks", [])}
+    words = tasks["The run was launched with this node"]["ansible.builtin.assert"]
 
     def said(script: dict[str, Any]) -> str:
         known = {
-            "inventory_hostname": "node3",
-            "trainer_answers": True,
-            "trainer_status": [{"run": "mine"}],
+            "inventory_hostname": "node3", "trainer_answers": True, "trainer_status": [{"run": "mine"}],
             "script_status": script,
-        }
+        }  # fmt: skip
         return "" if filled_in(f"{{{{ {words['that']} }}}}", known) else filled_in(words["fail_msg"], known)
 
     assert said({}) == said({"active": False}) == ""
@@ -370,6 +347,6 @@ def test_nobody_joins_a_run_beside_a_script() -> None:
 def test_a_node_that_does_not_begin_is_named(nothing: dict[str, Any]) -> None:
     begun = status(0, rank(0, "running"), active=True, unit="active")
     silent = {"inventory_hostname": "node1", "script_status": nothing}
-    said = launch.failure_sentence(launch.script_failure([begun, silent]), "torchrun", "waiting for master")
+    said = failure(begun, silent, journal="waiting for master")
     assert said.startswith("node1 has not begun in time (script_start_timeout).")
     assert said.endswith("waiting for master")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,16 +19,11 @@ import tree
 TOOLS = tree.ROOT / "roles/script/files"
 
 
-def pack(
-    directory: Path, tar: Path, most_megabytes: int = 500, leave_out: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    asked = {
-        "run": "probe", "directory": str(directory), "tar": str(tar), "most_megabytes": most_megabytes,
-        "leave_out": list(leave_out),
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, TOOLS / "pack"], input=json.dumps(asked), capture_output=True, text=True, check=True
-    )
+def pack(directory: Path, tar: Path, **more: Any) -> dict[str, Any]:
+    places = {"directory": str(directory), "tar": str(tar)}
+    known = {"run": "probe", "most_megabytes": 500, "leave_out": []} | places
+    words, asked = [sys.executable, TOOLS / "pack"], json.dumps(known | more)
+    done = subprocess.run(words, input=asked, capture_output=True, text=True, check=True)
     said: dict[str, Any] = json.loads(done.stdout)
     return said
 
@@ -73,9 +69,7 @@ def test_a_directory_that_is_far_too_large_is_refused_with_ways_out(project: Pat
     assert pack(project, tmp_path / "parcel.tar", most_megabytes=4)["problem"] == ""
 
 
-def test_a_file_that_cannot_be_read_is_a_sentence_and_nothing_is_written(
-    project: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_read_is_a_sentence_and_no_parcel(project: Path, tmp_path: Path) -> None:
     """That of the kernel only takes what is written to it, from root too."""
     (project / "token").symlink_to("/proc/sys/vm/drop_caches")
     said = pack(project, tmp_path / "parcels/parcel.tar")
@@ -93,22 +87,18 @@ def send(project: Path, run: Path, **more: Any) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
-def test_another_project_does_not_go_on_from_the_checkpoints_of_the_first(
-    project: Path, tmp_path: Path
-) -> None:
+def test_another_project_does_not_go_on_from_checkpoints_of_the_first(project: Path, tmp_path: Path) -> None:
     for name in ("id_ed25519", ".netrc"):
         (project / name).touch()
-    run = tmp_path / "probe"
+    run, other = tmp_path / "probe", tmp_path / "other"
     assert send(project, run) == send(project, run) == ""
     assert not {"id_ed25519", ".netrc"} & {path.name for path in (run / "code").iterdir()}
-    other = tmp_path / "other"
     other.mkdir()
     (other / "train.py").write_text("another")
     with pytest.raises(subprocess.CalledProcessError) as refused:
         send(other, run)
-    assert refused.value.stderr.startswith(
-        f"The run probe is that of {project}: give this one another name, -e run="
-    )
+    sentence = f"The run probe is that of {project}: give this one another name, -e run="
+    assert refused.value.stderr.startswith(sentence)
     assert (run / "code/train.py").read_text() == "train.py"
     (run / "project").unlink()
     send(other, run)
@@ -126,9 +116,8 @@ def test_what_the_script_wrote_stays_and_what_is_gone_here_goes_there(project: P
     (project / "lib/run.sh").write_text("")
     (project / "lib/run.sh").chmod(0o750)
     assert send(project, run) == ""
-    assert (run / "code/checkpoint-1/model").exists()
-    assert not (run / "code/lib/model.py").exists()
-    assert (run / "code/lib/net.py").exists()
+    there = [(run / "code" / name).exists() for name in ("checkpoint-1/model", "lib/net.py", "lib/model.py")]
+    assert there == [True, True, False]
     assert (run / "code/train.py").read_text() == "newer"
     assert (run / "code/lib/run.sh").stat().st_mode & 0o777 == 0o755
     assert sorted(path.name for path in run.iterdir()) == ["code", "project", "sent"]
@@ -143,17 +132,17 @@ def test_a_trial_runs_checkpoint_takes_no_place_of_the_clusters(
     run = tmp_path / "run"
     here, there = project / "out/ckpt.pt", run / "code/out/ckpt.pt"
 
-    def write(file: Path, text: str, clock: float) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        os.utime(file, (time.time() + clock, time.time() + clock))
+    def trial(text: str) -> None:
+        here.write_text(text)
+        os.utime(here, (time.time() + controllers_clock, time.time() + controllers_clock))
 
-    write(here, "trial, step 5", controllers_clock)
+    here.parent.mkdir()
+    trial("trial, step 5")
     send(project, run)
-    write(there, "cluster, step 50000", 0)
+    there.write_text("cluster, step 50000")
     (project / "train.py").write_text("edited")
     assert send(project, run) == "out/ckpt.pt"
-    write(here, "trial, step 10", controllers_clock)
+    trial("trial, step 10")
     assert send(project, run) == "out/ckpt.pt"
     assert send(project, run, leave_out=("out",)) == ""
     here.unlink()
@@ -171,17 +160,14 @@ def test_what_is_no_file_there_any_more_stays(project: Path, tmp_path: Path) -> 
     (code / "train.py").symlink_to("other.py")
     (code / "out").unlink()
     (code / "out").mkdir()
-    (code / "lib/model.py").unlink()
-    (code / "lib").rmdir()
+    shutil.rmtree(code / "lib")
     (code / "lib").write_text("a file")
     assert send(project, run).split() == ["lib/model.py", "out", "train.py"]
     assert send(project, run, leave_out=("lib",)).split() == ["out", "train.py"]
     assert (code / "train.py").is_symlink() and (code / "lib").read_text() == "a file"
 
 
-def test_what_an_interrupted_launch_has_put_there_is_not_taken_for_the_scripts(
-    project: Path, tmp_path: Path
-) -> None:
+def test_what_an_interrupted_launch_put_there_is_not_the_scripts(project: Path, tmp_path: Path) -> None:
     run, parcel = tmp_path / "run", tmp_path / "run.tar"
     send(project, run)
     (project / "train.py").write_text("second")
@@ -200,15 +186,15 @@ def test_what_an_interrupted_launch_has_put_there_is_not_taken_for_the_scripts(
     assert (run / "code/weights").stat().st_size == 1 << 20
 
 
-def start(folder: Path, code: str, *words: str, **more: Any) -> subprocess.Popen[str]:
+def start(folder: Path, code: str, *words: str) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(code)
     environment = {
         **os.environ, "RANK": "2", "AURA_SCRIPT_RANKS": str(folder),
         "AURA_SCRIPT_PYTHON": sys.executable, "AURA_SCRIPT_CARDS": "GPU-1a",
     }  # fmt: skip
     return subprocess.Popen(
-        [TOOLS / "run-rank", *words] if words else [TOOLS / "run-rank", "script.py"], cwd=folder, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
+        [TOOLS / "run-rank", *(words or ["script.py"])], cwd=folder, env=environment, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -217,16 +203,19 @@ def record(folder: Path) -> dict[str, Any]:
     return said
 
 
+def ended(folder: Path, code: str, *words: str) -> tuple[int, str, str]:
+    """Its code, and what it has said on stdout and stderr."""
+    process = start(folder, code, *words)
+    out, errors = process.communicate(timeout=60)
+    return process.returncode, out, errors
+
+
 def test_a_rank_that_ends_well(tmp_path: Path) -> None:
-    process = start(
-        tmp_path, "import os, sys; print(sys.argv[1:], os.environ['CUDA_VISIBLE_DEVICES'])",
-        "--local_rank=0", "script.py", "--epochs", "3",
-    )  # fmt: skip
-    out, _ = process.communicate(timeout=60)
+    code = "import os, sys; print(sys.argv[1:], os.environ['CUDA_VISIBLE_DEVICES'])"
+    status, out, _ = ended(tmp_path, code, "--local_rank=0", "script.py", "--epochs", "3")
     # DeepSpeed's own flag comes behind the script's name, where the script reads it.
     assert out == "[rank 2] ['--local_rank=0', '--epochs', '3'] GPU-1a\n"
-    assert process.returncode == 0
-    assert (record(tmp_path)["state"], record(tmp_path)["exit"]) == ("done", 0)
+    assert (status, record(tmp_path)["state"], record(tmp_path)["exit"]) == (0, "done", 0)
 
 
 @pytest.mark.parametrize("torch_is_there", [False, True])
@@ -254,11 +243,9 @@ def shown(*what):
         print("[rank2]:", line, file=sys.stderr)
 sys.excepthook = shown
 {code}"""
-    process = start(tmp_path, code)
-    out, errors = process.communicate(timeout=60)
+    status, out, errors = ended(tmp_path, code)
     said = record(tmp_path)
-    assert process.returncode == 1
-    assert (said["state"], said["exit"]) == ("failed", 1)
+    assert (status, said["state"], said["exit"]) == (1, "failed", 1)
     assert "ZeroDivisionError" in errors  # it is in the journal, and no reason
     assert "KeyError: 'seed'" in said["tail"]
     assert said["tail"][-1] == "ValueError: the batch is broken"
@@ -278,10 +265,8 @@ sys.excepthook = shown
 def test_an_end_without_a_traceback(
     tmp_path: Path, code: str, end: int, exit_status: int | None, name: str | None
 ) -> None:
-    process = start(tmp_path, code)
-    process.communicate(timeout=60)
+    assert ended(tmp_path, code)[0] == end
     said = record(tmp_path)
-    assert process.returncode == end
     assert (said["state"], said["exit"], said["signal"]) == ("failed", exit_status, name)
 
 
@@ -296,9 +281,8 @@ signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)
 time.sleep(60)
 """
-    process = start(tmp_path, code, start_new_session=True)
-    assert process.stdout
-    assert process.stdout.readline() == "[rank 2] ready\n"
+    process = start(tmp_path, code)
+    assert process.stdout and process.stdout.readline() == "[rank 2] ready\n"
     os.killpg(process.pid, signal.SIGTERM)  # as torchrun does
     process.communicate(timeout=60)
     assert (tmp_path / "saved").exists()
@@ -314,18 +298,14 @@ for step in range(50):
     time.sleep(0.01)
 sys.stderr.write("\\nthe end\\n")
 """
-    process = start(tmp_path, code)
-    _, errors = process.communicate(timeout=60)
-    lines = errors.splitlines()
+    lines = ended(tmp_path, code)[2].splitlines()
     assert lines[-2:] == ["[rank 2] 49 of 50", "[rank 2] the end"]
     assert len(lines) < 5
     assert record(tmp_path)["last"] == "the end"
 
 
 def test_a_rank_is_seen_while_it_runs(tmp_path: Path) -> None:
-    process = start(
-        tmp_path, "import time; print('step 1', flush=True); time.sleep(60)", start_new_session=True
-    )
+    process = start(tmp_path, "import time; print('step 1', flush=True); time.sleep(60)")
     try:
         deadline = time.monotonic() + 30
         while not (tmp_path / "2.json").exists() or record(tmp_path)["last"] != "step 1":

@@ -15,11 +15,16 @@ HERE, NOBODY = "127.0.0.1", "127.0.0.2"
 
 
 def ask(*addresses: str, ports: list[Any], known_hosts: str = "/nonexistent") -> list[tuple[str, int, str]]:
-    lookup = lookup_loader.get("ssh_answer")
-    tried = lookup.run(
-        list(addresses), {}, name="node0", known_hosts=known_hosts, ports=ports, timeout=1, patience=1
-    )
+    told = {"name": "node0", "known_hosts": known_hosts, "ports": ports, "timeout": 1, "patience": 1}
+    tried = lookup_loader.get("ssh_answer").run(list(addresses), {}, **told)
     return [(each["address"], each["port"], each["answer"]) for each in tried]
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> str:
+    """A known_hosts with a key of node0's."""
+    (tmp_path / "known_hosts").write_text("node0 ssh-ed25519 AAAA\n")
+    return str(tmp_path / "known_hosts")
 
 
 @pytest.fixture
@@ -51,10 +56,8 @@ def test_each_place_is_asked_once(web: int) -> None:
     assert ask(HERE, HERE, "", ports=[web, str(web)]) == [(HERE, web, "other")]
 
 
-def test_a_known_node_is_looked_for_where_it_shall_be(ssh: int, tmp_path: Path) -> None:
-    known_hosts = tmp_path / "known_hosts"
-    known_hosts.write_text("node0 ssh-ed25519 AAAA\n")
-    assert ask(HERE, NOBODY, ports=[ssh, 1], known_hosts=str(known_hosts)) == [
+def test_a_known_node_is_looked_for_where_it_shall_be(ssh: int, known: str) -> None:
+    assert ask(HERE, NOBODY, ports=[ssh, 1], known_hosts=known) == [
         (HERE, ssh, "stranger"),
         (HERE, 1, "refused"),
         (NOBODY, ssh, "refused"),
@@ -63,11 +66,9 @@ def test_a_known_node_is_looked_for_where_it_shall_be(ssh: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("words", [b"", b"SSH-2.0-test\r\n"])
-def test_who_is_slow_is_called_neither_absent_nor_a_stranger(words: bytes, tmp_path: Path) -> None:
-    known_hosts = tmp_path / "known_hosts"
-    known_hosts.write_text("node0 ssh-ed25519 AAAA\n")
+def test_who_is_slow_is_called_neither_absent_nor_a_stranger(words: bytes, known: str) -> None:
     with listening({HERE: words}, stay=True) as port:
-        assert ask(HERE, ports=[port], known_hosts=str(known_hosts)) == [(HERE, port, "slow")]
+        assert ask(HERE, ports=[port], known_hosts=known) == [(HERE, port, "slow")]
 
 
 def test_who_hangs_up_without_a_word_may_have_too_many_callers() -> None:
@@ -94,13 +95,10 @@ def test_who_has_a_nodes_first_address_now_is_not_taken_for_it(
     tried: list[tuple[str, str]], sentence: str
 ) -> None:
     task = loaded("playbooks/tasks/find_nodes.yml")[1]
-    known = {
-        "inventory_hostname": "node1",
-        "cluster_state": "state",
+    known = task["vars"] | {
+        "inventory_hostname": "node1", "cluster_state": "state",
         "cluster_places": {"addresses": [OWN, FIRST], "ports": [22]},
         "find_nodes_tried": [{"address": address, "port": 22, "answer": said} for address, said in tried],
-    }
-    said = filled_in(
-        task["ansible.builtin.set_fact"]["find_nodes_problem"], {**task["vars"], **known}
-    ).strip()
+    }  # fmt: skip
+    said = filled_in(task["ansible.builtin.set_fact"]["find_nodes_problem"], known).strip()
     assert sentence in said if sentence else said == ""

@@ -44,9 +44,7 @@ def listed(tags: Any) -> frozenset[str]:
     return frozenset([tags] if isinstance(tags, str) else tags or [])
 
 
-def steps_of(
-    path: Path, inherited: frozenset[str] = frozenset(), reached: frozenset[str] = frozenset(STEPS)
-) -> Iterator[Step]:
+def steps_of(path: Path, inherited: frozenset[str], reached: frozenset[str]) -> Iterator[Step]:
     """Every task below a file of tasks, with what `apply` hands down."""
     yield from steps_among(yaml.safe_load(path.read_text()), path, inherited, reached)
 
@@ -82,20 +80,16 @@ def steps_among(
 
 
 def steps_in(role: str) -> Iterator[Step]:
-    return steps_of(tree.ROOT / f"roles/{role}/tasks/main.yml")
+    return steps_of(tree.ROOT / f"roles/{role}/tasks/main.yml", frozenset(), frozenset(STEPS))
 
 
 def roles_of_site() -> list[dict[str, Any]]:
     plays = yaml.safe_load((tree.ROOT / "playbooks/site.yml").read_text())
+    tasks = [task for play in plays if "pre_tasks" in play for task in play["tasks"]]
+    imported = [task["ansible.builtin.import_role"] for task in tasks]
     return [
-        {
-            "role": (imported := task["ansible.builtin.import_role"])["name"],
-            "tags": task["tags"],
-            "import": imported,
-        }
-        for play in plays
-        if "pre_tasks" in play
-        for task in play["tasks"]
+        {"role": words["name"], "tags": task["tags"], "import": words}
+        for task, words in zip(tasks, imported, strict=True)
     ]
 
 
@@ -105,9 +99,8 @@ def entry(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_it_has_its_name_as_a_tag(entry: dict[str, Any]) -> None:
-    assert entry["role"] in listed(entry.get("tags")), (
-        f"playbooks/site.yml: {entry['role']} needs tags: {entry['role']}"
-    )
+    role = entry["role"]
+    assert role in listed(entry["tags"]), f"playbooks/site.yml: {role} needs tags: {role}"
 
 
 def test_its_variables_are_looked_at_once(entry: dict[str, Any]) -> None:
@@ -139,12 +132,9 @@ class Everything(dict[str, dict[str, str]]):
     ["nfs", "run_copies", "object_storage", "notify", "node_exporter", "tensorboard", "gpu_watch", "overlay"],
 )
 def test_what_is_switched_off_goes_where_it_was(role: str) -> None:
-    (task,) = (
-        task
-        for task in yaml.safe_load((tree.ROOT / f"roles/{role}/tasks/main.yml").read_text())
-        if task.get("ansible.builtin.include_tasks", {})
-        == {"file": "remove.yml", "apply": {"tags": ["configure", "run"]}}
-    )
+    tasks = yaml.safe_load((tree.ROOT / f"roles/{role}/tasks/main.yml").read_text())
+    remove = {"file": "remove.yml", "apply": {"tags": ["configure", "run"]}}
+    (task,) = (task for task in tasks if task.get("ansible.builtin.include_tasks") == remove)
     # Of a node that serves and mounts, what is left of either goes (test_nfs.py: another PC becomes the server).
     switches = ["nfs_client_enabled", "nfs_server_enabled"] if role == "nfs" else [f"{role}_enabled"]
     for enabled, kind, goes in ((False, "file", True), (False, "absent", False), (True, "file", False)):
@@ -172,9 +162,8 @@ def test_its_tasks_belong_to_steps(entry: dict[str, Any]) -> None:
         assert steps, f"{where}: needs tags, some of {', '.join(sorted(STEPS))}"
         assert steps <= STEPS, f"{where}: {steps - STEPS}"
         changes = not any(key.rpartition(".")[2] in LOOKS for key in task)
-        assert ("preflight" in steps) != changes, (
-            f"{where}: what changes something is no preflight; what looks is"
-        )
+        wrong = f"{where}: what changes something is no preflight; what looks is"
+        assert ("preflight" in steps) != changes, wrong
 
 
 def test_every_step_reaches_what_belongs_to_it(entry: dict[str, Any]) -> None:
@@ -202,21 +191,16 @@ def test_nothing_waits_for_shared_files() -> None:
     assert names[-2:] == ["nfs", "run_copies"]
 
 
-ROLE_FILES = [path for role in tree.roles() for path in (role / "tasks").glob("*.yml")]
-
-
 def test_what_ends_by_itself_is_waited_for() -> None:
     """`state: started` is content with a oneshot service that is still starting, or that has been and gone."""
+    units = [*tree.ROOT.glob("roles/*/templates/*.service.j2"), *tree.ROOT.glob("roles/*/files/*.service")]
     once = {
         path.name.removesuffix(".j2")
-        for path in [
-            *tree.ROOT.glob("roles/*/templates/*.service.j2"),
-            *tree.ROOT.glob("roles/*/files/*.service"),
-        ]
+        for path in units
         if "Type=oneshot" in path.read_text() and "RemainAfterExit=yes" not in path.read_text()
     }
     assert "aura-shared-directory.service" in once
-    for path in ROLE_FILES:
+    for path in tree.ROOT.glob("roles/*/tasks/*.yml"):
         for task in yaml.safe_load(path.read_text()):
             service = task.get("ansible.builtin.systemd_service", {})
             assert service.get("name") not in once or "state" not in service, (

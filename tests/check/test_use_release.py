@@ -133,12 +133,9 @@ def seen(current: str, previous: str, kind: str = "file") -> dict[str, Any]:
         (seen("bbbb-cpu-1", "aaaa-cpu-1"), ""),
         (seen("bbbb-cpu-1", ""), "node1 has no previous release to go back to: it has had bbbb-cpu-1 only."),
         (seen("bbbb-cpu-1", "aaaa-cpu-1", "absent"), "node1 has no previous release to go back to"),
-        (
-            seen("bbbb-cpu-1", "cccc-cpu-1"),
-            "not had the same releases: bbbb to aaaa (node0); bbbb to cccc (node1).",
-        ),
+        (seen("bbbb-cpu-1", "cccc-cpu-1"), "not had the same releases: bbbb to aaaa (node0); bbbb to cccc (node1)."),
     ],
-)
+)  # fmt: skip
 def test_all_nodes_go_back_the_same_way_or_none(node1: dict[str, Any], sentence: str) -> None:
     problem = tree.plugin("filter/releases").rollback_problem
     said = problem({"node0": seen("bbbb-cu130-1", "aaaa-cu130-1"), "node1": node1})

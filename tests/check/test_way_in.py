@@ -88,11 +88,8 @@ def test_the_controllers_own_node_is_the_last_and_another_one_proves_it() -> Non
     assert [turn["turn"] for turn in turns.values()] == ["last", "", "first", "rest", ""]
     assert [turn["peer"] for turn in turns.values()] == ["node2", "node2", "node0", "node2", "node2"]
     assert {turn["controller"] for turn in turns.values()} == {"node0"}
-    assert PLAN.network_turn({"node1": plans["node2"]}, "node1") == {
-        "turn": "first",
-        "peer": "",
-        "controller": "",
-    }
+    alone = {"turn": "first", "peer": "", "controller": ""}
+    assert PLAN.network_turn({"node1": plans["node2"]}, "node1") == alone
 
 
 PLANNED = {"to": "192.168.60.21", "network": "192.168.60.0/24", "card": {"name": "enp3s0"}}

@@ -36,15 +36,12 @@ RTX3060, RTX3090, GTX1650 = (
 
 
 def node(
-    name: str, build: str, *smi: dict[str, Any], silent: str = "", trainer: str = "3f2a", **how: Any
-) -> Any:
+    name: str, build: str, *smi: dict[str, Any], silent: str = "", of: str = "8.6", trainer: str = "3f2a", **how: Any
+) -> Any:  # fmt: skip
     """A node with this trainer in this build; `silent`: the number of one more card that no driver knows."""
     cards = [{"pci": known["pci"], "device_id": "10de:2504", "capability": "8.6"} for known in smi]
-    cards += (
-        [{"pci": "0000:05:00.0", "device_id": f"10de:{silent}", "capability": how.pop("of", "8.6")}]
-        if silent
-        else []
-    )
+    if silent:
+        cards.append({"pci": "0000:05:00.0", "device_id": f"10de:{silent}", "capability": of})
     seen = {
         "gpu": {"cards": cards, "driver": "580.95.05" if smi else "", "smi": list(smi), "elsewhere": ""},
         "files": {"/opt/aura/current": {"target": f"releases/{trainer}-{build}-91bc" if trainer else ""}},
@@ -190,10 +187,7 @@ def ended(name: str, number: int, of: int, launch: str = "20261125-1") -> dict[s
     return node | {"__trainer_before": []}
 
 
-IDLE = {
-    "inventory_hostname": "node9", "__trainer_before": [], "trainer_status": [],
-    "trainer_answers": True, "__trainer_again": {},
-}  # fmt: skip
+IDLE = trains("node9", 0, 2) | {"__trainer_before": [], "trainer_status": []}
 
 
 def test_a_run_is_joined_by_its_name_and_nothing_else_that_is_active() -> None:

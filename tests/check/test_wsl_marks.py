@@ -21,9 +21,7 @@ WSL_KERNEL, PC_KERNEL = "6.6.87.2-microsoft-standard-WSL2", "5.15.0-203-generic"
         pytest.param(WSL_KERNEL, [], "", True, id="WSL before systemd"),
         pytest.param("6.6.87-mine", ["/run/WSL"], "", True, id="WSL with a kernel of one's own"),
         pytest.param(WSL_KERNEL, ["/run/systemd/container"], "wsl", True, id="without Windows's programs"),
-        pytest.param(
-            WSL_KERNEL, ["/run/systemd/container"], "systemd-nspawn", False, id="a container on WSL"
-        ),
+        pytest.param(WSL_KERNEL, ["/run/systemd/container"], "systemd-nspawn", False, id="nspawn on WSL"),
         pytest.param(WSL_KERNEL, ["/.dockerenv"], "", False, id="docker on WSL"),
         pytest.param(PC_KERNEL, ["/run/systemd/container"], "lxc", False, id="a container on a PC"),
     ],
