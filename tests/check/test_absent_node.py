@@ -1,7 +1,5 @@
 """One node does not answer: the others are looked at and stopped all the same, and it is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

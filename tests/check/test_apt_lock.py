@@ -1,7 +1,5 @@
 """Who waits for apt's lock says who holds it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A bundle is opened whole or not at all, and says in a sentence what is wrong with it."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """What the role time_sync says about a clock, near enough or not: its own task, without a node."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the image and the roles about containers decide, without an engine (tests/containers has one)."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import os

@@ -1,7 +1,5 @@
 """Which card is the LAN's, and what netplan's files become: with the cards and files of ordinary PCs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

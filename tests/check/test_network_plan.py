@@ -1,7 +1,5 @@
 """What a node's network lacks, and what stands in the way of it: beside test_lan_card.py, with the same PCs."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """What node_state reads about graphics cards: from the texts that drivers, firmware and files give."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a restart meets, from the texts that the node has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The overlay: which address a node has in it, whose key goes into root's settings, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

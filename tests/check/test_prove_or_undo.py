@@ -1,8 +1,6 @@
 """What the controller waits for, and where, when a change is not proved: the role's own tasks, with a node that answers
 as it is told."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A program stands in for Docker's client; the real one is in tests/e2e/test_9_in_containers.py.
 """
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

@@ -1,7 +1,5 @@
 """The inventory of a rented machine: accepted as it is, left at its address, and looked for where it can be reached."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

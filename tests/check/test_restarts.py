@@ -1,7 +1,5 @@
 """Who is asked whether nodes may be restarted for their driver, and what is done with the answer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

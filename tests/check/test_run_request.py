@@ -1,7 +1,5 @@
 """What launch.yml and prepare.yml make of -e before any node is touched."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The program that changes and undoes, with files of this machine. What needs systemd: tests/vm/test_rollback.py."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """What launch.yml makes of somebody else's script: refusals, each launcher's command, who was the first to fail."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

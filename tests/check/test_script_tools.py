@@ -1,7 +1,5 @@
 """The tools of the role script: what is packed for the nodes and unpacked there, and what is kept of a rank's end."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

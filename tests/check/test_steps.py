@@ -1,7 +1,5 @@
 """Every role of site.yml can be run alone, left out on a host, and step by step."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator

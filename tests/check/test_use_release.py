@@ -1,7 +1,5 @@
 """Which releases stay on a node, and which one is used: with directories and a process of this machine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

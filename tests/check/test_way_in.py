@@ -1,7 +1,5 @@
 """Who moves the nodes to another network does not lose the way in: what the loaded firewall says to that."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

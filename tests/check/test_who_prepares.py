@@ -1,7 +1,5 @@
 """Which node makes a corpus of a trained model and dialogues."""
 
-from __future__ import annotations
-
 import pytest
 import tree
 

@@ -3,8 +3,6 @@
 No machine that runs these tests has a card. The recorded nodes are synthetic, in the shape that node_state gives.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """Linux under Windows is told from a PC and from a container, and its card counts, from synthetic facts: WSL's kernel
 names, what its systemd leaves in /run, and nvidia-smi's line, as public reports show them. No WSL was at hand."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
