@@ -111,20 +111,18 @@ def test_the_list_says_what_tells_cards_apart() -> None:
     assert ", switched off)." in problem
 
 
-@pytest.mark.parametrize("word", ["eno1", card("eno1")["mac"], card("eno1")["mac"].upper()])
-def test_lan_interface_has_the_last_word(word: str) -> None:
-    cards = [home(), card("enp3s1", "192.168.50.131/24"), card("eno1", **OFF)]
+ENO1 = card("eno1")["mac"]
+
+
+@pytest.mark.parametrize(
+    "named", [card("eno1", **OFF), card("eno1", mac="02:00:00:00:00:01")], ids=["off", "disguised"]
+)
+@pytest.mark.parametrize("word", ["eno1", ENO1, ENO1.upper()])
+def test_lan_interface_has_the_last_word(named: dict[str, Any], word: str) -> None:
+    """It may be the address that the card was made with; it means the card and not what is built on it."""
+    vlan = card("eno1.7", kind="virtual", mac=ENO1, permanent_mac="")
+    cards = [vlan, home(), card("enp3s1", "192.168.50.131/24"), named]
     assert CARDS.lan_card(cards, WANTED, 24, word)["name"] == "eno1"
-
-
-def test_lan_interface_means_the_card_and_not_what_is_built_on_it() -> None:
-    vlan = card("eno1.7", kind="virtual", mac=card("eno1")["mac"], permanent_mac="")
-    assert CARDS.lan_card([vlan, card("eno1")], WANTED, 24, card("eno1")["mac"])["name"] == "eno1"
-
-
-def test_lan_interface_may_be_the_address_that_the_card_was_made_with() -> None:
-    disguised = card("eno1", mac="02:00:00:00:00:01")
-    assert CARDS.lan_card([home(), disguised], WANTED, 24, card("eno1")["permanent_mac"])["name"] == "eno1"
 
 
 @pytest.mark.parametrize(
@@ -182,16 +180,13 @@ CLOUD_INIT = f"""network:
 """
 
 
-def test_a_new_card_is_found_by_the_address_that_it_was_made_with() -> None:
+def test_a_new_card_is_found_by_the_address_that_it_was_made_with_or_by_name() -> None:
+    assert takeover({}, card("enp3s0", permanent_mac=""))["definition"]["match"] == {"name": "enp3s0"}
     assert takeover({})["definition"] == {
         "renderer": "networkd", "match": {"macaddress": MAC}, "dhcp4": False, "dhcp6": False,
         "addresses": ["192.168.50.20/24"], "routes": [{"to": "default", "via": "192.168.50.1"}],
         "nameservers": {"addresses": ["192.168.50.1"]},
     }  # fmt: skip
-
-
-def test_a_card_without_such_an_address_is_found_by_name() -> None:
-    assert takeover({}, card("enp3s0", permanent_mac=""))["definition"]["match"] == {"name": "enp3s0"}
 
 
 @pytest.mark.parametrize("text", [SUBIQUITY, CLOUD_INIT])

@@ -182,6 +182,9 @@ SMB: dict[str, Any] = {"source": "//nas/aura", "smb_user": "aura", "smb_password
         (OTHER, {}, "192.168.50.9:/old is mounted at /srv/aura there"),
         ({"empty": False}, {}, "there is something in /srv/aura, which would be hidden"),
         ({}, {"source": "192.168.50.20"}, "which is neither NFS"),
+        # All that is wrong is said.
+        ({"empty": False}, {"source": "nowhere"}, "which is neither NFS"),
+        ({"empty": False}, {"source": "nowhere"}, "which would be hidden"),
         ({}, {"source": "192.168.50.20:/srv/my files"}, "which is neither NFS"),
         ({}, {"source": "//nas/aura/"}, "which is neither NFS"),
         ({}, {"source": "//nas/%h"}, "which is neither NFS"),
@@ -198,12 +201,6 @@ def test_what_would_be_no_good_mount_is_refused(
     said = problems("nfs", {"mounts": {told["directory"]: {**FREE, **mount}}, "files": files}, **told)
     assert sentence in said if sentence else said == ""
     assert "secret" not in said
-
-
-def test_all_that_is_wrong_is_said() -> None:
-    node = {"mounts": {"/srv/aura": {**FREE, "empty": False}}, "files": {}}
-    said = problems("nfs", node, **{**CLIENT, "source": "nowhere"})
-    assert "neither NFS" in said and "would be hidden" in said
 
 
 def test_it_does_not_go_under_a_script_that_runs() -> None:

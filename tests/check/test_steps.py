@@ -81,34 +81,32 @@ def steps_in(role: str) -> Iterator[Step]:
     return steps_of(tree.ROOT / f"roles/{role}/tasks/main.yml", frozenset(), frozenset(STEPS))
 
 
-def roles_of_site() -> list[dict[str, Any]]:
+def imports_of_site() -> dict[str, dict[str, Any]]:
+    """The tasks of site.yml that import roles, by these."""
     plays = yaml.safe_load((tree.ROOT / "playbooks/site.yml").read_text())
     tasks = [task for play in plays if "pre_tasks" in play for task in play["tasks"]]
-    imported = [task["ansible.builtin.import_role"] for task in tasks]
-    return [
-        {"role": words["name"], "tags": task["tags"], "import": words}
-        for task, words in zip(tasks, imported, strict=True)
-    ]
+    return {task["ansible.builtin.import_role"]["name"]: task for task in tasks}
 
 
-@pytest.fixture(params=roles_of_site(), ids=lambda entry: entry["role"])
-def entry(request: pytest.FixtureRequest) -> dict[str, Any]:
+IMPORTS = imports_of_site()
+
+
+@pytest.fixture(params=IMPORTS)
+def role(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_it_has_its_name_as_a_tag(entry: dict[str, Any]) -> None:
-    role = entry["role"]
-    assert role in listed(entry["tags"]), f"playbooks/site.yml: {role} needs tags: {role}"
+def test_it_has_its_name_as_a_tag(role: str) -> None:
+    assert role in listed(IMPORTS[role]["tags"]), f"playbooks/site.yml: {role} needs tags: {role}"
 
 
-def test_its_variables_are_looked_at_once(entry: dict[str, Any]) -> None:
+def test_its_variables_are_looked_at_once(role: str) -> None:
     """By its problems.py, where it has one (preflight), else by Ansible."""
-    looked_at = (tree.ROOT / f"roles/{entry['role']}/problems.py").is_file()
-    assert entry["import"].get("rolespec_validate", True) is not looked_at
+    looked_at = (tree.ROOT / f"roles/{role}/problems.py").is_file()
+    assert IMPORTS[role]["ansible.builtin.import_role"].get("rolespec_validate", True) is not looked_at
 
 
-def test_it_has_a_switch(entry: dict[str, Any]) -> None:
-    role = entry["role"]
+def test_it_has_a_switch(role: str) -> None:
     if role in WITHOUT_SWITCH:
         assert "has no switch" in (tree.ROOT / f"roles/{role}/README.md").read_text()
         return
@@ -144,19 +142,19 @@ def test_what_is_switched_off_goes_where_it_was(role: str) -> None:
             assert filled_in(f"{{{{ {task['when']} }}}}", known) is True
 
 
-def test_what_restarts_belongs_to_run_alone(entry: dict[str, Any]) -> None:
+def test_what_restarts_belongs_to_run_alone(role: str) -> None:
     """Who says --tags install wants packages, and no PC that starts again."""
-    for step in steps_in(entry["role"]):
+    for step in steps_in(role):
         service = step.task.get("ansible.builtin.systemd_service", {})
         if "ansible.builtin.reboot" in step.task or "restarted" in str(service.get("state")):
             assert step.own == {"run"}, f"{step.where}: {sorted(step.own)}"
 
 
-def test_its_tasks_belong_to_steps(entry: dict[str, Any]) -> None:
+def test_its_tasks_belong_to_steps(role: str) -> None:
     """Who says --tags preflight sees every look and every refusal, and no change."""
-    for task in yaml.safe_load((tree.ROOT / f"roles/{entry['role']}/tasks/main.yml").read_text()):
+    for task in yaml.safe_load((tree.ROOT / f"roles/{role}/tasks/main.yml").read_text()):
         steps = listed(task.get("tags"))
-        where = f"roles/{entry['role']}/tasks/main.yml: {task['name']}"
+        where = f"roles/{role}/tasks/main.yml: {task['name']}"
         assert steps, f"{where}: needs tags, some of {', '.join(sorted(STEPS))}"
         assert steps <= STEPS, f"{where}: {steps - STEPS}"
         changes = not any(key.rpartition(".")[2] in LOOKS for key in task)
@@ -164,19 +162,19 @@ def test_its_tasks_belong_to_steps(entry: dict[str, Any]) -> None:
         assert ("preflight" in steps) != changes, wrong
 
 
-def test_every_step_reaches_what_belongs_to_it(entry: dict[str, Any]) -> None:
+def test_every_step_reaches_what_belongs_to_it(role: str) -> None:
     """Also behind an include: a task without a step is run by none of them, and none says so."""
-    for step in steps_in(entry["role"]):
+    for step in steps_in(role):
         own = step.own & STEPS
         assert own, f"{step.where}: no --tags of a step reaches it"
         assert own <= step.reached, f"{step.where}: --tags {', '.join(own - step.reached)} stops before it"
 
 
-def test_packages_settings_and_services_are_steps(entry: dict[str, Any]) -> None:
+def test_packages_settings_and_services_are_steps(role: str) -> None:
     """docs/operations.md, "One role, one step": who says --tags configure starts nothing and installs nothing."""
-    if entry["role"] in ONE_PIECE:
+    if role in ONE_PIECE:
         return
-    for step in steps_in(entry["role"]):
+    for step in steps_in(role):
         for module, (wanted, unwanted) in MODULES.items():
             if f"ansible.builtin.{module}" in step.task and step.own != {"install"}:
                 assert wanted in step.own, f"{step.where}: needs the tag {wanted}"
@@ -185,8 +183,7 @@ def test_packages_settings_and_services_are_steps(entry: dict[str, Any]) -> None
 
 def test_nothing_waits_for_shared_files() -> None:
     """A mount that is refused ends the run at the roles about it: all others come before them."""
-    names = [entry["role"] for entry in roles_of_site()]
-    assert names[-2:] == ["nfs", "run_copies"]
+    assert list(IMPORTS)[-2:] == ["nfs", "run_copies"]
 
 
 def test_what_ends_by_itself_is_waited_for() -> None:
@@ -212,12 +209,11 @@ def risky(role: str) -> list[Step]:
     return [step for step, words in included if words.get("tasks_from", "").startswith("change")]
 
 
-def test_only_configure_can_cut_the_connection(entry: dict[str, Any]) -> None:
+def test_only_configure_can_cut_the_connection(role: str) -> None:
     """Who asks for programs (--tags install) gets no new address, rules or sshd with them."""
-    for step in risky(entry["role"]):
+    for step in risky(role):
         assert step.own == {"configure"}, f"{step.where}: {sorted(step.own)}"
 
 
 def test_what_can_cut_the_connection_is_found() -> None:
-    found = {entry["role"] for entry in roles_of_site() if risky(entry["role"])}
-    assert found == {"static_network", "firewall", "sshd"}
+    assert {role for role in IMPORTS if risky(role)} == {"static_network", "firewall", "sshd"}
