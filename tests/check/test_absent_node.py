@@ -144,10 +144,8 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
 def test_no_tasks_include_themselves() -> None:
     """After 245 rounds Python's recursion limit would end them."""
     folder = tree.ROOT / "playbooks/tasks"
-    includes = {
-        path.name: set(re.findall(r"_tasks:\s*(?:tasks/)?(\S+\.yml)", path.read_text()))
-        for path in folder.iterdir()
-    }
+    named = re.compile(r"_tasks:\s*(?:tasks/)?(\S+\.yml)")
+    includes = {path.name: set(named.findall(path.read_text())) for path in folder.iterdir()}
     for name, below in includes.items():
         reached: set[str] = set()
         while below - reached:

@@ -209,11 +209,9 @@ def test_what_is_said_to_be_a_wheelhouse_is_one(packed: Path) -> None:
 
 
 def test_a_wheelhouse_has_the_uv_that_the_lock_file_names(parts: Parts) -> None:
-    (parts.house / "uv").unlink()
-    (parts.house / "uv").write_text("somebody's")
     parts.packed()
-    assert (parts.opened() / "uv").read_text() == "locked"
-    assert os.access(parts.opened() / "uv", os.X_OK)
+    uv = parts.opened() / "uv"
+    assert uv.read_text() == "locked" and os.access(uv, os.X_OK)
 
 
 def test_without_the_locked_uv_it_is_refused(parts: Parts) -> None:
@@ -262,13 +260,12 @@ def test_what_apt_is_told_is_ours(parts: Parts, file: str, text: str) -> None:
 
 
 def test_a_link_or_a_program_with_roots_rights_among_the_packages_is_refused(parts: Parts) -> None:
-    extra = parts.packages / "0/link"
-    extra.symlink_to("/etc")
+    (parts.packages / "0/link").symlink_to("/etc")
     assert "packages.tar holds packages/0/link" in parts.refused()
-    extra.unlink()
-    extra.touch()
-    extra.chmod(0o4755)
-    assert "packages.tar holds packages/0/link" in parts.refused()
+    (parts.packages / "0/link").unlink()
+    (parts.packages / "0/a").touch()
+    (parts.packages / "0/a").chmod(0o4755)
+    assert "packages.tar holds packages/0/a" in parts.refused()
 
 
 def test_what_is_none_is_refused(tmp_path: Path) -> None:

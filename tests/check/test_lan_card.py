@@ -216,10 +216,8 @@ def test_what_else_was_said_about_the_card_stays() -> None:
         "nameservers": {"addresses": ["192.168.50.1"], "search": ["home.arpa"]},
         "wakeonlan": True, "optional": True, "accept-ra": False, "mtu": 1400, "set-name": "enp3s0",
     }  # fmt: skip
-    assert [each["path"] for each in found["others"]] == [
-        "/etc/netplan/50-x.yaml",
-        "/etc/netplan/60-more.yaml",
-    ]
+    paths = ["/etc/netplan/50-x.yaml", "/etc/netplan/60-more.yaml"]
+    assert [other["path"] for other in found["others"]] == paths
 
 
 def test_networkmanager_goes_on_asking_for_ipv6_where_nobody_said_anything() -> None:

@@ -58,9 +58,8 @@ def prove(
 def test_sshd_is_waited_for_at_its_old_port_whatever_its_proof_has_seen_since(tmp_path: Path) -> None:
     """Over the new port it says another one of itself, and nothing would have to move any more."""
     moves = "{{ 0 if __safe_change_port_before is defined else 2222 }}"
-    _, asked = prove(
-        tmp_path, {}, ansible_port=22, safe_change_of="sshd", safe_change_address="", safe_change_port=moves
-    )
+    told = {"safe_change_of": "sshd", "safe_change_address": "", "safe_change_port": moves}
+    _, asked = prove(tmp_path, {}, ansible_port=22, **told)
     assert [one["at"].rpartition(":")[2] for one in asked] == ["2222", "22"]
 
 

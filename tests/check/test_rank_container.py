@@ -166,9 +166,8 @@ def test_nothing_in_the_ranks_home_says_what_it_does(place: Path) -> None:
     shown = f"print(*(f'{{name}}={{os.environ.get(name)}}' for name in {names}), file=sys.stderr)"
     client.write_text(client.read_text() + f"\n{shown}\nsys.exit(1)\n")
     home = f"{place}/home"
-    _, errors = ended(
-        started(place, HOME=home, DOCKER_CONFIG=f"{home}/.docker", DOCKER_HOST="tcp://192.0.2.1")
-    )
+    process = started(place, HOME=home, DOCKER_CONFIG=f"{home}/.docker", DOCKER_HOST="tcp://192.0.2.1")
+    _, errors = ended(process)
     assert "HOME=/ DOCKER_CONFIG=/nonexistent DOCKER_HOST=unix:///run/docker.sock" in errors
     assert not (place / "evil").exists()
 

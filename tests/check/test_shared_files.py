@@ -12,13 +12,8 @@ from plays import played, role_with
 
 ABSENT = {"kind": "absent", "sha256": "", "mode": "", "owner": "", "group": "", "target": "", "mtime": 0.0}
 UNIT = {
-    "exists": True,
-    "active": True,
-    "enabled": True,
-    "enabled_state": "enabled",
-    "reload": False,
-    "stale": False,
-}
+    "exists": True, "active": True, "enabled": True, "enabled_state": "enabled", "reload": False, "stale": False,
+}  # fmt: skip
 MASKED = {**UNIT, "active": False, "enabled": False, "enabled_state": "masked"}
 FREE = {
     "mounted": False, "source": "/dev/sda2", "type": "ext4", "options": ["rw"], "where": "/", "owner": "",
@@ -296,9 +291,8 @@ def test_a_server_that_is_off_is_said_and_a_refusal_ends_the_run(
     for name, text in {"systemctl": "", "journalctl": "\n".join([off.strip(), *said])}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
         (tmp_path / name).chmod(0o755)
-    looks = dict.fromkeys(
-        ["node_state: {forget: true}", "node_state: {role: nfs}"], "ansible.builtin.meta: noop"
-    )
+    noop = "ansible.builtin.meta: noop"
+    looks = {"node_state: {forget: true}": noop, "node_state: {role: nfs}": noop}
     roles = role_with(tmp_path, "nfs", looks | {"  register: __nfs_seen\n": ""})
     (roles / "nfs/filter_plugins").symlink_to(tree.ROOT / "roles/nfs/filter_plugins")
     told: dict[str, Any] = {
@@ -308,10 +302,8 @@ def test_a_server_that_is_off_is_said_and_a_refusal_ends_the_run(
     }  # fmt: skip
     prove: dict[str, Any] = {"ansible.builtin.import_role": {"name": "nfs", "tasks_from": "prove"}}
     after = {"ansible.builtin.debug": {"msg": "the roles that come after it"}}
-    play = {
-        "hosts": "all", "gather_facts": False, "tasks": [prove, after],
-        "environment": {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-    }  # fmt: skip
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    play = {"hosts": "all", "gather_facts": False, "tasks": [prove, after], "environment": path}
     done = played(tmp_path, [play], {"all": {"hosts": {"node1": told}}}, ANSIBLE_ROLES_PATH=str(roles))
     words = " ".join(done.stdout.split())
     assert (done.returncode != 0) is fails, words

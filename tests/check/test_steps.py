@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +117,6 @@ def test_it_has_a_switch(role: str) -> None:
     assert f"when: {role}_enabled" in tasks, f"roles/{role}/tasks/main.yml does not heed {role}_enabled"
 
 
-class Everything(dict[str, dict[str, str]]):
-    """Of every path a file of that kind."""
-
-    def __missing__(self, path: str) -> dict[str, str]:
-        return {"kind": self["kind"]["kind"]}
-
-
 @pytest.mark.parametrize(
     "role",
     ["nfs", "run_copies", "object_storage", "notify", "node_exporter", "tensorboard", "gpu_watch", "overlay"],
@@ -134,7 +128,10 @@ def test_what_is_switched_off_goes_where_it_was(role: str) -> None:
     # Of a node that serves and mounts, what is left of either goes (test_nfs.py: another PC becomes the server).
     switches = ["nfs_client_enabled", "nfs_server_enabled"] if role == "nfs" else [f"{role}_enabled"]
     for enabled, kind, goes in ((False, "file", True), (False, "absent", False), (True, "file", False)):
-        seen = {"files": Everything(kind={"kind": kind}), "texts": defaultdict(str)}
+        seen = {
+            "files": defaultdict(partial(dict, kind=kind)),
+            "texts": defaultdict(str),
+        }  # whatever its path
         known = variables_of(role) | dict.fromkeys(switches, enabled) | {f"__{role}_seen": seen}
         assert filled_in(f"{{{{ {task['when']} }}}}", known) is goes, (enabled, kind)
         if role == "nfs" and kind == "file":
