@@ -147,8 +147,7 @@ def test_lan_interface_may_be_wrong(word: str, said: str) -> None:
 )  # fmt: skip
 def test_only_one_card_has_the_way_out(cards: list[dict[str, Any]], gateway: str, said: str) -> None:
     answer = CARDS.gateway_problem(cards, cards[0], gateway, WANTED, 24)
-    assert said in answer
-    assert bool(said) == bool(answer)
+    assert said in answer if said else answer == ""
 
 
 # ── netplan's files ──────────────────────────────────────────────────────────────────────────────

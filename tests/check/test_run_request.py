@@ -159,8 +159,7 @@ def test_a_mixture_arrives_as_it_was_typed(tmp_path: Path, words: list[str], dat
 def test_what_cannot_be_launched_is_refused(given: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "said.jsonl").touch()
     said = request.launch_problem(given, str(tmp_path))
-    assert sentence in said
-    assert bool(sentence) == bool(said)
+    assert sentence in said if sentence else said == ""
 
 
 def test_what_is_nobodys_own_is_a_setting() -> None:

@@ -16,10 +16,9 @@ launch = tree.plugin("filter/script_launch")
 read_request = tree.plugin("filter/script_request").script_request
 
 
-def node(number: int, *cards: str, ranks: int = 1) -> dict[str, Any]:
-    return {
-        "name": f"node{number}", "address": f"10.0.0.2{number}", "cards": list(cards), "ranks": len(cards) or ranks,
-    }  # fmt: skip
+def node(number: int, *cards: str) -> dict[str, Any]:
+    names = {"name": f"node{number}", "address": f"10.0.0.2{number}"}
+    return names | {"cards": list(cards), "ranks": len(cards) or 1}
 
 
 THREE = [node(0), node(1), node(2)]
@@ -265,9 +264,7 @@ def test_arguments_arrive_as_they_were_typed(
 
 def rank(number: int, state: str, failed: float | None = None, **said: Any) -> dict[str, Any]:
     code = 1 if state == "failed" else 0
-    return {
-        "rank": number, "state": state, "failed": failed, "exit": code, "signal": None, "tail": [], **said,
-    }  # fmt: skip
+    return {"rank": number, "state": state, "failed": failed, "exit": code, "signal": None, "tail": []} | said
 
 
 def status(number: int, *ranks: dict[str, Any], **said: Any) -> dict[str, Any]:

@@ -137,5 +137,4 @@ def seen(current: str, previous: str, kind: str = "file") -> dict[str, Any]:
 def test_all_nodes_go_back_the_same_way_or_none(node1: dict[str, Any], sentence: str) -> None:
     problem = tree.plugin("filter/releases").rollback_problem
     said = problem({"node0": seen("bbbb-cu130-1", "aaaa-cu130-1"), "node1": node1})
-    assert sentence in said
-    assert bool(sentence) == bool(said)
+    assert sentence in said if sentence else said == ""
