@@ -58,7 +58,7 @@ def prove(
 def test_sshd_is_waited_for_at_its_old_port_whatever_its_proof_has_seen_since(tmp_path: Path) -> None:
     """Over the new port it says another one of itself, and nothing would have to move any more."""
     moves = "{{ 0 if __safe_change_port_before is defined else 2222 }}"
-    told = {"safe_change_of": "sshd", "safe_change_address": "", "safe_change_port": moves}
+    told: dict[str, Any] = {"safe_change_of": "sshd", "safe_change_address": "", "safe_change_port": moves}
     _, asked = prove(tmp_path, {}, ansible_port=22, **told)
     assert [one["at"].rpartition(":")[2] for one in asked] == ["2222", "22"]
 
@@ -80,7 +80,7 @@ def test_a_node_that_was_reached_and_lost_is_given_its_time(tmp_path: Path) -> N
 
 
 def test_a_node_found_at_an_address_that_was_only_lent_is_waited_for_elsewhere(tmp_path: Path) -> None:
-    lent = {"ansible_host": "192.168.50.21", "safe_change_address_before": "192.168.1.57"}
+    lent: dict[str, Any] = {"ansible_host": "192.168.50.21", "safe_change_address_before": "192.168.1.57"}
     _, asked = prove(tmp_path, {"reached": "{}"}, **lent)
     assert [one["at"] for one in asked if one["word"] == "ended"] == ["192.168.1.57"]
 

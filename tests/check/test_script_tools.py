@@ -20,7 +20,7 @@ TOOLS = tree.ROOT / "roles/script/files"
 def pack(directory: Path, tar: Path, **more: Any) -> dict[str, Any]:
     places = {"directory": str(directory), "tar": str(tar)}
     known = {"run": "probe", "most_megabytes": 500, "leave_out": []} | places
-    words, asked = [sys.executable, TOOLS / "pack"], json.dumps(known | more)
+    words, asked = [sys.executable, str(TOOLS / "pack")], json.dumps(known | more)
     done = subprocess.run(words, input=asked, capture_output=True, text=True, check=True)
     said: dict[str, Any] = json.loads(done.stdout)
     return said
