@@ -22,7 +22,7 @@ from aura.errors import EXIT_OK
 from aura.model import loss
 from dialogue_files import BASE
 from object_storage import Storage, storage
-from trainers import Trainer, complete, start
+from trainers import Command, Trainer, complete, start
 
 Aura = Callable[..., str]
 
@@ -163,3 +163,17 @@ def bucket(s3_server: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def base(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was trained on text, and can be tuned."""
     return complete(start(tmp_path_factory.mktemp("base"), corpus, 1, BASE))[0].run_dir
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Starts a command of ours in a process of its own; what is left of it ends with the test."""
+    started: list[Command] = []
+
+    def begin(*words: str, kind: type[Command] = Command) -> Command:
+        started.append(kind(tmp_path / f"output-{len(started)}.txt", *words))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.kill()

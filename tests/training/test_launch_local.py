@@ -6,16 +6,19 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from aura.commands import cli, launch_local
+from aura.commands import launch_local
 from aura.corpus.corpus import Corpus
 from aura.errors import EXIT_USAGE, ConfigError
 from conftest import Aura
-from trainers import FORK, TINY, Forked, speak_into
+from trainers import TINY, Command
+
+Start = Callable[..., Command]
 
 SCRIPT = """
 import json, os, pathlib, signal, sys, time
@@ -24,40 +27,10 @@ def note(what): (folder / f"{what}-{rank}").write_text(json.dumps({**os.environ,
 """
 
 
-class Launcher(Forked):
-    """aura launch-local in a process of its own: forked, because importing torch takes longer than the tests."""
-
-    def __init__(self, output: Path, *words: str, grace: float = 30) -> None:
-        self.output = output
-        self.process = FORK.Process(target=self._work, args=(list(words), grace))
-        self.process.start()
-
-    def _work(self, words: list[str], grace: float) -> None:
-        for number in (signal.SIGINT, signal.SIGHUP):  # nohup and a shell's & let the tests ignore them
-            signal.signal(number, signal.SIG_DFL)
-        speak_into(self.output)
-        launch_local.GRACE = grace
-        os.environ["AURA_LANG"] = "es"
-        raise SystemExit(cli.main(["launch-local", *words]))
-
-    def kill(self) -> None:
-        if self.process.is_alive():
-            for process in [*psutil.Process(self.pid).children(), psutil.Process(self.pid)]:
-                process.kill()
-        self.process.join()
-
-
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
-    launchers: list[Launcher] = []
-
-    def start(*words: str, grace: float = 30) -> Launcher:
-        launchers.append(Launcher(tmp_path / f"output-{len(launchers)}.txt", *words, grace=grace))
-        return launchers[-1]
-
-    yield start
-    for launcher in launchers:
-        launcher.kill()
+def launch(command: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
+    monkeypatch.setenv("AURA_LANG", "es")
+    return partial(command, "launch-local")
 
 
 def script(folder: Path, body: str) -> str:
@@ -67,14 +40,15 @@ def script(folder: Path, body: str) -> str:
 
 
 def test_every_rank_gets_its_variables_and_the_worst_exit_code_counts(
-    launch: Callable[..., Launcher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launch: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("RANK", "7")
     file = script(tmp_path, "note('here'); sys.exit([0, 75, 3][rank])")
-    words = ["--gpus=3", "--script", file, "--verbose", "--", str(tmp_path), "--batch_size", "1", "--"]
-    launcher = launch(*words)
+    launcher = launch(
+        "--gpus=3", "--script", file, "--verbose", "--", str(tmp_path), "--batch_size", "1", "--"
+    )
     assert launcher.end() == 3
     notes = [json.loads((tmp_path / f"here-{rank}").read_text()) for rank in range(3)]
     for rank, note in enumerate(notes):
@@ -88,14 +62,15 @@ def test_every_rank_gets_its_variables_and_the_worst_exit_code_counts(
 
 
 def test_who_does_not_notice_that_a_rank_died_is_ended(
-    launch: Callable[..., Launcher], tmp_path: Path
+    launch: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 ends when asked, rank 2 has to be killed; the exit code is that of rank 1, whose fault it was."""
     body = "signal.signal(signal.SIGTERM, signal.SIG_IGN) if rank == 2 else None\nnote('here')\n"
     body += "while rank == 1 and not all((folder / f'here-{r}').exists() for r in (0, 2)): time.sleep(0.05)\n"
     body += "sys.exit(7) if rank == 1 else time.sleep(120)"
     file = script(tmp_path, body)
-    launcher = launch("--gpus=3", "--stop-timeout=0.5", f"--script={file}", "--", str(tmp_path), grace=0.5)
+    monkeypatch.setattr(launch_local, "GRACE", 0.5)
+    launcher = launch("--gpus=3", "--stop-timeout=0.5", f"--script={file}", "--", str(tmp_path))
     assert launcher.end() == 7
     assert "El rank 1 terminó con código 7." in launcher.text
     assert "Todavía en marcha: 0, 2. SIGTERM." in launcher.text
@@ -104,21 +79,20 @@ def test_who_does_not_notice_that_a_rank_died_is_ended(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_signals_are_passed_on(
-    launch: Callable[..., Launcher], tmp_path: Path, number: signal.Signals
+    launch: Start, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed_on = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
     body = "def save(*_): time.sleep(0.5); note('saved'); sys.exit(0)\n"
     body += f"signal.signal({int(passed_on)}, save); note('here'); time.sleep(120)"
-    launcher = launch("--gpus=2", f"--script={script(tmp_path, body)}", "--", str(tmp_path), grace=0)
+    monkeypatch.setattr(launch_local, "GRACE", 0)
+    launcher = launch("--gpus=2", f"--script={script(tmp_path, body)}", "--", str(tmp_path))
     launcher.wait_for(lambda: all((tmp_path / f"here-{rank}").exists() for rank in (0, 1)), "started")
     os.kill(launcher.pid, number)
     assert launcher.end() == 0, launcher.text
     assert all((tmp_path / f"saved-{rank}").exists() for rank in (0, 1))
 
 
-def test_two_trainers_stopped_and_one_of_them_killed(
-    launch: Callable[..., Launcher], corpus: Corpus, tmp_path: Path
-) -> None:
+def test_two_trainers_stopped_and_one_of_them_killed(launch: Start, corpus: Corpus, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = ["--gpus=2", "--", "--preset=gpt2-nano", f"--corpus={corpus.path}", f"--run-dir={run_dir}"]
     words += [*TINY.split(), "--steps=1000000", "--save-every=1000000", "--validate-every=1000000"]

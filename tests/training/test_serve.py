@@ -7,7 +7,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from aura.errors import EXIT_DATA, EXIT_USAGE
 from aura.model import export
 from by_heart import ANSWERS, QUESTIONS, tuned_run
 from services import asked, listens, wait_until
-from trainers import FORK, Forked, Trainer, complete, speak_into, start
+from trainers import FORK, Command, Trainer, complete, speak_into, start
 
 # In place of llama-server: it answers, and notes what it was called with.
 STAND_IN = f"""#!{sys.executable}
@@ -37,18 +38,10 @@ http.server.HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Han
 """
 
 
-class Served(Forked):
+class Served(Command):
     def __init__(self, output: Path, *words: str) -> None:
-        self.output, self.port = output, free_port()
-        output.touch()
-        self.process = FORK.Process(target=self._work, args=([*words, "--port", str(self.port)],))
-        self.process.start()
-
-    def _work(self, words: list[str]) -> None:
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        speak_into(self.output)
-        raise SystemExit(cli.main(["serve", *words]))
+        self.port = free_port()
+        super().__init__(output, "serve", *words, "--port", str(self.port))
 
     def ask(self, path: str, **what: Any) -> Any:
         return asked(f"127.0.0.1:{self.port}", path, **what)
@@ -77,19 +70,8 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    all_of_them: list[Served] = []
-
-    def begin(*words: str) -> Served:
-        all_of_them.append(Served(tmp_path / f"output-{len(all_of_them)}.txt", *words))
-        return all_of_them[-1]
-
-    yield begin
-    for one in all_of_them:
-        if one.process.is_alive():
-            for process in [*psutil.Process(one.pid).children(), psutil.Process(one.pid)]:
-                process.kill()
-        one.process.join()
+def served(command: Callable[..., Served]) -> Callable[..., Served]:
+    return partial(command, kind=Served)
 
 
 @pytest.fixture(scope="module")

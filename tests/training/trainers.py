@@ -13,11 +13,12 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from aura.commands import cli
 from aura.commands.launch_local import free_port
@@ -75,16 +76,28 @@ def speak_into(output: Path) -> None:
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
+class Command(Forked):
+    """A command of ours as a terminal starts it."""
+
+    def __init__(self, output: Path, *words: str) -> None:
+        self.output = output
+        output.touch()
+        self.process = FORK.Process(target=_work, args=({}, words, output, _as_in_a_terminal))
+        self.process.start()
+
+    def kill(self) -> None:
+        """With its children."""
+        if self.process.is_alive():
+            for process in [*psutil.Process(self.pid).children(), psutil.Process(self.pid)]:
+                process.kill()
+        self.process.join()
+
+
 class Trainer(Forked):
     """One rank. `fault` runs in its process before the trainer starts."""
 
     def __init__(
-        self,
-        node: Path,
-        environment: dict[str, str],
-        words: list[str],
-        fault: Fault | None,
-        run: str = "run",
+        self, node: Path, environment: dict[str, str], words: list[str], fault: Fault | None, run: str = "run"
     ) -> None:
         self.run_dir = node / run
         self.output = node / f"output-{time.monotonic_ns()}.txt"
@@ -266,7 +279,13 @@ def send_self(number: signal.Signals) -> Callable[[], None]:
     return send
 
 
-def _work(environment: dict[str, str], words: list[str], output: Path, fault: Fault | None) -> None:
+def _as_in_a_terminal() -> None:
+    """nohup and a shell's & let the tests ignore these."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _work(environment: dict[str, str], words: Sequence[str], output: Path, fault: Fault | None) -> None:
     speak_into(output)
     os.environ.update(environment)
     torch.set_num_threads(1)
@@ -274,4 +293,4 @@ def _work(environment: dict[str, str], words: list[str], output: Path, fault: Fa
         fault()
     # torch sets it where a test, or this fault, has imported its compiler.
     os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    raise SystemExit(cli.main(words))
+    raise SystemExit(cli.main([*words]))
