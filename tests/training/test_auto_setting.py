@@ -23,14 +23,7 @@ from aura.plan.candidates import ROOM, Cluster, cluster_of, decide, exchanging
 from aura.plan.evidence import expected_loss, tokens_factor
 from aura.plan.memory import checkpoint_bytes, memory_of, parameter_bytes, wire_bytes
 from aura.plan.plan import plan_for
-from aura.plan.step_time import (
-    Coding,
-    Work,
-    late_micro_batches,
-    one_pc_seconds,
-    smallest_delay,
-    step_seconds,
-)
+from aura.plan.step_time import Coding, Work, late_micro_batches, one_pc_seconds, smallest_delay, step_seconds
 from aura.run import measure
 from aura.strategy import formats
 from aura.strategy.codec import BLOCK
@@ -38,6 +31,7 @@ from conftest import Aura
 from trainers import Fault, complete, start, stop_at
 
 MUON = {"optimizer": "muon"}
+LATE = MUON | {"delay": 1}
 NANO = resolve("gpt2-nano")
 HALF_A_MILLION = {"global_batch_tokens": 524_288}
 TINY = {"layers": 2, "heads": 2, "d_model": 64, "vocab_size": 512}
@@ -174,25 +168,15 @@ def test_what_a_delay_takes_of_the_memory() -> None:
         ("gpt2-medium", MUON | {"wire": "int4"}, 0.0199, "ours on a GPU, 8M parameters"),
         ("gpt2-medium", MUON | {"wire": "int8"}, 0.001, "ours on a CPU, 0.13M parameters"),
         ("gpt2-medium", MUON | {"wire": "bf16"}, 0.001, "at most what int8 costs: ours on a CPU"),
-        ("gpt2-medium", MUON | {"delay": 1}, 0.012, "published, 360M parameters, arXiv 2606.30634"),
+        ("gpt2-medium", LATE, 0.012, "published, 360M parameters, arXiv 2606.30634"),
         ("gpt2-medium", MUON | {"delay": 0.5}, 0.006, "a part of what was measured: published, 360M"),
-        ("gpt2-medium", MUON | {"wire": "int4", "delay": 1}, 0.0319, "benchmarks.md; published, 360M"),
-        (
-            "gpt2-medium",
-            MUON | {"delay": 1, "delay_after": 650},
-            0.002,
-            "at the beginning: ours on a GPU, 8M",
-        ),
+        ("gpt2-medium", LATE | {"wire": "int4"}, 0.0319, "benchmarks.md; published, 360M"),
+        ("gpt2-medium", LATE | {"delay_after": 650}, 0.002, "at the beginning: ours on a GPU, 8M"),
         ("gpt2-medium", MUON | {"delay": 0.5, "delay_after": 650}, 0.001, "by the steps that wait"),
-        ("gpt2-medium", MUON | {"delay": 1, "delay_after": 74}, 0.012, "published, 360M"),
-        ("gpt2-medium", MUON | {"delay": 1, "delay_after": 100}, 0.012, "published, 360M"),
-        ("gpt2-medium", MUON | {"delay": 1, "delay_after": 650, "predicted_weights": False}, 0.012, "publ"),
-        (
-            "gpt2-nano",
-            MUON | {"delay": 1, "delay_after": 100},
-            0.026,
-            "at the beginning: ours on a GPU, 0.5M",
-        ),
+        ("gpt2-medium", LATE | {"delay_after": 74}, 0.012, "published, 360M"),
+        ("gpt2-medium", LATE | {"delay_after": 100}, 0.012, "published, 360M"),
+        ("gpt2-medium", LATE | {"delay_after": 650, "predicted_weights": False}, 0.012, "published, 360M"),
+        ("gpt2-nano", LATE | {"delay_after": 100}, 0.026, "at the beginning: ours on a GPU, 0.5M"),
         ("aura-72h-extended", MUON | {"wire": "int4"}, 0.0199, "ours on a GPU, 8M parameters"),
         ("gpt2", {"wire": "int4"}, 0.0025, "published, 350M"),  # 124M: within a factor of 3
         ("aura-72h-extended", {"wire": "int4"}, -0.014, "ours on a CPU"),  # 1.3B is not
@@ -296,8 +280,8 @@ def test_a_delay_begins_as_late_as_costs_little_time(asked: int, card: str, step
     made = decide(config, five(config, card))
     assert made.chosen.delay and made.chosen.delay_after == steps
     assert f"delay={made.chosen.delay:g} delay_after={steps}" in made.reason
-    at_once = replace(made.chosen.applied_to(config), delay_after=0)
-    sooner = step_seconds(at_once, five(config, card).works, 5, five(config, card).speed)
+    at_once, cluster = replace(made.chosen.applied_to(config), delay_after=0), five(config, card)
+    sooner = step_seconds(at_once, cluster.works, 5, cluster.speed)
     assert sooner < made.chosen.step_seconds < 1.05 * sooner
 
 
@@ -352,10 +336,11 @@ def test_a_plan_that_cannot_be_replayed_is_one_sentence(
         "wire": "int4",
         "delay": 0,
         "delay_after": 0,
-        "predicted_weights": True,
         "ranks": 3,
+        "sequences": 8,
     }
-    good |= {"sequences": 8, "loss_tolerance": 0.02, "step_seconds": 1.0, "one_pc_seconds": 2, "measured": {}}
+    good |= {"predicted_weights": True, "loss_tolerance": 0.02, "step_seconds": 1.0, "one_pc_seconds": 2}
+    good |= {"measured": {}}
     file = tmp_path / "plan.json"
     if content is not None:
         file.write_text(content if isinstance(content, str) else json.dumps(good | content))

@@ -8,6 +8,7 @@ import math
 import random
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -77,9 +78,8 @@ def test_a_slow_rank_gets_less_of_each_step_and_what_is_decided_stays_so(
     assert "Continuing after step 4." in again[0].text and f"{words}: so says" in again[0].text
     assert record.read_text() == content
     assert [trainer.status["shares"] for trainer in again] == [shares] * 3
-    straight = complete(
-        start(tmp_path / "straight", corpus, 3, f"{SPEED}{settings}--shares-from {record}", {0: slow(0.02)})
-    )
+    given = f"{SPEED}{settings}--shares-from {record}"
+    straight = complete(start(tmp_path / "straight", corpus, 3, given, {0: slow(0.02)}))
     assert read_decisions(straight[0].run_dir / RECORD) == [decision]
     assert bits(again) == bits(straight) and len(bits(again)) == 1
     equal = complete(start(tmp_path / "equal", corpus, 3, RUN + settings))
@@ -105,11 +105,8 @@ def test_a_checkpoint_holds_the_shares_and_other_ranks_begin_anew(corpus: Corpus
     assert alone.state("checkpoint-step-10")["division"] == {}
     complete(start(tmp_path / "stopped", corpus, 2, SPEED + "--steps 12"))
     state = json.loads((tmp_path / "stopped/node1/run/checkpoints/checkpoint-step-12/state.json").read_text())
-    assert state["division"] == {
-        "nodes": ["node0", "node1"],
-        "is_measured": False,
-        "from_step": {"13": [12, 12]},
-    }
+    anew = {"nodes": ["node0", "node1"], "is_measured": False, "from_step": {"13": [12, 12]}}
+    assert state["division"] == anew
 
 
 def test_shares_are_those_of_an_exhaustive_search() -> None:
@@ -120,13 +117,9 @@ def test_shares_are_those_of_an_exhaustive_search() -> None:
         seconds = [numbers.choice((1.0, 1.5, 2.0, 4.0, 7.3)) for _ in range(ranks)]
         total = numbers.randint(ranks, 14)
 
-        def slowest(
-            shares: tuple[int, ...] | list[int], sizes: list[int] = sizes, seconds: list[float] = seconds
-        ) -> float:
-            return max(
-                math.ceil(share / size) * size * each
-                for share, size, each in zip(shares, sizes, seconds, strict=True)
-            )
+        def slowest(shares: Sequence[int], sizes: list[int] = sizes, seconds: list[float] = seconds) -> float:
+            ranks = zip(shares, sizes, seconds, strict=True)
+            return max(math.ceil(share / size) * size * each for share, size, each in ranks)
 
         found = shares_by_speed(seconds, sizes, total)
         assert sum(found) == total and min(found) > 0
@@ -153,24 +146,19 @@ def test_what_a_division_takes_over() -> None:
     one = Division(config, ["a", "b", "c"])
     assert one.of_step(1) == one.of_step(50) == [8, 8, 8]
     one.is_measured = True
-    one.change(7, [10, 10, 4])
-    one.change(52, [11, 11, 2])
-    assert [one.of_step(step) for step in (6, 7, 51, 52)] == [
-        [8, 8, 8],
-        [10, 10, 4],
-        [10, 10, 4],
-        [11, 11, 2],
-    ]
+    some, less = [10, 10, 4], [11, 11, 2]
+    one.change(7, some)
+    one.change(52, less)
+    assert [one.of_step(step) for step in (6, 7, 51, 52)] == [[8, 8, 8], some, some, less]
     state = json.loads(json.dumps(one.state(50)))
     same, others = Division(config, ["a", "b", "c"]), Division(config, ["a", "b", "d"])
     same.load(state, 50)
-    assert [same.of_step(step) for step in (51, 52)] == [[10, 10, 4], [11, 11, 2]]
+    assert [same.of_step(step) for step in (51, 52)] == [some, less]
     others.load(state, 50)
     assert others.of_step(51) == [8, 8, 8]
     assert same.is_measured and not others.is_measured
-    assert not any(
-        one.fits(shares) for shares in ([8, 8], [8, 8, 9], [12, 12, 0], [12, 12.0, 0], "8 8 8", None)
-    )
+    for wrong in ([8, 8], [8, 8, 9], [12, 12, 0], [12, 12.0, 0], "8 8 8", None):
+        assert not one.fits(wrong), wrong
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

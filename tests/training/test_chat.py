@@ -23,6 +23,7 @@ from conftest import Aura
 from services import wait_until
 from trainers import Trainer
 
+Talked = Callable[..., list[str]]
 GREEDY = ["--temperature", "0"]
 
 
@@ -32,7 +33,7 @@ def run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def talked(monkeypatch: pytest.MonkeyPatch, aura_says: Aura) -> Callable[..., list[str]]:
+def talked(monkeypatch: pytest.MonkeyPatch, aura_says: Aura) -> Talked:
     """What is said to these lines."""
 
     def talked(words: list[str], *lines: str) -> list[str]:
@@ -43,7 +44,7 @@ def talked(monkeypatch: pytest.MonkeyPatch, aura_says: Aura) -> Callable[..., li
 
 
 def test_it_answers_and_remembers(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, talked: Callable[..., list[str]]
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, talked: Talked
 ) -> None:
     """From a run by its name, a checkpoint, and what was exported."""
     monkeypatch.chdir(run.parents[1])
@@ -69,7 +70,7 @@ def test_a_line_that_is_no_utf8_is_said_and_the_next_answered(
 
 
 def test_what_does_not_fit_any_more_is_left_out(
-    run: Path, monkeypatch: pytest.MonkeyPatch, talked: Callable[..., list[str]]
+    run: Path, monkeypatch: pytest.MonkeyPatch, talked: Talked
 ) -> None:
     seen: list[list[int]] = []
     generate = sample.generate
@@ -80,30 +81,23 @@ def test_what_does_not_fit_any_more_is_left_out(
 
     monkeypatch.setattr(sample, "generate", spied)
     trained = sample.load(run / "checkpoints/checkpoint-step-80")
-    system = "Sé breve."
     lines = [*QUESTIONS * 4, "¿" + "perro " * 200, QUESTIONS[0]]
-    said = talked([str(run), "--system", system, "--tokens", "30"], *lines)
-    notes = [
-        line for line in said if line.startswith("(The conversation is longer than what the model reads")
-    ]
-    assert len(notes) == 1
+    said = talked([str(run), "--system", "Sé breve.", "--tokens", "30"], *lines)
+    assert sum(line.startswith("(The conversation is longer than what the model reads") for line in said) == 1
     assert sum("the model reads no more than" in line for line in said) == 1
     assert len(seen) == 9, "the question that is too long ended the conversation"
     texts = [trained.tokenizer.decode(ids, skip_special_tokens=False) for ids in seen]
     assert all(len(ids) + 30 <= trained.model.seq_len for ids in seen)
-    assert all(
-        text.startswith(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n") for text in texts
-    )
-    assert all(text.endswith("<|im_end|>\n<|im_start|>assistant\n") for text in texts)
+    for text in texts:
+        assert text.startswith("<|im_start|>system\nSé breve.<|im_end|>\n<|im_start|>user\n")
+        assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
     assert any(len(after) < len(before) for before, after in pairwise(seen))
     assert texts[-1].count("<|im_start|>user") > 1, "with the question that is too long all went"
     with pytest.raises(ConfigError, match="ask a shorter one"):
         chat.main([str(run), "--ask", "perro " * 200])
 
 
-def test_ctrl_c_ends_an_answer_only(
-    run: Path, monkeypatch: pytest.MonkeyPatch, talked: Callable[..., list[str]]
-) -> None:
+def test_ctrl_c_ends_an_answer_only(run: Path, monkeypatch: pytest.MonkeyPatch, talked: Talked) -> None:
     generate, asked = sample.generate, []
 
     def interrupted(*all_of_it: object) -> Iterator[int]:
@@ -148,8 +142,7 @@ def test_in_a_terminal(run: Path) -> None:
 
 
 def test_only_whole_letters_are_shown(run: Path) -> None:
-    trained = sample.load(run / "checkpoints/checkpoint-step-80")
-    tokenizer = trained.tokenizer
+    tokenizer = sample.load(run / "checkpoints/checkpoint-step-80").tokenizer
     ids = tokenizer.encode("ñandú 🙂日本🙂 fin").ids
     shown = list(sample.pieces(tokenizer, ids))
     assert "".join(shown) == "ñandú 🙂日本🙂 fin"

@@ -72,13 +72,20 @@ def accept(state: checkpoint.State) -> None:
     pass
 
 
-def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
+def test_what_is_loaded_is_what_was_saved_and_a_refused_state_touches_no_parameter(tmp_path: Path) -> None:
     """In tensors and plain JSON, which its group may read: what copies runs is another user than the trainer
     (roles/run_copies), and safetensors would keep them from him."""
     files = [*save(tmp_path, 3).iterdir()]
     assert {file.suffix for file in files} == {".safetensors", ".json"}
     assert all(file.stat().st_mode & 0o040 for file in files)
     (wanted_model, wanted), (model, optimizer) = trained(3), trained(0)
+
+    def refuse(state: checkpoint.State) -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        checkpoint.agree_and_load([tmp_path], model, into(optimizer), ALONE, refuse, print)
+    assert torch.equal(model.weight, trained(0)[0].weight)
     state = checkpoint.agree_and_load([tmp_path], model, into(optimizer), ALONE, accept, print)
     assert state == {"step": 3}
     assert torch.equal(model.weight, wanted_model.weight)
@@ -86,19 +93,6 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     for name, tensor in wanted.tensors().items():
         assert torch.equal(optimizer.tensors()[name], tensor), name
     assert optimizer.steps["weight"] == 3
-
-
-def test_a_refused_state_touches_no_parameter(tmp_path: Path) -> None:
-    save(tmp_path, 3)
-    model, optimizer = trained(0)
-    before = model.weight.detach().clone()
-
-    def refuse(state: checkpoint.State) -> None:
-        raise ValueError
-
-    with pytest.raises(ValueError):
-        checkpoint.agree_and_load([tmp_path], model, into(optimizer), ALONE, refuse, print)
-    assert torch.equal(model.weight, before)
 
 
 def test_the_newest_counts_whatever_its_kind_and_the_last_attempt_before_the_number_of_steps(
@@ -369,32 +363,31 @@ def test_a_damaged_newer_one_does_not_push_out_good_ones_nor_is_it_deleted(tmp_p
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
-@pytest.mark.parametrize("where", ["disk", "memory"])
-def test_what_was_killed_while_it_removed_one_leaves_no_damaged_one(where: str, tmp_path: Path) -> None:
-    """The next start would say that it is, which no disk is to blame for."""
+@pytest.mark.parametrize(
+    ("remove", "left"),
+    [
+        (lambda there: checkpoint.rotate(there, 1, 0, newest=there / "checkpoint-step-2"), 2),
+        (lambda there: memory_copy.tidy(there, step=1, number=0), 1),
+        (memory_copy.forget, None),
+    ],
+    ids=["rotated", "tidied", "forgotten"],
+)
+def test_what_was_killed_while_it_removed_one_leaves_no_damaged_one(
+    remove: Callable[[Path], None], left: int | None, tmp_path: Path
+) -> None:
+    """The next start would say that it is, which no disk is to blame for; and a run that has no other would not
+    begin."""
     for step in (1, 2):
         save(tmp_path, step)
     with pytest.MonkeyPatch.context() as patch:  # as far as it came
-        patch.setattr(shutil, "rmtree", lambda path, **_: (path / "model.safetensors").unlink())
-        if where == "disk":
-            checkpoint.rotate(tmp_path, keep=1, keep_every=0, newest=tmp_path / "checkpoint-step-2")
-        else:
-            memory_copy.tidy(tmp_path, step=1, number=0)
-    left = "checkpoint-step-2" if where == "disk" else "checkpoint-step-1"
-    assert newest(tmp_path, pytest.fail) == left
-    checkpoint.tidy(tmp_path, step=2, number=0)
-    assert [path.name for path in tmp_path.iterdir()] == [left]
+        patch.setattr(shutil, "rmtree", lambda path, **_: [file.unlink() for file in path.rglob("model.*")])
+        remove(tmp_path)
+    assert newest(tmp_path, pytest.fail) == (left and f"checkpoint-step-{left}")
+    if left:
+        checkpoint.tidy(tmp_path, step=2, number=0)
+        assert [path.name for path in tmp_path.iterdir()] == [f"checkpoint-step-{left}"]
     checkpoint.tidy(tmp_path / "new", step=0, number=0)
     assert (tmp_path / "new").is_dir()  # how much room it has may be asked before it holds anything
-
-
-def test_who_is_killed_while_it_forgets_its_copies_leaves_no_damaged_one(tmp_path: Path) -> None:
-    """Else a run without a checkpoint on its disks would have but a damaged one, and not begin."""
-    save(tmp_path, 1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda path, **_: [file.unlink() for file in path.rglob("model.*")])
-        memory_copy.forget(tmp_path)
-    assert newest(tmp_path, pytest.fail) is None
 
 
 def test_a_step_that_is_computed_again_replaces_the_old_one(tmp_path: Path) -> None:

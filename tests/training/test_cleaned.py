@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -191,10 +192,8 @@ def article(draw: random.Random) -> str:
     sentences = []
     for _ in range(12):
         words = [draw.choice(SPANISH) + draw.choice(["", "s", "cita", "dor"]) for _ in range(9)]
-        words[3], words[6] = (
-            draw.choice(["de la", "en el", "que", "con una"]),
-            draw.choice(["y", "del", "por los"]),
-        )
+        words[3] = draw.choice(["de la", "en el", "que", "con una"])
+        words[6] = draw.choice(["y", "del", "por los"])
         sentences.append(" ".join(words).capitalize() + ".")
     return " ".join(sentences)
 
@@ -203,18 +202,15 @@ def article(draw: random.Random) -> str:
 def planted() -> dict[str, list[str]]:
     draw = random.Random(1)
     good = [article(draw) for _ in range(60)]
-    near = []
-    for text in good[:10]:
-        words = text.split()
-        words[40] = "cambiado"
-        near.append(" ".join(words))
-    foreign = [CATALAN, ENGLISH]
+    words = [text.split() for text in good[:10]]
+    near = [" ".join([*each[:40], "cambiado", *each[41:]]) for each in words]
     rubbish = [
         "Compra ahora " * 200,
         "El 12 % y el 34 € de la casa - 56 - 78 - 90. " * 20,
         "Una frase muy breve.",
         "xy zz qq. " * 10 + good[0][:90],
     ]
+    foreign = [CATALAN, ENGLISH]
     return {"good": good, "near": near, "same": good[10:15], "foreign": foreign, "rubbish": rubbish}
 
 
@@ -234,13 +230,10 @@ def test_planted_duplicates_and_rubbish_are_found(planted: dict[str, list[str]],
     assert removed.pop("near_duplicate") == list(range(60, 70))
     assert removed.pop("exact_duplicate") == list(range(70, 75))
     assert removed.pop("other_language") == [75, 76]
-    assert sorted(number for numbers in removed.values() for number in numbers) == list(range(77, 81))
+    assert sorted(chain(*removed.values())) == list(range(77, 81))
     both = gone("both", "--languages", "en", "es")
     assert both.pop("other_language") == [75]  # the English one is measured by the limits for English
-    assert sorted(number for numbers in both.values() for number in numbers) == [
-        *range(60, 75),
-        *range(77, 81),
-    ]
+    assert sorted(chain(*both.values())) == [*range(60, 75), *range(77, 81)]
 
 
 @pytest.mark.more
@@ -248,31 +241,27 @@ def test_datatrove_ends_with_who_asked_it(tmp_path: Path) -> None:
     draw = random.Random(1)
     file = write(tmp_path / "a.jsonl", [article(draw) for _ in range(5000)])
     unwanted.ENVIRONMENT.python()
-    words = [sys.executable, "-m", "aura", "prepare", "--input", str(file), "--max-errors", "1", "--clean"]
+    words = ["--input", str(file), "--max-errors", "1", "--clean"]
+    command = [sys.executable, "-m", "aura", "prepare", *words, "--output", str(tmp_path / "c")]
 
     def at_work() -> list[int]:
-        found = psutil.process_iter(["cmdline"])
-        return [
-            one.pid for one in found if str(tmp_path / "c.removed") in " ".join(one.info["cmdline"] or ())
-        ]
+        found, mine = psutil.process_iter(["cmdline"]), str(tmp_path / "c.removed")
+        return [one.pid for one in found if mine in " ".join(one.info["cmdline"] or ())]
 
     def until(true: bool) -> None:
         wait_until(lambda: bool(at_work()) == true, 60, lambda: f"at work is {not true}")
 
     for number in (signal.SIGKILL, signal.SIGTERM):
-        with subprocess.Popen(
-            [*words, "--output", str(tmp_path / "c")], stderr=subprocess.DEVNULL
-        ) as process:
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
             until(True)
             process.send_signal(number)
         until(False)
         assert not (tmp_path / "c.removed.json.work/buckets").exists()  # it had not come to its end
     assert not (tmp_path / "c.removed.json").exists()
     for name in ("c", "whole"):
-        assert main([*words[4:], "--vocab-size", "500", "--output", str(tmp_path / name)]) == 0
+        assert main([*words, "--vocab-size", "500", "--output", str(tmp_path / name)]) == 0
     assert content(tmp_path / "c") == content(tmp_path / "whole")
-    removed = [(tmp_path / f"{name}.removed.json").read_bytes() for name in ("c", "whole")]
-    assert removed[0] == removed[1]
+    assert (tmp_path / "c.removed.json").read_bytes() == (tmp_path / "whole.removed.json").read_bytes()
 
 
 BY_HAND = """
@@ -298,14 +287,10 @@ def test_datatrove_called_by_hand_says_the_same(
 ) -> None:
     monkeypatch.setattr(unwanted, "CHARS_PER_FILE", chars_per_file)
     texts = planted["rubbish"] + planted["good"][:8]
-    found = dict[int, str](
-        (number, reason)
-        for number, reason, _ in unwanted.found_by_datatrove(iter(enumerate(texts)), tmp_path, 2, ["es"])
-    )
-    asked, command = (
-        json.dumps([unwanted.LIMITS["es"], texts]),
-        [unwanted.ENVIRONMENT.python(), "-c", BY_HAND],
-    )
+    bad = unwanted.found_by_datatrove(iter(enumerate(texts)), tmp_path, 2, ["es"])
+    found = {number: reason for number, reason, _ in bad}
+    asked = json.dumps([unwanted.LIMITS["es"], texts])
+    command = [unwanted.ENVIRONMENT.python(), "-c", BY_HAND]
     said = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
     expected: list[Any] = json.loads(said.stdout.splitlines()[-1])
     assert found == {number: reason for number, reason in enumerate(expected) if reason}

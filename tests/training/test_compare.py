@@ -14,9 +14,11 @@ from aura.run.runlog import COLUMNS
 from conftest import Aura, prepare
 from trainers import complete, start, stop_at
 
+Runs = tuple[Path, Path]
+
 
 @pytest.fixture(scope="module")
-def runs(corpus: Corpus, text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def runs(corpus: Corpus, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """One of two ranks, and one, with tokens of nearly a byte, that was asked to stop and went on."""
     folder = tmp_path_factory.mktemp("compare")
     other = prepare([text], folder / "corpus", vocab_size=270, validation_fraction=0.1)
@@ -36,9 +38,7 @@ def damaged(run: Path, to: Path, file: str, old: str, new: str) -> Path:
     return to
 
 
-def test_two_runs_side_by_side(
-    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, aura_says: Aura
-) -> None:
+def test_two_runs_side_by_side(runs: Runs, monkeypatch: pytest.MonkeyPatch, aura_says: Aura) -> None:
     monkeypatch.chdir(runs[0].parents[1])
     shown = aura_says("compare", "words", "runs/letters")
     rows = {row[0]: row[1:] for line in shown.splitlines() if len(row := re.split(r"  +", line)) == 3}
@@ -53,16 +53,14 @@ def test_two_runs_side_by_side(
     assert rows["bits per byte at the end"] == [f"{bits:.4f}" for bits in finals]
     assert "The corpora differ" in shown and "validation_windows differs" not in shown
     first, second = re.findall(r"^(\w+) reaches (.*) bits per byte after (.*) tokens", shown, re.MULTILINE)
-    assert (first[0], second[0]) == ("words", "letters") and first[1] == second[1] == rows[
-        "best bits per byte"
-    ][1][:6]
+    assert (first[0], second[0]) == ("words", "letters")
+    assert first[1] == second[1] == rows["best bits per byte"][1][:6]
     assert "times the tokens" in shown
     monkeypatch.setenv("AURA_LANG", "es")
-    said = aura_says("compare", "words", "letters")
-    assert "words llega a" in said
+    assert "words llega a" in aura_says("compare", "words", "letters")
 
 
-def test_for_machines(runs: tuple[Path, Path], aura_says: Aura) -> None:
+def test_for_machines(runs: Runs, aura_says: Aura) -> None:
     told = json.loads(aura_says("compare", *map(str, runs), "--json"))
     words, letters = told["runs"]
     assert (words["ranks"], letters["ranks"], letters["step"], letters["on_gpu"]) == (2, 1, 40, False)
@@ -77,7 +75,7 @@ def test_for_machines(runs: tuple[Path, Path], aura_says: Aura) -> None:
 
 
 def test_seconds_are_those_of_the_steps_whatever_counts_as_a_token(
-    runs: tuple[Path, Path], tmp_path: Path, aura_says: Aura
+    runs: Runs, tmp_path: Path, aura_says: Aura
 ) -> None:
     """Of dialogues only answers count; an epoch begins its seconds anew; the first step after a start is slow."""
     tuned = damaged(runs[1], tmp_path / "tuned", "training_log.csv", r"(?s)\n.*", "\n")
@@ -102,16 +100,15 @@ def test_between_two_validations() -> None:
 
 
 def test_a_run_that_is_under_way_or_was_killed_is_compared_as_far_as_it_is(
-    runs: tuple[Path, Path], tmp_path: Path, aura_says: Aura
+    runs: Runs, tmp_path: Path, aura_says: Aura
 ) -> None:
     young = damaged(runs[1], tmp_path / "young", "training_log.csv", r"(?s)\n24,.*", "\n24,1,7")
     (young / "done.json").unlink()
-    said = aura_says("compare", str(runs[0]), str(young))
-    assert re.search(r"steps +40 / 40 +20 / 40", said)
+    assert re.search(r"steps +40 / 40 +20 / 40", aura_says("compare", str(runs[0]), str(young)))
 
 
 def test_hours_are_those_of_gpus_where_there_are_some_and_of_who_was_there(
-    runs: tuple[Path, Path], tmp_path: Path, aura_says: Aura
+    runs: Runs, tmp_path: Path, aura_says: Aura
 ) -> None:
     card = damaged(runs[0], tmp_path / "card", "rank-0/status.json", '"device": "cpu"', '"device": "cuda:0"')
     less = damaged(card, tmp_path / "less", "rank-0/status.json", r'"away": \[\]', '"away": [1]')
@@ -121,14 +118,14 @@ def test_hours_are_those_of_gpus_where_there_are_some_and_of_who_was_there(
     assert re.search(r"rank-hours \(no GPU\) +- +- +\d", shown)
 
 
-def test_a_log_of_an_older_release(runs: tuple[Path, Path], tmp_path: Path, aura_says: Aura) -> None:
+def test_a_log_of_an_older_release(runs: Runs, tmp_path: Path, aura_says: Aura) -> None:
     old = damaged(runs[1], tmp_path / "old", "training_log.csv", r"(?m),[^,\n]*$", "")
     shown = aura_says("compare", str(runs[0]), str(old))
     assert "old has no bits per byte yet" in shown and "reaches" not in shown
     assert re.search(r"validation loss \(nats per token\) +\d\S+ +\d", shown)
 
 
-def test_what_is_no_run_is_said(runs: tuple[Path, Path], tmp_path: Path, aura_says: Aura) -> None:
+def test_what_is_no_run_is_said(runs: Runs, tmp_path: Path, aura_says: Aura) -> None:
     damaged(runs[1], tmp_path / "begun", "training_log.csv", r"(?s)\n.*", "\n")
     damaged(runs[1], tmp_path / "broken", "model_config.json", "parameters", "p")
     damaged(runs[1], tmp_path / "strange", "training_log.csv", "40,1", "forty,1")

@@ -31,10 +31,8 @@ SMALL = {"layers": 2, "heads": 4, "d_model": 32, "seq_len": 32}
 def run_dir(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose embedding has rows that the tokenizer has no token for."""
     folder = tmp_path_factory.mktemp("export")
-    (trainer,) = complete(
-        start(folder, corpus, 1, "--vocab-size 320 --batch-size 8 --steps 40 --lr 1e-2 --save-every 40")
-    )
-    return trainer.run_dir
+    settings = "--vocab-size 320 --batch-size 8 --steps 40 --lr 1e-2 --save-every 40"
+    return complete(start(folder, corpus, 1, settings))[0].run_dir
 
 
 def random_model(vocab_size: int, **settings: object) -> tuple[TrainConfig, GPT]:
@@ -177,12 +175,11 @@ def test_nothing_foreign_is_replaced_and_nothing_half_is_left(
     assert [path.name for path in output.iterdir()] == ["thesis.txt"]
 
     (output / "thesis.txt").unlink()
-    # A model that was trained further, and a tokenizer alone.
-    for foreign in ({"model_type": "gpt2", "transformers_version": "5.0"}, None):
-        (output / TOKENIZER).write_text("mine")
-        (output / export.CONFIG).write_text(json.dumps(foreign))
-        if not foreign:
-            (output / export.CONFIG).unlink()
+    # A tokenizer alone, and a model that was trained further.
+    (output / TOKENIZER).write_text("mine")
+    for foreign in ({}, {export.CONFIG: '{"model_type": "gpt2", "transformers_version": "5.0"}'}):
+        for name, content in foreign.items():
+            (output / name).write_text(content)
         with pytest.raises(ConfigError, match="exists and is no exported model"):
             export.export(config, model.state_dict(), tokenizer, output)
         assert (output / TOKENIZER).read_text() == "mine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,9 +157,8 @@ def test_who_is_alone_in_rounds_learns_what_it_does_without(late: float) -> None
 
 def test_one_pass_over_the_text_and_no_more(corpus: Corpus) -> None:
     config = config_of("adamw")
-    windows = [
-        Windows(read_corpus(Path(corpus.path)), split, config.seq_len) for split in ("train", "validation")
-    ]
+    text = read_corpus(Path(corpus.path))
+    windows = [Windows(text, split, config.seq_len) for split in ("train", "validation")]
     assert 4 < train(config, Setting(), *windows).loss < 5.71  # ln 300 = 5.70
     with pytest.raises(ValueError, match="windows"):
         train(resolve("gpt2-nano", {**config.__dict__, "steps": 10**6}), Setting(), *windows)
@@ -167,13 +167,8 @@ def test_one_pass_over_the_text_and_no_more(corpus: Corpus) -> None:
 def test_every_run_has_one_key_and_one_pc_sees_as_many_tokens() -> None:
     asked = [(opt, arm) for group in GROUPS.values() for opt, arms in group.items() for arm in arms]
     assert {arm for _, arm in asked} | RATES_ALONE.keys() == ARMS.keys() and ARMS[SYNCHRONOUS] == Setting()
-    jobs = [
-        Job(opt, arm, RATES[opt], seed, part)
-        for opt in RATES
-        for arm in ARMS
-        for seed in range(5)
-        for part in (0.5, 1.0)
-    ]
+    varied = itertools.product(RATES, ARMS, range(5), (0.5, 1.0))
+    jobs = [Job(opt, arm, RATES[opt], seed, part) for opt, arm, seed, part in varied]
     assert len({job.key("") for job in jobs}) == len(jobs)
     assert {job.config().steps * ARMS[job.arm].windows for job in jobs} == {6000, 12000}
     assert {job.config().warmup_steps for job in jobs if job.arm == SYNCHRONOUS} == {15, 30, 50, 100}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -34,10 +35,8 @@ def write_part(file: Path, word: str, documents: int, longest: int, seed: int) -
     draw = random.Random(seed)
     rows = []
     for number in range(documents):
-        text = " ".join(
-            [word, str(number), *(str(draw.randrange(1000)) for _ in range(draw.randrange(longest)))]
-        )
-        rows.append(json.dumps({"text": text}))
+        numbers = [number, *(draw.randrange(1000) for _ in range(draw.randrange(longest)))]
+        rows.append(json.dumps({"text": f"{word} {' '.join(map(str, numbers))}"}))
         rows += ["broken"] * (number == 40) + [""] * (number % 97 == 5)
     file.write_text("\n".join(rows))
     return file
@@ -53,12 +52,8 @@ def parts(tmp_path: Path) -> dict[str, Path]:
 
 
 def mixture(parts: dict[str, Path], *weights: float) -> Mixture:
-    return Mixture(
-        [
-            Part(name, weight, LocalFiles([file]))
-            for (name, file), weight in zip(parts.items(), weights, strict=True)
-        ]
-    )
+    named = zip(parts.items(), weights, strict=True)
+    return Mixture([Part(name, weight, LocalFiles([file])) for (name, file), weight in named])
 
 
 @pytest.fixture
@@ -145,18 +140,11 @@ def test_what_is_left_out_is_the_same_after_an_interruption_anywhere(
         (tmp_path / f"{name}.jsonl").write_text("\n".join(broken))
     named = {name: tmp_path / f"{name}.jsonl" for name in ("largo", "corto")}
     settings = Settings(300, 0.1, max_errors=1000, max_tokens=9900)  # that are reached so
-    write_journal, journals = Workplace.write_journal, 0
-
-    def count(place: Workplace, content: dict[str, Any]) -> None:
-        nonlocal journals
-        write_journal(place, content)
-        journals += 1
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Workplace, "write_journal", count)
+    original = Workplace.write_journal
+    with patch.object(Workplace, "write_journal", autospec=True, side_effect=original) as written:
         whole = build(mixture(named, 0.6, 0.4), tmp_path / "whole", settings)
-    assert journals > 3
-    for journal in range(1, journals + 1):
+    assert written.call_count > 3
+    for journal in range(1, written.call_count + 1):
         output = tmp_path / str(journal)
         with stopped_at(journal, monkeypatch):
             build(mixture(named, 0.6, 0.4), output, settings)
@@ -191,25 +179,22 @@ def test_little_waits_in_memory_whatever_the_weights(
 ) -> None:
     """Batches that are read are soon written, though the parts' characters and tokens differ."""
     monkeypatch.setattr(work, "BATCH_CHARS", 1000)
-    read: list[int] = []
-    encoded = encode.Encoder.__call__
+    encoded, write = encode.Encoder.__call__, work.Work._write
+    waiting = most = 0
 
     def counting(encoder: encode.Encoder, texts: list[str]) -> encode.Encoded:
-        read[-1] += len(texts)
+        nonlocal waiting
+        waiting += len(texts)
         return encoded(encoder, texts)
 
-    most = 0
-    write = work.Work._write
-
     def writing(self: work.Work, part: encode.Encoded, limit: int | None) -> bool:
-        nonlocal most
-        read[-1] -= len(part.lengths)
-        most = max(most, read[-1])
+        nonlocal waiting, most
+        waiting -= len(part.lengths)
+        most = max(most, waiting)
         return write(self, part, limit)
 
     monkeypatch.setattr(encode.Encoder, "__call__", counting)
     monkeypatch.setattr(work.Work, "_write", writing)
-    read.append(0)
     build(mixture(parts, 0.9, 0.1), tmp_path / "c", SETTINGS)
     assert 0 < most < 100  # of 4500 documents
 
@@ -279,11 +264,8 @@ def test_newer_commits_of_a_mixture_are_named(tmp_path: Path) -> None:
     output = tmp_path / "c"
 
     def request(*commits: str, tokens: int = 5) -> dict[str, Any]:
-        names = ("a/es", "a/en")
-        hub = [
-            {"weight": 0.5, "dataset": name, "revision": commit}
-            for name, commit in zip(names, commits, strict=True)
-        ]
+        named = zip(("a/es", "a/en"), commits, strict=True)
+        hub = [{"weight": 0.5, "dataset": name, "revision": commit} for name, commit in named]
         return {"mixture": [*hub, {"weight": 0.1, "sha256": "0"}], "max_tokens": tokens}
 
     place = Workplace(output)
@@ -304,17 +286,8 @@ def test_names_of_files_that_are_no_utf8_are_printed_and_written(
     file = parts["corto"].rename(tmp_path / "texts" / odd)
     (tmp_path / "texts" / os.fsdecode(b"espa\xf1a.jpg")).touch()
     assert Mixture([Part(odd, 1.0, LocalFiles([file]))]).parts[0].name == "espa?a.jsonl"
-    words = [
-        "prepare",
-        "--input",
-        tmp_path / "texts",
-        "--output",
-        tmp_path / "c",
-        "--vocab-size",
-        "300",
-        "--max-errors",
-        "1",
-    ]
+    words = ["prepare", "--input", tmp_path / "texts", "--output", tmp_path / "c"]
+    words += ["--vocab-size", "300", "--max-errors", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "aura", *words], env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
         capture_output=True, text=True, timeout=120, check=False,

@@ -31,9 +31,10 @@ from aura.watch.nodes import MISSES, Nodes, answers
 from aura.watch.queue import Queue
 from aura.watch.runs import ACTIVE, Seen, begun_of, is_alive, news, statuses
 from aura.watch.sender import Memory, Sender
-from aura.watch.services import Services, read_services, without_secrets
+from aura.watch.services import read_services, without_secrets
+from conftest import Aura
 from services import mail_server, wait_until, web_server
-from trainers import TINY
+from trainers import at_step, start
 
 SECRET = "abcdefghijklmnop0123"  # noqa: S105 - made up
 QUIET = 3.0  # seconds; in less of them a busy machine may not have written fifty events down
@@ -53,16 +54,18 @@ def own(port: int) -> dict[str, str]:
     return {"webhook_url": f"http://127.0.0.1:{port}/hook/{SECRET}?token={SECRET}", "webhook_type": "json"}
 
 
-def sender(folder: Path, services: Services, said: list[str], **options: float) -> Sender:
+def sender(folder: Path, content: Any, said: list[str], **options: float) -> Sender:
+    """To whom webhooks.json with this content names."""
+    services = read_services(config(folder, content))
     return Sender(Queue(folder), services, Memory(folder), said.append, **options)
 
 
-def follow(folder: Path, *words: str) -> subprocess.Popen[str]:
+def follow(folder: Path) -> subprocess.Popen[str]:
     """aura notify as a process, on folder/runs."""
     (folder / "runs").mkdir(exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-m", "aura", "notify", "--webhook-config", str(folder / "webhooks.json"),
-         "--runs", str(folder / "runs"), "--state", str(folder), "--node", "node1", *words],
+         "--runs", str(folder / "runs"), "--state", str(folder), "--node", "node1"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -105,14 +108,11 @@ def test_what_is_refused_is_tried_again_and_holds_nobody_up(tmp_path: Path, trou
     said: list[str] = []
     with web_server() as sick, web_server() as well:
         sick.answer = trouble
-        services = read_services(config(tmp_path, [own(sick.port), own(well.port)]))
-        post = sender(tmp_path, services, said, first_wait=0.2)
+        post = sender(tmp_path, [own(sick.port), own(well.port)], said, first_wait=0.2)
         for number in range(3):
             post.queue.add(replace(EVENT, run=f"r{number}"))
         began = time.monotonic()
-        while time.monotonic() - began < 30 and sick.asked < 3:
-            post.round()
-            time.sleep(0.02)
+        wait_until(lambda: post.round() or sick.asked >= 3, 30, lambda: str(said))
         assert len(well.bodies) == 3 and sick.bodies == []
         # After 0, 0.2, 0.6 s.
         assert sick.asked == 3 and time.monotonic() - began >= 0.6
@@ -131,7 +131,7 @@ def test_a_message_that_a_service_refuses_holds_up_no_other_one(tmp_path: Path, 
     said: list[str] = []
     with web_server() as web:
         web.answer, web.refuses = 500, '"run": "r0"'
-        post = sender(tmp_path, read_services(config(tmp_path, own(web.port))), said, first_wait=0.05)
+        post = sender(tmp_path, own(web.port), said, first_wait=0.05)
         for number in range(4):
             post.queue.add(replace(EVENT, run=f"r{number}"))
         wait_until(lambda: (post.round() or web.asked) >= 5, 30, lambda: str(said))
@@ -150,14 +150,14 @@ def test_a_message_that_a_service_refuses_holds_up_no_other_one(tmp_path: Path, 
 def test_the_same_is_said_once_and_then_counted(tmp_path: Path) -> None:
     said: list[str] = []
     with web_server() as web:
-        post = sender(tmp_path, read_services(config(tmp_path, own(web.port))), said, quiet=QUIET)
+        post = sender(tmp_path, own(web.port), said, quiet=QUIET)
         for _ in range(50):
             post.queue.add(EVENT)
         post.queue.add(replace(EVENT, host="node4"))
         post.round()
         assert [body["host"] for body in web.bodies] == ["node3", "node4"]
         # Who is started again meanwhile still knows.
-        post = sender(tmp_path, post.services, said, quiet=QUIET)
+        post = sender(tmp_path, own(web.port), said, quiet=QUIET)
         post.queue.add(EVENT)
         wait_until(lambda: (post.round() or len(web.bodies)) == 3, 60, lambda: str(web.bodies))
         assert web.bodies[2]["message"].startswith("50 times more") and post.is_idle()
@@ -169,10 +169,9 @@ def test_the_same_is_said_once_and_then_counted(tmp_path: Path) -> None:
 def test_a_clock_that_was_wrong_once_silences_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
     with web_server() as web:
-        services = read_services(config(tmp_path, own(web.port)))
         for offset in (4 * 365 * 86400, 0):
             monkeypatch.setattr(time, "time", lambda offset=offset: now + offset)
-            post = sender(tmp_path, services, [])
+            post = sender(tmp_path, own(web.port), [])
             post.queue.add(replace(EVENT, ts=now + offset))
             post.round()
         assert [body["ts"] - now for body in web.bodies] == [4 * 365 * 86400, 0]
@@ -181,7 +180,7 @@ def test_a_clock_that_was_wrong_once_silences_nobody(tmp_path: Path, monkeypatch
         post.queue.add(replace(EVENT, host="node4", ts=1577836800.0))
         post.round()
         web.answer = 200
-        sender(tmp_path, services, []).round()
+        sender(tmp_path, own(web.port), []).round()
         assert web.bodies[2]["host"] == "node4"
 
 
@@ -214,27 +213,23 @@ def test_the_queue_survives_a_kill_and_nothing_shows_the_address(tmp_path: Path)
 
 
 def test_a_run_by_hand_tells_how_it_goes(corpus: Corpus, tmp_path: Path) -> None:
-    """The flag and the file of guide 003."""
+    """The flag and the file of guide 003. The run, which takes less than a second, goes on once it was looked at."""
+    looked = tmp_path / "node0/run/.notify/state.json"
+    waits = at_step(9, lambda: wait_until(looked.exists, 120, lambda: "nobody looks"))
     with web_server() as web:
         path = config(tmp_path, own(web.port))
-        words = ["--preset", "gpt2-nano", "--corpus", str(corpus.path), "--run-dir", str(tmp_path / "mine")]
-        run = subprocess.run(
-            [sys.executable, "-m", "aura", "train", *words, *TINY.split(), "--webhook_config", str(path)],
-            check=False, capture_output=True, text=True,
-        )  # fmt: skip
-        assert run.returncode == 0, run.stderr
+        (trainer,) = start(tmp_path, corpus, 1, f"--webhook_config {path}", {0: waits})
+        assert trainer.end(180) == 0, trainer.text
         wait_until(lambda: "run.finished" in web.events, 120, lambda: str(web.events))
         (last,) = (body for body in web.bodies if body["event"] == "run.finished")
-    assert (last["run"], last["rank"], last["step"], last["severity"]) == ("mine", 0, 20, "info")
-    assert last["facts"]["loss"] == json.loads((tmp_path / "mine/done.json").read_text())["validation_loss"]
+    assert (last["run"], last["rank"], last["step"], last["severity"]) == ("run", 0, 20, "info")
+    assert last["facts"]["loss"] == trainer.done["validation_loss"]
 
 
 def test_a_test_says_who_took_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with web_server() as web, web_server() as heart:
-        path = config(
-            tmp_path,
-            {"services": [own(web.port)], "heartbeat_url": f"http://127.0.0.1:{heart.port}/{SECRET}"},
-        )
+        url = f"http://127.0.0.1:{heart.port}/{SECRET}"
+        path = config(tmp_path, {"services": [own(web.port)], "heartbeat_url": url})
         words = ["--test", "--webhook-config", str(path), "--node", "node1"]
         assert notify.main(words) == 0
         assert capsys.readouterr().out == "JSON 1: delivered.\nThe heartbeat arrives.\n"
@@ -250,10 +245,8 @@ def test_a_test_says_who_took_it(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_the_heart_beats_while_nobody_else_is_told(tmp_path: Path) -> None:
     said: list[str] = []
     with web_server() as heart:
-        url = f"http://127.0.0.1:{heart.port}/{SECRET}"
-        services = read_services(config(tmp_path, {"heartbeat_url": url, "heartbeat_seconds": 1}))
-        services.heartbeat_seconds = 0.1
-        post = sender(tmp_path, services, said)
+        post = sender(tmp_path, {"heartbeat_url": f"http://127.0.0.1:{heart.port}/{SECRET}"}, said)
+        post.services.heartbeat_seconds = 0.1
         for answer in (200, None, None, 200):
             heart.answer = answer
             post.round()
@@ -295,13 +288,10 @@ def test_a_file_that_is_no_json_or_not_there(tmp_path: Path) -> None:
     assert SECRET not in str(caught.value) and caught.value.__context__ is not None
 
 
-def test_a_reason_that_holds_the_address_loses_it() -> None:
+def test_a_reason_that_holds_the_address_loses_it_and_a_topic_in_the_place_of_a_host() -> None:
     address = f"https://me:pass-word@example.org/hook/{SECRET}?key=another-secret"
     said = without_secrets(f"{address} refused /hook/{SECRET}: key another-secret of me, pass-word", address)
     assert "example.org" in said and not any(part in said for part in (SECRET, "another-secret", "pass-word"))
-
-
-def test_a_topic_in_the_place_of_a_host_is_a_secret_too() -> None:
     said = without_secrets(f"Failed to send ntfy notification to topic '{SECRET}'.", f"ntfy://{SECRET}")
     assert SECRET not in said
     assert "localhost" in without_secrets("localhost is silent", "http://localhost/hook")
@@ -311,10 +301,7 @@ def test_a_topic_in_the_place_of_a_host_is_a_secret_too() -> None:
 def test_a_server_may_take_its_time_to_answer(tmp_path: Path) -> None:
     with web_server() as received:
         received.slow = 4.5
-        path = tmp_path / "webhooks.json"
-        address = f"http://127.0.0.1:{received.port}/hook"
-        path.write_text(json.dumps({"webhook_url": address, "webhook_type": "json"}))
-        (service,) = read_services(path).services
+        (service,) = read_services(config(tmp_path, own(received.port))).services
         assert service.send(EVENT, "home") == ""
 
 
@@ -377,13 +364,11 @@ def test_who_refuses_a_connection_lives(monkeypatch: pytest.MonkeyPatch) -> None
         assert not answers("127.0.0.1", port)
 
 
-def test_a_full_disk_of_the_queue_is_a_sentence(small_disk: Path, tmp_path: Path) -> None:
-    with web_server() as web:
-        config(tmp_path, own(web.port))
-        (small_disk / "filler").write_bytes(b"0" * 60000)
-        process = follow(tmp_path, "--state", str(small_disk), "--runs", str(small_disk))
-        said = process.communicate(timeout=120)[0]
-    assert process.returncode == 75 and "No space left" in said, said
+def test_a_full_disk_of_the_queue_is_a_sentence(small_disk: Path, tmp_path: Path, aura_says: Aura) -> None:
+    (small_disk / "filler").write_bytes(b"0" * 60000)
+    words = ["--webhook-config", str(config(tmp_path, own(1))), "--once"]
+    words += ["--runs", str(small_disk), "--state", str(small_disk)]
+    assert "No space left" in aura_says("notify", *words, code=75)
 
 
 def says(state: str, pid: int = 1, **values: Any) -> dict[str, Any]:
@@ -394,50 +379,47 @@ def says(state: str, pid: int = 1, **values: Any) -> dict[str, Any]:
 
 LEARNS = says("training", loss=2.5)
 BROKE = says("failed", exit_code=75, message="rank 2 on node2 has not answered for 8 s.")
-STORIES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+REFUSED = says("failed", exit_code=64, message="x")
+LEAVES = says("stopped", exit_code=75)  # to begin anew with who is back
+JOINS, TRAINS = says("joining", 2), says("training", 2, loss=2.0)
+STORIES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "good": (
         [says("joining"), says("training"), LEARNS, says("saving", loss=2.5), LEARNS, says("done", loss=2.5)],
-        ["started", "first_step", "finished"],
+        "started first_step finished",
     ),
-    "a rank was lost": (
-        [LEARNS, BROKE, BROKE, says("joining", 2), says("training", 2, loss=2.0)],
-        ["started", "first_step", "interrupted", "resumed"],
-    ),
+    "a rank was lost": ([LEARNS, BROKE, BROKE, JOINS, TRAINS], "started first_step interrupted resumed"),
     "rank 0 was killed, and is there again before anybody looked": (
-        [LEARNS, says("joining", 2), says("training", 2, loss=2.0)],
-        ["started", "first_step", "interrupted", "resumed"],
+        [LEARNS, JOINS, TRAINS],
+        "started first_step interrupted resumed",
     ),
     "it broke off, and began anew before anybody looked": (
-        [LEARNS, says("joining", 2, step=0, before=BROKE), says("training", 2, loss=2.0, before=BROKE)],
-        ["started", "first_step", "interrupted", "resumed"],
+        [LEARNS, says("joining", 2, step=0, before=BROKE), TRAINS | {"before": BROKE}],
+        "started first_step interrupted resumed",
     ),
     "it began anew with one that was back": (
-        [LEARNS, says("joining", 2, before=says("stopped", exit_code=75)), says("training", 2, loss=2.0)],
-        ["started", "first_step"],
+        [LEARNS, JOINS | {"before": LEAVES}, TRAINS],
+        "started first_step",
     ),
     "one is back, and somebody looks before it begins anew": (
-        [LEARNS, says("stopped", exit_code=75), says("joining", 2), says("training", 2, loss=2.0)],
-        ["started", "first_step"],
+        [LEARNS, LEAVES, JOINS, TRAINS],
+        "started first_step",
     ),
     "rank 0 was killed, and nobody starts it": (
         [LEARNS, *[{**LEARNS, "gone": True}] * 60],
-        ["started", "first_step", "interrupted", "failed"],
+        "started first_step interrupted failed",
     ),
     "it broke off, and nobody starts it": (
         [LEARNS, *[BROKE] * 60],
-        ["started", "first_step", "interrupted", "failed"],
+        "started first_step interrupted failed",
     ),
-    "a wrong setting": ([says("joining"), says("failed", exit_code=64, message="x")], ["started", "failed"]),
-    "a sick GPU": ([LEARNS, says("failed", exit_code=69, message="x")], ["started", "first_step", "failed"]),
+    "a wrong setting": ([says("joining"), REFUSED], "started failed"),
+    "a sick GPU": ([LEARNS, REFUSED | {"exit_code": 69}], "started first_step failed"),
     "stopped, and launched again": (
-        [LEARNS, says("stopped"), says("stopped"), says("joining", 2)],
-        ["started", "first_step", "stopped", "started"],
+        [LEARNS, says("stopped"), says("stopped"), JOINS],
+        "started first_step stopped started",
     ),
-    "failed between two looks": ([says("failed", exit_code=64, message="x")], ["failed"]),
-    "over before anybody looked": (
-        [says("failed", exit_code=64, updated=1.0), says("done", updated=1.0)],
-        [],
-    ),
+    "failed between two looks": ([REFUSED], "failed"),
+    "over before anybody looked": ([REFUSED | {"updated": 1.0}, says("done", updated=1.0)], ""),
 }
 
 
@@ -452,7 +434,7 @@ def test_what_has_become_of_a_run(story: str) -> None:
             "r", seen, status, not status.pop("gone", False), began=50.0, now=100.0 + 5 * number
         )
         told += events
-    assert [event.kind for event in told] == [f"run.{kind}" for kind in expected]
+    assert [event.kind for event in told] == [f"run.{kind}" for kind in expected.split()]
     if "interrupted" in expected and any(BROKE in (status, status.get("before")) for status in statuses):
         assert "rank 2 on node2 has not answered" in told[2].message
         assert told[2].step == 7

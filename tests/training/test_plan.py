@@ -106,9 +106,8 @@ def test_the_rank_with_the_largest_micro_batch_decides() -> None:
     assert made.sequences_per_step == 60
     assert made.tokens_per_step == 60 * 1024
     assert made.memory == memory_of(unequal, 8, on_gpu=True, ranks=5)
-    assert (
-        made.compute_seconds == plan.plan_for(replace(unequal, rank_batch_sizes=""), 5, A100).compute_seconds
-    )
+    equal = replace(unequal, rank_batch_sizes="")
+    assert made.compute_seconds == plan.plan_for(equal, 5, A100).compute_seconds
     with pytest.raises(ConfigError, match="has 5 numbers, but 4 ranks"):
         plan.plan_for(unequal, 4, A100)
 
@@ -210,12 +209,11 @@ def test_a_death_costs_half_the_way_between_two_copies_and_never_more_than_betwe
 def test_the_json_keeps_its_form(capsys: pytest.CaptureFixture[str]) -> None:
     answer = run(capsys, "--preset", "gpt2", "--gpu", "rtx-3090", "--nodes", "2", "--ranks-per-node", "3")
     assert set(answer) == set(
-        "schema preset device device_memory fullest_rank peak_flops peak_flops_of_all utilisation "
-        "nodes ranks link_mbit parameters memory "
-        "sequences_per_step tokens_per_step flops_per_token compute_seconds communication_bytes "
-        "communication_seconds exposed_seconds seconds_per_step checkpoint_bytes checkpoints_on_disk "
-        "save_every copies_apart collecting_seconds steps "
-        "passes tokens seconds tokens_per_parameter assumptions notes candidates chosen".split()
+        "schema preset device device_memory fullest_rank peak_flops peak_flops_of_all utilisation nodes ranks "
+        "link_mbit parameters memory sequences_per_step tokens_per_step flops_per_token compute_seconds "
+        "communication_bytes communication_seconds exposed_seconds seconds_per_step checkpoint_bytes "
+        "checkpoints_on_disk save_every copies_apart collecting_seconds steps passes tokens seconds "
+        "tokens_per_parameter assumptions notes candidates chosen".split()
     )
     assert set(answer["memory"]) == set(
         "parameters gradients moments weight_copies activations logits workspace delay context moment total".split()
@@ -241,10 +239,8 @@ def test_the_length_of_the_run(capsys: pytest.CaptureFixture[str], corpus: Corpu
 
 
 def test_the_aliases_work_here_too(capsys: pytest.CaptureFixture[str]) -> None:
-    words = (
-        "--model-preset manual --num_layers 12 --embed-size 768 --gpu h100 --set num_heads=12 seq_length=1024"
-    )
-    assert run(capsys, *words.split())["parameters"] == 124_439_808
+    words = "--model-preset manual --num_layers 12 --embed-size 768 --gpu h100".split()
+    assert run(capsys, *words, "--set", "num_heads=12", "seq_length=1024")["parameters"] == 124_439_808
 
 
 @pytest.mark.parametrize(
@@ -326,10 +322,8 @@ def test_a_controller_without_torch_can_plan(tmp_path: Path) -> None:
     training = Path(plan.__file__).parents[2]
     environment = {"PYTHONPATH": f"{tmp_path}:{training}", "AURA_LANG": "en"}
     for device in ("4090", "cpu"):
-        words = ["-m", "aura", "plan", "--preset", "auto", "--gpu", device, "--nodes", "5"]
-        answer = subprocess.run(
-            [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
-        )
+        words = [sys.executable, "-m", "aura", "plan", "--preset", "auto", "--gpu", device, "--nodes", "5"]
+        answer = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         assert answer.returncode == 0, answer.stderr
         name = "gpt2-medium" if device == "4090" else "gpt2-nano"
         assert answer.stderr.startswith(f"preset=auto: {name}, because")
@@ -347,7 +341,6 @@ def test_the_lines_for_the_launch_say_everything() -> None:
 
 
 def test_a_step_of_an_hour_and_a_terabyte_are_figures_that_can_be_read() -> None:
-    assert [in_seconds(value) for value in (0.0933, 999.4, 999.6, 3012.0)] == [
-        *("0.0933 s", "999 s", "1,000 s", "3,012 s")
-    ]
+    seconds = {0.0933: "0.0933 s", 999.4: "999 s", 999.6: "1,000 s", 3012.0: "3,012 s"}
+    assert {value: in_seconds(value) for value in seconds} == seconds
     assert [in_bytes(value) for value in (8.1e6, 4.26e9, 1.7e12)] == ["8.1 MB", "4.26 GB", "1,700 GB"]

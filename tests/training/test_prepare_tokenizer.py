@@ -74,9 +74,8 @@ def test_a_directory_as_transformers_writes_it(trained: Prepared, tmp_path: Path
     parts = json.loads(trained.json)
     parts["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     parts["added_tokens"][0]["content"] = "<fin>"
-    parts["model"]["vocab"] = {
-        name.replace("<|endoftext|>", "<fin>"): number for name, number in parts["model"]["vocab"].items()
-    }
+    vocabulary = parts["model"]["vocab"]
+    vocabulary["<fin>"] = vocabulary.pop("<|endoftext|>")
     (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
     settings = {"eos_token": {"content": "<fin>"}, "pad_token": "<fin>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -85,13 +84,8 @@ def test_a_directory_as_transformers_writes_it(trained: Prepared, tmp_path: Path
     assert len(Encoder(loaded.json, 0, "<u2").library(["la casa y el perro y la red"])[0]) > 8  # all of it
 
     # Of a tuned model's tokenizer what ends an answer ends no document.
-    of_answers = {
-        "bos_token": "<fin>",
-        "eos_token": "la",
-        "pad_token": "<fin>",
-        "chat_template": "{{ messages }}",
-    }
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(of_answers))
+    settings |= {"bos_token": "<fin>", "eos_token": "la", "chat_template": "{{ messages }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert tokenizer.load(str(tmp_path), refuse).end_of_text == "<fin>"
 
 
@@ -148,14 +142,11 @@ def test_a_tokenizer_of_the_hub_has_its_own_special_tokens(
         "model.safetensors": b"weights",
     }
     words = ["--input", str(text), "--tokenizer", "acme/spanish", "--output", str(tmp_path / "c")]
+    hub = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0"}
     with serving(Hub) as port:
-        hub = {
-            "HF_ENDPOINT": f"http://127.0.0.1:{port}",
-            "HF_HOME": str(tmp_path / "hub"),
-            "HF_HUB_OFFLINE": "0",
-        }
+        environment = os.environ | hub | {"HF_ENDPOINT": f"http://127.0.0.1:{port}"}
         command = [sys.executable, "-m", "aura", "prepare", *words]
-        subprocess.run(command, check=True, timeout=60, env=os.environ | hub)
+        subprocess.run(command, check=True, timeout=60, env=environment)
     meta = json.loads((tmp_path / "c" / "meta.json").read_text())
     assert (meta["end_of_text"], meta["pad"], meta["end_of_text_id"]) == ("<fin>", "<fin>", 0)
     assert set(Hub.fetched) == {"tokenizer.json", "tokenizer_config.json"}
@@ -221,16 +212,13 @@ def test_tokenizers_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "bad.model").write_text("hola")
     (tmp_path / "empty").mkdir()
     for name, sentence in (
-        (str(tmp_path / "missing.json"), "There is no tokenizer"),
-        (str(tmp_path / "bad.json"), "cannot be used"),
-        (str(tmp_path / "bad.model"), "is no SentencePiece model"),
-        (
-            str(tmp_path / "empty"),
-            r"no tokenizer\.json, no SentencePiece model \(\*\.model\) and no vocab\.json",
-        ),
+        ("missing.json", "There is no tokenizer"),
+        ("bad.json", "cannot be used"),
+        ("bad.model", "is no SentencePiece model"),
+        ("empty", r"no tokenizer\.json, no SentencePiece model \(\*\.model\) and no vocab\.json"),
     ):
         with pytest.raises(ConfigError, match=sentence):
-            tokenizer.load(name, refuse)
+            tokenizer.load(str(tmp_path / name), refuse)
 
 
 def test_a_tokenizer_that_would_lose_bytes_is_refused(text: Path, tmp_path: Path) -> None:

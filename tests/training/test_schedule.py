@@ -12,35 +12,25 @@ from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import learning_rate
 
 WARM = {"steps": 100, "warmup_steps": 10, "lr": 2.0}
+COSINE, WSD = WARM | {"schedule": "cosine"}, WARM | {"schedule": "wsd"}
 
 
 @pytest.mark.parametrize(
     ("settings", "rates"),
     [
         (
-            WARM | {"schedule": "cosine", "min_lr_ratio": 0.1},
-            {
-                0: 0.2,
-                8: 1.8,
-                9: 2.0,
-                10: 2.0,
-                40: 2 * (0.1 + 0.9 * 0.75),  # a third of the half period: cos 60°
-                55: 1.1,
-                85: 2 * (0.1 + 0.45 * (1 + math.cos(math.pi * 5 / 6))),
-                100: 0.2,
-                130: 0.2,
-            },
+            COSINE | {"min_lr_ratio": 0.1},
+            # a third of the half period: cos 60°
+            {0: 0.2, 8: 1.8, 9: 2.0, 10: 2.0, 40: 2 * (0.1 + 0.9 * 0.75), 55: 1.1}
+            | {85: 2 * (0.1 + 0.45 * (1 + math.cos(math.pi * 5 / 6))), 100: 0.2, 130: 0.2},
         ),
         (
-            WARM | {"schedule": "wsd", "decay_ratio": 0.5, "min_lr_ratio": 0.2},
+            WSD | {"decay_ratio": 0.5, "min_lr_ratio": 0.2},
             {0: 0.2, 9: 2.0, 10: 2.0, 50: 2.0, 51: 2 * (0.2 + 0.8 * 0.98), 75: 1.2, 99: 0.432, 130: 0.4},
         ),
-        (WARM | {"schedule": "wsd", "decay_ratio": 0.0, "min_lr_ratio": 0.0}, {50: 2.0, 99: 2.0, 100: 0.0}),
-        (
-            WARM | {"warmup_steps": 99, "schedule": "cosine", "min_lr_ratio": 0.5},
-            {98: 2.0, 99: 2.0, 100: 1.0},
-        ),
-        (WARM | {"warmup_steps": 300, "schedule": "cosine"}, {0: 2 / 300, 99: 2 / 3}),
+        (WSD | {"decay_ratio": 0.0, "min_lr_ratio": 0.0}, {50: 2.0, 99: 2.0, 100: 0.0}),
+        (COSINE | {"warmup_steps": 99, "min_lr_ratio": 0.5}, {98: 2.0, 99: 2.0, 100: 1.0}),
+        (COSINE | {"warmup_steps": 300}, {0: 2 / 300, 99: 2 / 3}),
     ],
     ids=["cosine", "wsd", "wsd without a decay", "one step after the warm-up", "warm-up for ever"],
 )

@@ -57,6 +57,9 @@ class Served(Command):
         return code
 
 
+Serve = Callable[..., Served]
+
+
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one of these tests has xllamacpp, of the same version."""
@@ -70,7 +73,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def served(command: Callable[..., Served]) -> Callable[..., Served]:
+def served(command: Serve) -> Serve:
     return partial(command, kind=Served)
 
 
@@ -80,7 +83,7 @@ def run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_tuned_run_answers(run: Path, served: Callable[..., Served], tmp_path: Path) -> None:
+def test_a_tuned_run_answers(run: Path, served: Serve, tmp_path: Path) -> None:
     server = served(str(run))
     server.says("ollama create answers -f")
     for said in (
@@ -120,7 +123,7 @@ def test_a_tuned_run_answers(run: Path, served: Callable[..., Served], tmp_path:
 
 @pytest.mark.usefixtures("environment")
 def test_an_untuned_model_goes_on_with_a_text(
-    reference: list[Trainer], served: Callable[..., Served], tmp_path: Path
+    reference: list[Trainer], served: Serve, tmp_path: Path
 ) -> None:
     shutil.copytree(reference[0].run_dir, tmp_path / "run")
     server = served(str(tmp_path / "run"))
@@ -133,7 +136,7 @@ def test_an_untuned_model_goes_on_with_a_text(
 
 
 def test_a_llama_server_of_the_machine_is_taken(
-    run: Path, served: Callable[..., Served], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, served: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "bin" / serve.PROGRAM
     program.parent.mkdir()
@@ -155,7 +158,7 @@ def test_what_cannot_be_served_is_a_sentence(
     run: Path,
     corpus: Corpus,
     tmp_path: Path,
-    served: Callable[..., Served],
+    served: Serve,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -61,19 +62,18 @@ def record(folder: Path) -> dict[int, Callable[[], None]]:
 
 def windows_of_steps(folder: Path, shares: list[int], steps: int) -> list[list[int]]:
     """Those of all ranks, by step; a rank may have read ahead."""
-    paths = [folder / f"windows-{rank}" for rank in range(len(shares))]
-    read = [[int(line) for line in path.read_text().split()] for path in paths]
-    return [
-        [window for rank, share in enumerate(shares) for window in read[rank][step * share :][:share]]
-        for step in range(steps)
-    ]
+    found: list[list[int]] = [[] for _ in range(steps)]
+    for rank, share in enumerate(shares):
+        read = [int(line) for line in (folder / f"windows-{rank}").read_text().split()]
+        for step, windows in enumerate(found):
+            windows += read[step * share :][:share]
+    return found
 
 
 def rates(trainer: Trainer) -> list[str]:
     """Step and learning rate of every line of the log."""
-    lines = [line.split(",") for line in (trainer.run_dir / "training_log.csv").read_text().splitlines()]
-    columns = [lines[0].index(name) for name in ("step", "lr")]
-    return [",".join(line[column] for column in columns) for line in lines]
+    with (trainer.run_dir / "training_log.csv").open() as log:
+        return [f"{row['step']},{row['lr']}" for row in csv.DictReader(log)]
 
 
 def test_five_ranks_and_three_see_the_same_windows_and_learn_the_same(corpus: Corpus, tmp_path: Path) -> None:
@@ -115,17 +115,12 @@ def test_a_run_keeps_the_step_that_it_began_with_in_launches_of_others(
     assert json.loads((straight.run_dir / "model_config.json").read_text())["step_tokens"] == 4 * 16
     keep = partial(os.environ.update, AURA_STEP_TOKENS="64")
     seen: list[list[int]] = []
-    for shares, until in (([2, 2], 6), ([1, 1, 2], 12), ([4], 20)):
+    for shares, asked, ends in (([2, 2], 6, 7), ([1, 1, 2], 12, 13), ([4], None, 20)):
         notes = record(tmp_path / f"windows-{len(shares)}")
-        faults = {rank: both(keep, notes[rank]) for rank in range(len(shares))}
-        if until < 20:
-            stops = {rank: both(faults[rank], at_step(until, send_self(signal.SIGTERM))) for rank in faults}
-            ranks = complete(start(tmp_path / "run", corpus, len(shares), "--lr 1e-2", stops))
-            names = (name for name in ranks[0].checkpoints() if name.startswith("interrupt"))
-            until = max(int(name.rpartition("-")[2]) for name in names)
-        else:
-            ranks = complete(start(tmp_path / "run", corpus, 1, "--lr 1e-2", faults))
-        seen += windows_of_steps(tmp_path / f"windows-{len(shares)}", shares, until - len(seen))
+        stop = at_step(asked, send_self(signal.SIGTERM)) if asked else both()
+        faults = {rank: both(keep, notes[rank], stop) for rank in range(len(shares))}
+        ranks = complete(start(tmp_path / "run", corpus, len(shares), "--lr 1e-2", faults))
+        seen += windows_of_steps(tmp_path / f"windows-{len(shares)}", shares, ends - len(seen))
         assert ("The step stays 64 tokens" in ranks[0].text) == (len(shares) != 2)
     assert "by the settings it would be 32 with 1 ranks" in ranks[0].text
     order = Order(len(Windows(corpus, "train", 16)), seed=0)
@@ -133,9 +128,7 @@ def test_a_run_keeps_the_step_that_it_began_with_in_launches_of_others(
     assert ranks[0].done["tokens_seen"] == straight.done["tokens_seen"] == 20 * 64
     assert curve(ranks[0]) == pytest.approx(curve(straight), abs=1e-4)
     assert set(rates(straight)) <= set(rates(ranks[0])), "it has lines more where it was stopped"
-    assert ranks[0].done["config_digest"] == straight.done["config_digest"], (
-        "it has not been asked for another"
-    )
+    assert ranks[0].done["config_digest"] == straight.done["config_digest"], "it has been asked for the same"
 
 
 @pytest.mark.parametrize(

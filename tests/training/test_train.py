@@ -25,17 +25,7 @@ from aura.run.progress import Progress
 from aura.strategy.sharded import Sharded
 from conftest import flip_a_bit, prepare
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import (
-    Fault,
-    Trainer,
-    at_step,
-    before_micro_batch,
-    complete,
-    curve,
-    send_self,
-    start,
-    stop_at,
-)
+from trainers import Fault, Trainer, at_step, before_micro_batch, complete, curve, send_self, start, stop_at
 
 GUIDE_TAGS = {
     *"Loss/train_step Loss/train_epoch Loss/val_epoch Time/epoch_seconds".split(),
@@ -75,12 +65,17 @@ def test_a_run_without_interruption(reference: list[Trainer], corpus: Corpus) ->
     assert (second.run_dir / "tokenizer.json").read_bytes() == (corpus.path / "tokenizer.json").read_bytes()
     for rank, trainer in enumerate(reference):
         status = trainer.status
-        assert (status["rank"], status["world_size"], status["node"]) == (rank, 2, f"node{rank}")
-        assert (status["state"], status["step"]) == ("done", 20)
-        assert (status["max_steps"], status["sync"]) == (20, "OK")
-        assert status["tokens_per_second"] > 0
-        assert status["waited"] > 0
-        assert status["setting"] == "strategy=sharded wire=fp32 delay=0.0"
+        known = {
+            "rank": rank,
+            "world_size": 2,
+            "node": f"node{rank}",
+            "state": "done",
+            "step": 20,
+            "max_steps": 20,
+        }
+        known |= {"sync": "OK", "setting": "strategy=sharded wire=fp32 delay=0.0"}
+        assert {name: status[name] for name in known} == known
+        assert status["tokens_per_second"] > 0 and status["waited"] > 0
         assert abs(time.time() - status["updated"]) < 600
 
 
@@ -88,9 +83,7 @@ def test_tensorboard_has_the_tags_of_the_guides(reference: list[Trainer]) -> Non
     events = EventAccumulator(str(reference[0].run_dir / "tensorboard")).Reload()
     assert set(events.Tags()["scalars"]) >= GUIDE_TAGS
     assert list(curve(reference[0])) == list(range(1, 21))
-    assert not (reference[1].run_dir / "tensorboard").exists(), (
-        "nodes that know no addresses may share a disk"
-    )
+    assert not (reference[1].run_dir / "tensorboard").exists(), "they may share a disk"
 
 
 def test_a_finished_run_says_so_and_does_not_wait_for_others(
@@ -193,9 +186,8 @@ def test_five_ranks_three_and_one_are_one_run(settings: str, corpus: Corpus, tmp
     five = complete(start(tmp_path, corpus, 5, settings))
     assert "Changed since step 13: ranks 1 -> 5." in five[0].text
     assert (five[0].done["step"], five[0].done["tokens_seen"]) == (20, 9600)
-    assert (
-        "sends step 13 to rank 1 on node1, rank 2 on node2, rank 3 on node3, rank 4 on node4" in five[4].text
-    )
+    sent = "sends step 13 to rank 1 on node1, rank 2 on node2, rank 3 on node3, rank 4 on node4"
+    assert sent in five[4].text
     assert len({trainer.files("checkpoint-step-20") for trainer in five}) == 1
     assert curve(five[0]) == pytest.approx(curve(one), abs=1e-4)
     assert "Sync=-" in one.text  # with one rank there is nothing to compare, and nothing is claimed
@@ -205,21 +197,17 @@ def test_five_ranks_three_and_one_are_one_run(settings: str, corpus: Corpus, tmp
 def test_a_checkpoint_of_a_strategy_that_is_gone_goes_on(
     reference: list[Trainer], corpus: Corpus, tmp_path: Path
 ) -> None:
-    stop = at_step(9, send_self(signal.SIGTERM))
-    for trainer in start(tmp_path, corpus, 2, "--strategy ddp", {0: stop}):
-        assert trainer.end() in (0, 75), trainer.text
+    for trainer in stop_at(9, tmp_path, corpus, 2, "--strategy ddp"):
         assert "strategy=ddp is now strategy=sharded" in trainer.text
-    for node in ("node0", "node1"):
-        path = tmp_path / node / "run/checkpoints/interrupt-step-10"
-        state = json.loads((path / "state.json").read_text())
+        state = trainer.state("interrupt-step-10")
         del state["config"]["wire"]
         assert state["config"]["strategy"] == "sharded"
         state["config"]["strategy"] = "ddp"
-        (path / "state.json").write_text(json.dumps(state))
-        manifest = json.loads((path / "manifest.json").read_text())
-        file = path / "state.json"
+        file = trainer.run_dir / "checkpoints/interrupt-step-10/state.json"
+        file.write_text(json.dumps(state))
+        manifest = json.loads(file.with_name("manifest.json").read_text())
         manifest["files"]["state.json"] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
-        (path / "manifest.json").write_text(json.dumps(manifest))
+        file.with_name("manifest.json").write_text(json.dumps(manifest))
     ranks = complete(start(tmp_path, corpus, 2))
     (changes,) = [line for line in ranks[0].text.splitlines() if "Changed since step 10" in line]
     assert changes.endswith("Changed since step 10: strategy ddp -> sharded.")
@@ -229,27 +217,23 @@ def test_a_checkpoint_of_a_strategy_that_is_gone_goes_on(
 def test_later_steps_of_a_disk_that_was_away_do_not_come_back(corpus: Corpus, tmp_path: Path) -> None:
     """node1's disk is taken out after step 12; the others go back to step 5 and on from there; then it is put back."""
 
-    def until(step: int) -> list[Trainer]:
-        return stop_at(step - 1, tmp_path, corpus, 2, "--keep-checkpoints 9")
-
-    for trainer in until(12):
+    settings = "--keep-checkpoints 9"
+    for trainer in stop_at(11, tmp_path, corpus, 2, settings):
         checkpoints = trainer.run_dir / "checkpoints"
         shutil.copytree(checkpoints, tmp_path / "away", dirs_exist_ok=True)
         for name in ("interrupt-step-12", "checkpoint-step-10"):
             shutil.rmtree(checkpoints / name)
-    (_, second) = until(8)
+    (_, second) = stop_at(7, tmp_path, corpus, 2, settings)
     assert "Continuing after step 5." in second.text
     shutil.rmtree(second.run_dir / "checkpoints")
     (tmp_path / "away").rename(second.run_dir / "checkpoints")
 
-    first, second = complete(start(tmp_path, corpus, 2, "--keep-checkpoints 9"))
+    first, second = complete(start(tmp_path, corpus, 2, settings))
     assert "Continuing after step 8." in first.text
     assert "sends step 8 to rank 1 on node1" in second.text
     assert "interrupt-step-12 is of an attempt" in second.text
-    assert {name.rpartition("-")[0] for name in second.checkpoints() if name.startswith("superseded")} == {
-        "superseded-checkpoint-step-10",
-        "superseded-interrupt-step-12",
-    }
+    aside = [name.rpartition("-")[0] for name in second.checkpoints() if name.startswith("superseded")]
+    assert aside == ["superseded-checkpoint-step-10", "superseded-interrupt-step-12"]
     assert first.files("checkpoint-step-10") == second.files("checkpoint-step-10")
 
 
@@ -277,12 +261,10 @@ def test_a_checkpoint_is_sent_only_to_the_rank_that_lacks_it(corpus: Corpus, tmp
             for name in ("send", "recv"):
                 original = getattr(dist, name)
 
-                def count(
-                    tensor: torch.Tensor, other: int, name: str = name, original: Any = original
-                ) -> Any:
+                def count(tensor: torch.Tensor, to: int, name: str = name, original: Any = original) -> Any:
                     with (tmp_path / f"moved-{rank}").open("a") as file:
                         file.write(f"{name} {tensor.nbytes}\n")
-                    return original(tensor, other)
+                    return original(tensor, to)
 
                 setattr(dist, name, count)
 
@@ -296,9 +278,8 @@ def test_a_checkpoint_is_sent_only_to_the_rank_that_lacks_it(corpus: Corpus, tmp
     for trainer in ranks:
         assert trainer.files("checkpoint-step-20") == straight[0].files("checkpoint-step-20")
     lines = [(tmp_path / f"moved-{rank}").read_text().split() for rank in (0, 1)]
-    assert (
-        set(lines[0][::2]) == {"recv"} and set(lines[1][::2]) == {"send"} and lines[0][1::2] == lines[1][1::2]
-    )
+    assert set(lines[0][::2]) == {"recv"} and set(lines[1][::2]) == {"send"}
+    assert lines[0][1::2] == lines[1][1::2]
     checkpoint_size = sum(len(part) for part in ranks[0].files("checkpoint-step-20"))
     assert sum(map(int, lines[0][1::2])) == pytest.approx(checkpoint_size, rel=0.2)  # and the names in it
     assert not (tmp_path / "moved-2").exists()
@@ -308,9 +289,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(corpus: Corp
     complete(start(tmp_path, corpus, 2, "--steps 15"))
     for node in ("node0", "node1"):
         flip_a_bit(tmp_path / node / "run/checkpoints/checkpoint-step-15/optimizer.safetensors")
-    ranks = start(tmp_path, corpus, 2)
-    complete(ranks)
-    for trainer in ranks:
+    for trainer in complete(start(tmp_path, corpus, 2)):
         assert "REFUSED: checkpoint-step-15 is damaged" in trainer.text
         assert "Continuing after step 10." in trainer.text
         *good, damaged = trainer.checkpoints()
@@ -366,13 +345,14 @@ def test_ranks_that_mean_something_else_are_refused(corpus: Corpus, text: Path, 
     assert "The corpus of rank 1 on node1 differs" in ranks[0].text
     # A run directory that was trained on something else is left as it is.
     complete(start(tmp_path / "b", corpus, 1, "--steps 5"))
-    before = {
-        path: path.read_bytes() for path in (tmp_path / "b").rglob("*.json") if "status" not in path.name
-    }
+
+    def files() -> dict[Path, bytes]:
+        found = (path for path in (tmp_path / "b").rglob("*.json") if "status" not in path.name)
+        return {path: path.read_bytes() for path in found}
+
+    before = files()
     for changed, settings, code in ((other, "--steps 6", 64), (corpus, "--steps 6 --d-model 64", 64)):
         (trainer,) = start(tmp_path / "b", changed, 1, settings)
         assert trainer.end() == code
         assert "use another --run-dir" in trainer.text
-    assert {
-        path: path.read_bytes() for path in (tmp_path / "b").rglob("*.json") if "status" not in path.name
-    } == before
+    assert files() == before
