@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -131,20 +130,15 @@ def test_a_run_keeps_the_step_that_it_began_with_in_launches_of_others(
     assert ranks[0].done["config_digest"] == straight.done["config_digest"], "it has been asked for the same"
 
 
-@pytest.mark.parametrize(
-    ("said", "sentence"),
-    [
-        ("32", r"are 2 sequences of 16; among 3 ranks, rank 0 would get none"),
-        ("many", "AURA_STEP_TOKENS='many'"),
-    ],
-)
-def test_a_step_that_cannot_be_kept_is_refused(
-    corpus: Corpus, tmp_path: Path, said: str, sentence: str
-) -> None:
-    keep = partial(os.environ.update, AURA_STEP_TOKENS=said)
-    for trainer in start(tmp_path / "run", corpus, 3, faults=dict.fromkeys(range(3), keep)):
-        assert trainer.end() == 64
-        assert re.search(sentence, trainer.text), trainer.text
+def test_a_step_that_cannot_be_kept_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    for said, ranks, sentence in (
+        ("32", 3, "are 2 sequences of 16; among 3 ranks, rank 0 would get none"),
+        ("many", 1, "AURA_STEP_TOKENS='many'"),
+    ):
+        keep = partial(os.environ.update, AURA_STEP_TOKENS=said)
+        for trainer in start(tmp_path / said, corpus, ranks, faults=dict.fromkeys(range(ranks), keep)):
+            assert trainer.end() == 64, trainer.text
+            assert sentence in trainer.text, trainer.text
 
 
 def test_a_step_that_does_not_divide_is_shared_as_the_settings_say() -> None:
