@@ -336,11 +336,10 @@ def test_a_plan_that_cannot_be_replayed_is_one_sentence(
         "wire": "int4",
         "delay": 0,
         "delay_after": 0,
-        "ranks": 3,
-        "sequences": 8,
+        "predicted_weights": True,
     }
-    good |= {"predicted_weights": True, "loss_tolerance": 0.02, "step_seconds": 1.0, "one_pc_seconds": 2}
-    good |= {"measured": {}}
+    good |= {"ranks": 3, "sequences": 8, "loss_tolerance": 0.02, "step_seconds": 1.0, "one_pc_seconds": 2}
+    good["measured"] = {}
     file = tmp_path / "plan.json"
     if content is not None:
         file.write_text(content if isinstance(content, str) else json.dumps(good | content))

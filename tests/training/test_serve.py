@@ -22,6 +22,7 @@ from aura.corpus.corpus import Corpus
 from aura.errors import EXIT_DATA, EXIT_USAGE
 from aura.model import export
 from by_heart import ANSWERS, QUESTIONS, tuned_run
+from conftest import Aura
 from services import asked, listens, wait_until
 from trainers import FORK, Command, Trainer, complete, speak_into, start
 
@@ -155,24 +156,18 @@ def test_a_llama_server_of_the_machine_is_taken(
 
 
 def test_what_cannot_be_served_is_a_sentence(
-    run: Path,
-    corpus: Corpus,
-    tmp_path: Path,
-    served: Serve,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Path, corpus: Corpus, tmp_path: Path, served: Serve, aura_says: Aura, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(serve.ENVIRONMENT.variable, str(tmp_path / "none"))
     export.export_checkpoint(run / "checkpoints/checkpoint-step-80", tmp_path / "exported")
     (other,) = complete(start(tmp_path / "hrm", corpus, 1, "--family hrm-text --layers 2"))
-    for words, code, sentence in (
-        ([str(run), "--port", "70000"], EXIT_USAGE, "--port 70000 is no port"),
-        ([str(run), "--server", str(tmp_path / "x")], EXIT_USAGE, "is no program that can be run"),
-        (["--checkpoint", str(tmp_path / "exported")], EXIT_USAGE, "has no model-Q8_0.gguf"),
-        ([str(other.run_dir)], EXIT_USAGE, "llama.cpp has no model of family=hrm-text"),
+    for words, sentence in (
+        ([str(run), "--port", "70000"], "--port 70000 is no port"),
+        ([str(run), "--server", str(tmp_path / "x")], "is no program that can be run"),
+        (["--checkpoint", str(tmp_path / "exported")], "has no model-Q8_0.gguf"),
+        ([str(other.run_dir)], "llama.cpp has no model of family=hrm-text"),
     ):
-        assert cli.main(["serve", *words]) == code
-        assert sentence in capsys.readouterr().err
+        assert sentence in aura_says("serve", *words, code=EXIT_USAGE)
     server = served(str(run), "--server", "false")
     assert server.end() == EXIT_DATA and "has ended by itself (exit code 1)" in server.text
     assert not (tmp_path / "none").exists()

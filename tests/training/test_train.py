@@ -65,15 +65,8 @@ def test_a_run_without_interruption(reference: list[Trainer], corpus: Corpus) ->
     assert (second.run_dir / "tokenizer.json").read_bytes() == (corpus.path / "tokenizer.json").read_bytes()
     for rank, trainer in enumerate(reference):
         status = trainer.status
-        known = {
-            "rank": rank,
-            "world_size": 2,
-            "node": f"node{rank}",
-            "state": "done",
-            "step": 20,
-            "max_steps": 20,
-        }
-        known |= {"sync": "OK", "setting": "strategy=sharded wire=fp32 delay=0.0"}
+        known = {"rank": rank, "world_size": 2, "node": f"node{rank}", "state": "done", "step": 20}
+        known |= {"max_steps": 20, "sync": "OK", "setting": "strategy=sharded wire=fp32 delay=0.0"}
         assert {name: status[name] for name in known} == known
         assert status["tokens_per_second"] > 0 and status["waited"] > 0
         assert abs(time.time() - status["updated"]) < 600

@@ -35,6 +35,7 @@ TINY = "--layers 1 --heads 2 --d-model 32 --seq-len 16 --vocab-size 300 --batch-
 TINY += "--log-every 5 --validate-every 10 --validation-windows 20 --save-every 5 --collective-timeout 30"
 
 Fault = Callable[[], None]
+Faults = dict[int, Fault]  # by rank
 
 
 class Forked:
@@ -133,7 +134,7 @@ def start(
     corpus: Corpus | list[Corpus],
     world_size: int,
     settings: str = "",
-    faults: dict[int, Fault] | None = None,
+    faults: Faults | None = None,
     language: str = "en",
     one_disk: bool = False,
 ) -> list[Trainer]:
@@ -163,26 +164,15 @@ def complete(ranks: list[Trainer]) -> list[Trainer]:
 
 
 def stop_at(
-    step: int,
-    folder: Path,
-    corpus: Corpus | list[Corpus],
-    world_size: int,
-    settings: str = "",
-    before: Fault | None = None,
+    step: int, folder: Path, corpus: Corpus, world_size: int, settings: str = "", before: Fault | None = None
 ) -> list[Trainer]:
     """A run that every rank is asked to end in this step."""
-    stop = at_step(step, send_self(signal.SIGTERM))
-    stop = both(before, stop) if before else stop
+    stop = both(before or both(), at_step(step, send_self(signal.SIGTERM)))
     return complete(start(folder, corpus, world_size, settings, dict.fromkeys(range(world_size), stop)))
 
 
 def stopped_and_resumed(
-    folder: Path,
-    corpus: Corpus,
-    world_size: int,
-    settings: str,
-    step: int,
-    faults: dict[int, Fault] | None = None,
+    folder: Path, corpus: Corpus, world_size: int, settings: str, step: int, faults: Faults | None = None
 ) -> list[Trainer]:
     """The ranks of a run without interruption. All have the same bits in the end, and the same as those of a run
     that was asked to stop in this step and started again."""
