@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ from aura.optim.adamw import AdamW
 from aura.run import memory_copy
 from conftest import flip_a_bit
 from torch import nn
+from trainers import FORK, before
 
 ALONE = Ranks(0, ["node0"], torch.device("cpu"))
 
@@ -323,23 +323,22 @@ def test_an_end_at_any_moment_of_a_save_loses_that_save_at_most(
     save(tmp_path, 1)
 
     def work() -> None:
-        original, count = durable.flush, 0
+        count = 0
 
-        def flush(path: Path) -> None:
+        def end(path: Path) -> None:
             nonlocal count
             if count == moment and ending == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             if count == moment:
                 raise OSError(5, "Input/output error", str(path))
             count += 1
-            original(path)
 
-        durable.flush = flush
+        before(durable, "flush", end)()
         saver = checkpoint.Saver(tmp_path, keep=1, keep_every=0)
         begin(saver, 2)
         os._exit(0 if saver.wait() else 75)
 
-    process = multiprocessing.get_context("fork").Process(target=work)
+    process = FORK.Process(target=work)
     process.start()
     process.join(30)
     assert process.exitcode == (-signal.SIGKILL if ending == "killed" else 75)

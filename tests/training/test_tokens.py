@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,35 +24,29 @@ from aura.plan.memory import memory_of, settings_that_fit
 from aura.run.division import Division, TakingPart
 from aura.run.progress import Progress
 from aura.run.start import loss_scale_of, with_steps
-from trainers import Trainer, at_step, both, complete, curve, send_self, start, stop_at
+from trainers import Fault, Faults, Trainer, at_step, before, both, complete, curve, send_self, start, stop_at
 
 # 20 steps of 20 windows of 16 tokens: seven each for two of three ranks, in micro-batches of two and one.
 IN_TOKENS = "--tokens 6400 --global-batch-tokens 320 --lr 1e-2"
 SHARES = {5: [4, 4, 4, 4, 4], 3: [6, 7, 7], 1: [20]}
 
 
-def record(folder: Path) -> dict[int, Callable[[], None]]:
+def record(folder: Path) -> Faults:
     """Every rank writes down, in the order in which it reads them, the windows that it trains on."""
 
-    def of_rank(rank: int) -> Callable[[], None]:
-        def put_in() -> None:
-            read, batch, training = folder / f"windows-{rank}", Windows.batch, []
-            order_init = Order.__init__
+    def of_rank(rank: int) -> Fault:
+        training: list[int] = []
 
-            def note(windows: Windows, indices: Any) -> Any:
-                # Those that are trained on have an order; those of the validation have none.
-                if training and len(windows) == training[0]:
-                    with read.open("a") as file:
-                        file.write("".join(f"{index}\n" for index in indices))
-                return batch(windows, indices)
+        def note(windows: Windows, indices: Any) -> None:
+            # Those that are trained on have an order; those of the validation have none.
+            if training and len(windows) == training[0]:
+                with (folder / f"windows-{rank}").open("a") as file:
+                    file.write("".join(f"{index}\n" for index in indices))
 
-            def remember(order: Order, windows: int, seed: int) -> None:
-                training[:] = [windows]
-                order_init(order, windows, seed)
+        def remember(order: Order, windows: int, seed: int) -> None:
+            training[:] = [windows]
 
-            Windows.batch, Order.__init__ = note, remember  # type: ignore[method-assign]
-
-        return put_in
+        return both(before(Windows, "batch", note), before(Order, "__init__", remember))
 
     folder.mkdir()
     return {rank: of_rank(rank) for rank in range(5)}

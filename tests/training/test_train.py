@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import os
@@ -10,9 +11,8 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +25,19 @@ from aura.run.progress import Progress
 from aura.strategy.sharded import Sharded
 from conftest import flip_a_bit, prepare
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import Fault, Trainer, at_step, before_micro_batch, complete, curve, send_self, start, stop_at
+from trainers import (
+    Fault,
+    Trainer,
+    at_step,
+    before,
+    before_micro_batch,
+    both,
+    complete,
+    curve,
+    send_self,
+    start,
+    stop_at,
+)
 
 GUIDE_TAGS = {
     *"Loss/train_step Loss/train_epoch Loss/val_epoch Time/epoch_seconds".split(),
@@ -249,19 +261,12 @@ def test_one_node_that_went_on_alone_and_was_often_started_does_not_win(
 
 
 def test_a_checkpoint_is_sent_only_to_the_rank_that_lacks_it(corpus: Corpus, tmp_path: Path) -> None:
-    def note(rank: int) -> Callable[[], None]:
-        def put_in() -> None:
-            for name in ("send", "recv"):
-                original = getattr(dist, name)
+    def note(rank: int) -> Fault:
+        def write(name: str, tensor: torch.Tensor, other: int) -> None:
+            with (tmp_path / f"moved-{rank}").open("a") as file:
+                file.write(f"{name} {tensor.nbytes}\n")
 
-                def count(tensor: torch.Tensor, to: int, name: str = name, original: Any = original) -> Any:
-                    with (tmp_path / f"moved-{rank}").open("a") as file:
-                        file.write(f"{name} {tensor.nbytes}\n")
-                    return original(tensor, to)
-
-                setattr(dist, name, count)
-
-        return put_in
+        return both(*(before(dist, name, partial(write, name)) for name in ("send", "recv")))
 
     straight = complete(start(tmp_path / "straight", corpus, 3))
     stop_at(9, tmp_path / "run", corpus, 3)
@@ -296,26 +301,21 @@ def drift_in_a_step(model: GPT, number: int) -> None:
         model.wte.weight.data.view(torch.int32)[3, 3] ^= 1 << 12
 
 
-def drift_after_the_owners_have_sent_their_weights() -> None:
+COMPARED = itertools.count(1)
+
+
+def drift_after_the_owners_have_sent_their_weights(strategy: Sharded) -> None:
     """Before that, they come over it."""
-    original, calls = Sharded.compare, 0
-
-    def compare(self: Sharded) -> list[int]:
-        nonlocal calls
-        calls += 1
-        if calls == 5:  # at the start, after steps 1, 5 (and before it is saved) and 10
-            self.complete()
-            self.parameters["wte.weight"].data.view(torch.int32)[3, 3] ^= 1
-        return original(self)
-
-    Sharded.compare = compare  # type: ignore[method-assign]
+    if next(COMPARED) == 5:  # at the start, after steps 1, 5 (and before it is saved) and 10
+        strategy.complete()
+        strategy.parameters["wte.weight"].data.view(torch.int32)[3, 3] ^= 1
 
 
 @pytest.mark.parametrize(
     ("settings", "drift"),
     [
         ("--wire bf16", before_micro_batch(drift_in_a_step)),
-        ("", drift_after_the_owners_have_sent_their_weights),
+        ("", before(Sharded, "compare", drift_after_the_owners_have_sent_their_weights)),
     ],
     ids=["in a step", "after it"],
 )

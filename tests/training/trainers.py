@@ -5,6 +5,7 @@ They are forked, because importing torch takes longer than what they do. A test 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -190,38 +191,40 @@ def curve(trainer: Trainer) -> dict[int, float]:
     return {event.step: event.value for event in events.Scalars("Loss/train_step")}
 
 
+def before(owner: Any, name: str, act: Callable[..., object]) -> Fault:
+    """act: gets what this function, or this method, is called with."""
+
+    def put_in() -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*arguments: Any) -> Any:
+            act(*arguments)
+            return original(*arguments)
+
+        setattr(owner, name, wrapped)
+
+    return put_in
+
+
 def at_step(step: int, act: Callable[[], None]) -> Fault:
     """Do something just before the optimizer step number `step` (from 1)."""
 
-    def put_in() -> None:
-        original = train.learning_rate
+    def look(config: TrainConfig, number: int) -> None:
+        if number + 1 == step:
+            act()
 
-        def learning_rate(config: TrainConfig, number: int) -> float:
-            if number + 1 == step:
-                act()
-            return original(config, number)
-
-        train.learning_rate = learning_rate  # type: ignore[assignment]
-
-    return put_in
+    return before(train, "learning_rate", look)
 
 
 def before_micro_batch(act: Callable[[GPT, int], None]) -> Fault:
     """act: gets the model and the number (from 1) of what it is to be trained on."""
+    numbers = itertools.count(1)
 
-    def put_in() -> None:
-        original, number = GPT.loss_sum, 0
+    def look(model: GPT, *_: torch.Tensor) -> None:
+        if model.training:
+            act(model, next(numbers))
 
-        def loss_sum(self: GPT, *arguments: torch.Tensor) -> torch.Tensor:
-            nonlocal number
-            if self.training:
-                number += 1
-                act(self, number)
-            return original(self, *arguments)
-
-        GPT.loss_sum = loss_sum  # type: ignore[method-assign]
-
-    return put_in
+    return before(GPT, "loss_sum", look)
 
 
 def both(*faults: Callable[[], None]) -> Fault:
@@ -246,17 +249,7 @@ def infinite_gradient(number: int) -> Fault:
 
 def after_each_step(act: Callable[[], None]) -> Fault:
     """act: at the end of every step, before its observers."""
-
-    def put_in() -> None:
-        commit = train.Trainer.commit
-
-        def note(self: train.Trainer, *arguments: Any) -> Any:
-            act()
-            return commit(self, *arguments)
-
-        train.Trainer.commit = note  # type: ignore[method-assign]
-
-    return put_in
+    return before(train.Trainer, "commit", lambda *_: act())
 
 
 def send_self(number: signal.Signals) -> Callable[[], None]:
