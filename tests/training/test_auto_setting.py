@@ -28,7 +28,7 @@ from aura.run import measure
 from aura.strategy import formats
 from aura.strategy.codec import BLOCK
 from conftest import Aura
-from trainers import Fault, complete, start, stop_at
+from trainers import Fault, before, complete, start, stop_at
 
 MUON = {"optimizer": "muon"}
 LATE = MUON | {"delay": 1}
@@ -398,9 +398,8 @@ def test_a_run_chooses_and_goes_on_as_it_has_begun(corpus: Corpus, tmp_path: Pat
     assert "times one PC" in resumed[0].status["outcome"]
 
     file = resumed[0].run_dir / "plan.json"
-    straight = complete(
-        start(tmp_path / "b", corpus, 3, f"{RUN.replace('--delay-after 2 ', '')} --plan {file}")
-    )
+    with_plan = f"{RUN.replace('--delay-after 2 ', '')} --plan {file}"
+    straight = complete(start(tmp_path / "b", corpus, 3, with_plan))
     assert straight[0].files("checkpoint-step-8") == resumed[0].files("checkpoint-step-8")
     sizes = sum(len(content) for content in straight[0].files("checkpoint-step-8"))
     words = RUN.replace("--strategy auto", "--wire int4 --delay 0.5").replace("--", "").split()
@@ -429,9 +428,9 @@ def test_the_codec_is_measured_with_as_much_as_the_run_encodes_at_once(
     def noted(rank: int) -> Fault:
         def put_in() -> None:
             os.environ["AURA_NODE"] = nodes[rank]
-            codings, encode = measure.codings, formats.encode
+            codings, seen = measure.codings, []
             as_if(1e5)()
-            free, seen = measure.codings, []
+            free = measure.codings
 
             def asked(device: torch.device, elements: Mapping[str, int]) -> Mapping[str, Coding]:
                 (tmp_path / f"asked-{rank}").write_text(str(elements["int4"]))
@@ -439,12 +438,12 @@ def test_the_codec_is_measured_with_as_much_as_the_run_encodes_at_once(
                 assert all(coding.encode > 0 < coding.decode for coding in found.values())
                 return free(device, elements)
 
-            def encoded(values: torch.Tensor, format_: str) -> torch.Tensor:
+            def encoded(values: torch.Tensor, format_: str) -> None:
                 seen.append(len(values) if format_ == "int4" else 0)
                 (tmp_path / f"seen-{rank}").write_text(str(statistics.mode(seen)))
-                return encode(values, format_)
 
-            measure.codings, formats.encode = asked, encoded  # type: ignore[assignment]
+            measure.codings = asked  # type: ignore[assignment]
+            before(formats, "encode", encoded)()
 
         return put_in
 

@@ -221,7 +221,6 @@ def test_a_checkpoint_of_a_strategy_that_is_gone_goes_on(
 
 def test_later_steps_of_a_disk_that_was_away_do_not_come_back(corpus: Corpus, tmp_path: Path) -> None:
     """node1's disk is taken out after step 12; the others go back to step 5 and on from there; then it is put back."""
-
     settings = "--keep-checkpoints 9"
     for trainer in stop_at(11, tmp_path, corpus, 2, settings):
         checkpoints = trainer.run_dir / "checkpoints"
@@ -343,9 +342,9 @@ def test_ranks_that_mean_something_else_are_refused(corpus: Corpus, text: Path, 
         found = (path for path in (tmp_path / "b").rglob("*.json") if "status" not in path.name)
         return {path: path.read_bytes() for path in found}
 
-    before = files()
+    kept = files()
     for changed, settings, code in ((other, "--steps 6", 64), (corpus, "--steps 6 --d-model 64", 64)):
         (trainer,) = start(tmp_path / "b", changed, 1, settings)
         assert trainer.end() == code
         assert "use another --run-dir" in trainer.text
-    assert files() == before
+    assert files() == kept
