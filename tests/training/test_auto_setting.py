@@ -331,15 +331,9 @@ def test_the_guides_command_hears_the_truth(aura_says: Aura) -> None:
 def test_a_plan_that_cannot_be_replayed_is_one_sentence(
     content: Any, words: str, message: str, corpus: Corpus, tmp_path: Path, aura_says: Aura
 ) -> None:
-    good = {
-        "schema": "aura-setting-1",
-        "wire": "int4",
-        "delay": 0,
-        "delay_after": 0,
-        "predicted_weights": True,
-    }
-    good |= {"ranks": 3, "sequences": 8, "loss_tolerance": 0.02, "step_seconds": 1.0, "one_pc_seconds": 2}
-    good["measured"] = {}
+    good = {"schema": "aura-setting-1", "wire": "int4", "delay": 0, "delay_after": 0, "ranks": 3}
+    good |= {"predicted_weights": True, "sequences": 8, "loss_tolerance": 0.02, "measured": {}}
+    good |= {"step_seconds": 1.0, "one_pc_seconds": 2}
     file = tmp_path / "plan.json"
     if content is not None:
         file.write_text(content if isinstance(content, str) else json.dumps(good | content))
