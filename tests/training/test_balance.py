@@ -157,7 +157,7 @@ def test_what_a_division_takes_over() -> None:
     others.load(state, 50)
     assert others.of_step(51) == [8, 8, 8]
     assert same.is_measured and not others.is_measured
-    for wrong in ([8, 8], [8, 8, 9], [12, 12, 0], [12, 12.0, 0], "8 8 8", None):
+    for wrong in ([8, 8], [8, 8, 9], [12, 12, 0], [12, 8.0, 4], "8 8 8", None):
         assert not one.fits(wrong), wrong
 
 
