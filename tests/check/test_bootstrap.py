@@ -45,15 +45,12 @@ def test_all_that_is_wrong_with_a_pc_is_said_at_once() -> None:
             "sudo on node1 asks ada for a password: say -K.",
         ),
         (
-            {
-                "msg": "non-zero return code",
-                "stdout": "\r\nada is not in the sudoers file.  This is reported.\r\n",
-            },
+            { "msg": "non-zero return code", "stdout": "\r\nada is not in the sudoers file.  This is reported.\r\n", },
             "ada may not become root on node1 (ada is not in the sudoers file.  This is reported.). There, who may: "
             "sudo usermod -aG sudo ada",
         ),
     ],
-)
+)  # fmt: skip
 def test_why_sudo_refuses(answer: dict[str, Any], sentence: str) -> None:
     assert problem({"stdout": JAMMY}, root={"failed": True, **answer}) == sentence
 
@@ -61,13 +58,10 @@ def test_why_sudo_refuses(answer: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        (
-            "Invalid/incorrect password: Permission denied, please try again.",
-            "node1 does not let ada in: is that",
-        ),
+        ("Invalid/incorrect password: Permission denied, please try again.", "node1 does not let ada in: is that"),
         ("Task failed: Connection reset by peer", "node1 cannot be reached as ada: Connection reset by peer"),
     ],
-)
+)  # fmt: skip
 def test_why_ssh_refuses(said: str, sentence: str) -> None:
     assert problem({"unreachable": True, "msg": said}, root={"skipped": True}).startswith(sentence)
 

@@ -49,29 +49,24 @@ ON_SSD = f"AssertPathIsMountPoint=/mnt/ssd\n{OURS}"
         (data("/home/ubuntu/data", {}, {}), HOME),
         (data("/var/lib", {}, {"owner": "root", "empty": False}), SYSTEM),
         (data("/etc/ssh", {}, {"owner": "root", "empty": False}), SYSTEM),
-        (
-            data("/mnt/ssd/aura", {"used": True}, {}),
-            "there are files in /var/lib/aura, which would be hidden",
-        ),
+        (data("/mnt/ssd/aura", {"used": True}, {}), "there are files in /var/lib/aura, which would be hidden"),
         (
             data("/mnt/ssd/aura", {}, {"type": "exfat", "source": "/dev/sdb1"}),
             "lies on /dev/sdb1 (exfat), where files have no owners",
         ),
-        (
-            data("/mnt/nas/aura", {}, {"type": "nfs4", "source": "nas:/a"}),
-            "training would wait for the network",
-        ),
+        (data("/mnt/nas/aura", {}, {"type": "nfs4", "source": "nas:/a"}), "training would wait for the network"),
         (
             data("/mnt/ssd/aura", {"mounted": True}, {}, unit="What=/mnt/ssd/aura2\n"),
             "/var/lib/aura is another directory there already",
         ),
         (data("/var/lib/aura", {"mounted": True}, {}, unit=OURS), "and data_directory does not say so"),
-        (  # booted without its disk: nothing is made in its place
+        # booted without its disk: nothing is made in its place
+        (
             data("/mnt/ssd/aura", {"used": True}, {"where": "/"}, unit=ON_SSD),
             "lay in the file system at /mnt/ssd, and now lies in the one at /. Is its disk off?",
         ),
     ],
-)
+)  # fmt: skip
 def test_data_have_a_place_and_nothing_is_hidden(seen: dict[str, Any], sentence: str) -> None:
     said = problems("base", **seen)
     assert sentence in said if sentence else said == ""

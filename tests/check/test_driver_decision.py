@@ -16,8 +16,6 @@ MAKERS = {
     "ubuntu": "Ubuntu Developers <ubuntu-devel-discuss@lists.ubuntu.com>",
     "nvidia": "NVIDIA Corporation <cudatools@nvidia.com>",
 }
-
-
 DECISION = tree.plugin("filter/driver_decision")
 GPU = tree.plugin("module_utils/node_gpu")
 
@@ -42,9 +40,8 @@ def cards(name: str) -> tuple[list[dict[str, Any]], int]:
 def seen(card: str, machine: str, distribution: str = "Ubuntu", **more: Any) -> dict[str, Any]:
     """node_state's answer of a recorded node. `more`: what nvidia-smi says of each card (a node with a driver only)."""
     record, (on_bus, switches) = RECORDS["machines"][machine], cards(card)
-    flags = {
-        key: record.get(key, False) for key in ("secure_boot", "key_enrolled", "nouveau", "run_file", "live")
-    }
+    names = ("secure_boot", "key_enrolled", "nouveau", "run_file", "live")
+    flags = {name: record.get(name, False) for name in names}
     packages = {
         name: {"version": str(version), "maintainer": maker}
         for of, maker in MAKERS.items()
@@ -90,27 +87,26 @@ class Row:
 
 SERVER = "linux-modules-nvidia-580-server-open-generic linux-headers-generic linux-image-generic"
 HEADLESS = "nvidia-headless-no-dkms-580-server-open nvidia-utils-580-server"
-OLD = (
-    "linux-modules-nvidia-580-server-generic linux-headers-generic linux-image-generic "
-    "nvidia-headless-no-dkms-580-server nvidia-utils-580-server"
+HWE = "linux-modules-nvidia-580-server-open-generic-hwe-22.04 linux-image-generic-hwe-22.04"
+OEM = "linux-modules-nvidia-580-server-open-oem-24.04c linux-image-oem-24.04c"
+PROPRIETARY = (
+    "linux-modules-nvidia-580-server-generic linux-image-generic nvidia-headless-no-dkms-580-server "
+    "nvidia-utils-580-server"
 )
+OLD = PROPRIETARY.replace("linux-image-generic", "linux-headers-generic linux-image-generic")
 # The name is what the README's table has in its first column.
 ROWS = {
     "no NVIDIA card": Row("none", "server", "none"),
     "Ampere, no driver": Row("rtx3060", "server", "install", "no driver is installed", f"{SERVER} {HEADLESS}"),
     "Secure Boot, no driver": Row("rtx3060", "secure_boot", "install", "no driver", f"{SERVER} {HEADLESS}"),
-    "the HWE kernel": Row(
-        "rtx_a2000", "server_hwe", "install", "no driver",
-        f"linux-modules-nvidia-580-server-open-generic-hwe-22.04 linux-image-generic-hwe-22.04 {HEADLESS}",
-    ),
+    "the HWE kernel": Row("rtx_a2000", "server_hwe", "install", "no driver", f"{HWE} {HEADLESS}"),
     "a virtual machine's kernel": Row(
         "rtx3060", "virtual_machine", "install", "no driver",
         f"linux-modules-nvidia-580-server-open-generic linux-image-virtual {HEADLESS}",
     ),
     "a desktop, nouveau has the card": Row(
         "rtx3060", "desktop_with_nouveau", "install", "no driver",
-        "linux-modules-nvidia-580-server-open-generic-hwe-22.04 linux-image-generic-hwe-22.04 "
-        "nvidia-driver-580-server-open nvidia-utils-580-server",
+        f"{HWE} nvidia-driver-580-server-open nvidia-utils-580-server",
     ),
     "Pascal": Row("gtx1060", "server", "install", "no driver", OLD),
     "Maxwell": Row("gtx980m", "server", "install", "no driver", OLD),
@@ -126,13 +122,9 @@ ROWS = {
     "a Fermi beside Ampere": Row("gtx560ti_and_rtx3060", "server", "install", "no driver", f"{SERVER} {HEADLESS}"),
     "Ubuntu's driver fits and is loaded": Row("rtx3060", "ubuntu_580_server", "none"),
     "Ubuntu's driver, built by DKMS, fits and is loaded": Row("gtx1060", "dkms", "none"),
-    "an OEM kernel": Row(
-        "rtx3060", "oem", "install", "no driver",
-        f"linux-modules-nvidia-580-server-open-oem-24.04c linux-image-oem-24.04c {HEADLESS}",
-    ),
+    "an OEM kernel": Row("rtx3060", "oem", "install", "no driver", f"{OEM} {HEADLESS}"),
     "an OEM kernel beside a newer generic one": Row(
-        "rtx3060", "oem_beside_generic", "install", "no driver",
-        f"linux-modules-nvidia-580-server-open-oem-24.04c linux-image-oem-24.04c {HEADLESS}",
+        "rtx3060", "oem_beside_generic", "install", "no driver", f"{OEM} {HEADLESS}"
     ),
     "Ubuntu's driver fits NVSwitch": Row("v100_and_nvswitch", "ubuntu_580_proprietary_fabric", "none"),
     "Ubuntu's driver is too old": Row(
@@ -140,22 +132,17 @@ ROWS = {
         f"{SERVER} {HEADLESS}",
     ),
     "Ubuntu's driver is too old for Blackwell and torch": Row(
-        "rtx5090", "ubuntu_570_open", "install", "Blackwell cards and torch need 580",
-        f"linux-modules-nvidia-580-server-open-generic-hwe-22.04 linux-image-generic-hwe-22.04 {HEADLESS}",
+        "rtx5090", "ubuntu_570_open", "install", "Blackwell cards and torch need 580", f"{HWE} {HEADLESS}"
     ),
     "Ubuntu's driver no longer knows the card": Row(
-        "gtx1060", "ubuntu_595", "install", "580 is the last branch that knows Pascal",
-        "linux-modules-nvidia-580-server-generic linux-image-generic nvidia-headless-no-dkms-580-server "
-        "nvidia-utils-580-server",
+        "gtx1060", "ubuntu_595", "install", "580 is the last branch that knows Pascal", PROPRIETARY
     ),
     "Blackwell, proprietary modules": Row(
         "rtx5090", "ubuntu_580_proprietary", "install", "with proprietary modules, and Blackwell cards need the other",
         f"linux-modules-nvidia-580-server-open-generic linux-image-generic {HEADLESS}",
     ),
     "Pascal, open modules": Row(
-        "gtx1060", "ubuntu_580_server", "install", "with open modules, and Pascal cards need the other",
-        "linux-modules-nvidia-580-server-generic linux-image-generic nvidia-headless-no-dkms-580-server "
-        "nvidia-utils-580-server",
+        "gtx1060", "ubuntu_580_server", "install", "with open modules, and Pascal cards need the other", PROPRIETARY
     ),
     "modules for one kernel only": Row(
         "rtx3060", "ubuntu_one_kernel_only", "install", "without the package that brings its modules with each kernel",
@@ -163,23 +150,16 @@ ROWS = {
     ),
     "NVSwitch without the fabricmanager": Row(
         "v100_and_nvswitch", "ubuntu_580_proprietary", "install", "without the nvidia-fabricmanager of its version",
-        "linux-modules-nvidia-580-server-generic linux-image-generic nvidia-headless-no-dkms-580-server "
-        "nvidia-utils-580-server nvidia-fabricmanager-580",
+        f"{PROPRIETARY} nvidia-fabricmanager-580",
     ),
     "installed, not loaded": Row("rtx3060", "ubuntu_580_not_loaded", "load", "580.178.04 is installed, and none is"),
     "built by DKMS, not loaded": Row("gtx1060", "dkms_not_loaded", "load", "none is loaded"),
-    "installed, and the kernel is older": Row(
-        "rtx3060", "ubuntu_580_old_kernel", "restart", "none is loaded",
-    ),
-    "installed, and nouveau has the card": Row(
-        "rtx3060", "ubuntu_580_nouveau", "restart", "none is loaded",
-    ),
+    "installed, and the kernel is older": Row("rtx3060", "ubuntu_580_old_kernel", "restart", "none is loaded"),
+    "installed, and nouveau has the card": Row("rtx3060", "ubuntu_580_nouveau", "restart", "none is loaded"),
     "installed, and another version is loaded": Row(
         "rtx3060", "ubuntu_580_other_loaded", "restart", "580.178.04 is installed, and 580.159.04 is",
     ),
-    "loaded, and nvidia-smi is silent": Row(
-        "rtx3060", "ubuntu_580_silent", "restart", "nvidia-smi gives no answer",
-    ),
+    "loaded, and nvidia-smi is silent": Row("rtx3060", "ubuntu_580_silent", "restart", "nvidia-smi gives no answer"),
     "built by DKMS, but not for this kernel nor for a newer one": Row(
         "gtx1060", "dkms_failed", "refused", "no modules for its kernel, 6.2.0-39-generic, .*purge nvidia-dkms-535",
     ),
@@ -187,7 +167,7 @@ ROWS = {
         "gtx1060", "dkms_and_secure_boot_loaded", "restart", "535.113.01 is installed, and 535.86.05 is loaded",
     ),
     "Secure Boot, built by DKMS, and its key is enrolled": Row(
-        "gtx1060", "dkms_and_secure_boot_enrolled", "load", "none is loaded",
+        "gtx1060", "dkms_and_secure_boot_enrolled", "load", "none is loaded"
     ),
     "Debian": Row("rtx3060", "server", "refused", "runs Debian; only Ubuntu's", distribution="Debian"),
     "Kepler and older": Row(
@@ -272,12 +252,7 @@ def test_it_is_known_which_driver_will_run(card: str, machine: str, version: str
 
 @pytest.mark.parametrize(
     ("changes", "limit", "ready"),
-    [
-        ({}, 0, True),
-        ({}, 170, True),
-        ({}, 150, False),
-        ({"persistence": False}, 0, False),
-    ],
+    [({}, 0, True), ({}, 170, True), ({}, 150, False), ({"persistence": False}, 0, False)],
 )
 def test_cards_are_ready_as_their_unit_makes_them(changes: dict[str, Any], limit: int, ready: bool) -> None:
     node = seen("rtx3060", "ubuntu_580_server", **changes)

@@ -22,16 +22,10 @@ SHOW = ["sh", "-c", ECHO, "aura", "train", "--run-dir", "/a b"]
     [
         ({"AURA_ADDRESS": "127.0.0.1"}, "lo =lo lo train --run-dir /a b"),
         # Somebody has said which one, or the run was launched before there was an address in its variables.
-        (
-            {"AURA_ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "eno2"},
-            "eno2 =eno2 by-name train --run-dir /a b",
-        ),
-        (
-            {"GLOO_SOCKET_IFNAME": "eno1", "NCCL_SOCKET_IFNAME": "=eno3"},
-            "eno1 =eno3 by-name train --run-dir /a b",
-        ),
+        ({"AURA_ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "eno2"}, "eno2 =eno2 by-name train --run-dir /a b"),
+        ({"GLOO_SOCKET_IFNAME": "eno1", "NCCL_SOCKET_IFNAME": "=eno3"}, "eno1 =eno3 by-name train --run-dir /a b"),
     ],
-)
+)  # fmt: skip
 def test_the_card_is_the_one_that_has_the_address_now(environment: dict[str, str], said: str) -> None:
     done = subprocess.run(
         [TOOL, *SHOW],

@@ -10,7 +10,7 @@ import pytest
 import tree
 import yaml
 from expressions import filled_in
-from plays import played
+from plays import played, plays_of
 
 PACKAGES = tree.plugin("module_utils/node_packages")
 UPGRADES = tree.plugin("filter/upgrades")
@@ -70,12 +70,10 @@ def upgrade(package: str, installed: str = "", held: bool = False) -> dict[str, 
     }  # fmt: skip
 
 
-PREBUILT = [
-    "linux-modules-nvidia-580-server-open-5.15.0-200-generic",
-    "linux-modules-nvidia-580-server-open-generic",
-]
+MODULES = "linux-modules-nvidia-580-server-open"
+PREBUILT = [f"{MODULES}-5.15.0-200-generic", f"{MODULES}-generic"]
 KERNEL = [upgrade("linux-image-5.15.0-203-generic"), upgrade("linux-image-generic", "5.15.0.200.198")]
-MODULE = upgrade("linux-modules-nvidia-580-server-open-5.15.0-203-generic")
+MODULE = upgrade(f"{MODULES}-5.15.0-203-generic")
 
 
 @pytest.mark.parametrize(
@@ -87,12 +85,10 @@ MODULE = upgrade("linux-modules-nvidia-580-server-open-5.15.0-203-generic")
         pytest.param(KERNEL, [*PREBUILT, "nvidia-dkms-580-server"], [], id="modules are built as needed"),
         pytest.param(KERNEL, [], [], id="no driver"),
         pytest.param([upgrade("libnvidia-compute-580-server", "1")], PREBUILT, [], id="no kernel"),
-        pytest.param(
-            [*KERNEL, MODULE | {"held": True}], PREBUILT, ["5.15.0-203-generic"], id="its module is held"
-        ),
+        pytest.param([*KERNEL, MODULE | {"held": True}], PREBUILT, ["5.15.0-203-generic"], id="its module is held"),
         pytest.param([one | {"held": True} for one in KERNEL], PREBUILT, [], id="the kernel is held"),
     ],
-)
+)  # fmt: skip
 def test_no_kernel_comes_without_its_driver(
     upgrades: list[dict[str, object]], installed: list[str], bare: list[str]
 ) -> None:
@@ -101,10 +97,8 @@ def test_no_kernel_comes_without_its_driver(
 
 def test_each_package_of_the_driver_is_a_line() -> None:
     """Of which the filter gets those that are installed."""
-    plays = yaml.safe_load((tree.ROOT / "playbooks/upgrade.yml").read_text())
-    (task,) = (
-        one for play in plays for one in play.get("tasks", []) if one.get("register") == "upgrade_driver"
-    )
+    tasks = [task for play in plays_of("upgrade") for task in play.get("tasks", [])]
+    (task,) = (task for task in tasks if task.get("register") == "upgrade_driver")
     argv = task["ansible.builtin.command"]["argv"]
     assert argv[-2:] == ["linux-modules-nvidia-*", "nvidia-dkms-*"]
     said = subprocess.run([*argv[:-2], "dpkg", "apt"], capture_output=True, text=True, check=True).stdout
@@ -139,43 +133,32 @@ OWN = {"session": {"client": "192.168.50.22", "here": "192.168.50.22"}}
     ("seen", "whole", "words"),
     [
         pytest.param(node(), False, "", id="comes back"),
-        pytest.param(
-            node(**PASSPHRASE), False, "node3: one of its disks asks for a passphrase", id="passphrase"
-        ),
+        pytest.param(node(**PASSPHRASE), False, "node3: one of its disks asks for a passphrase", id="passphrase"),
         pytest.param(node(start=START | {"live": True}), False, "node3 runs a live system", id="live"),
         pytest.param(
-            node(start=START | {"windows": "firmware", "boot_entry": "0003"}),
-            False,
+            node(start=START | {"windows": "firmware", "boot_entry": "0003"}), False,
             "come back in Windows. Sit down at it and type: sudo efibootmgr --bootnext 0003 && sudo reboot",
             id="the firmware starts Windows",
         ),
         pytest.param(
-            node(start=START | {"windows": "GRUB"}),
-            False,
-            "type: sudo grub-reboot 0 && sudo reboot",
-            id="GRUB does",
+            node(start=START | {"windows": "GRUB"}), False, "type: sudo grub-reboot 0 && sudo reboot", id="GRUB does",
         ),
         pytest.param(node(wsl=True), False, "node3 is Linux under Windows (WSL)", id="Windows has it"),
         pytest.param(node(wsl=True), True, "", id="Windows has it, and nothing waits"),
         pytest.param(
-            node(wsl=True, upgrades=[upgrade("libc6", "1")]),
-            True,
+            node(wsl=True, upgrades=[upgrade("libc6", "1")]), True,
             "then in PowerShell there: wsl --shutdown; Start-ScheduledTask -TaskName 'Aura WSL'.",
             id="Windows, upgrade",
         ),
         pytest.param(node(**PASSPHRASE, **OWN), False, "", id="its person sits at it"),
         pytest.param(node(**PASSPHRASE), True, "", id="nothing to upgrade"),
-        pytest.param(
-            node(**PASSPHRASE, upgrades=[upgrade("libc6", "1", held=True)]), True, "", id="all is held"
-        ),
+        pytest.param(node(**PASSPHRASE, upgrades=[upgrade("libc6", "1", held=True)]), True, "", id="all is held"),
         pytest.param(
             node(**PASSPHRASE, upgrades=[upgrade("libc6", "1")]), True, "upgrade && sudo reboot", id="upgrade"
         ),
-        pytest.param(
-            node(**PASSPHRASE, reboot_required=True), True, "asks for a passphrase", id="a reboot waits"
-        ),
+        pytest.param(node(**PASSPHRASE, reboot_required=True), True, "asks for a passphrase", id="a reboot waits"),
     ],
-)
+)  # fmt: skip
 def test_who_does_not_come_back_by_itself_is_not_rebooted(
     seen: dict[str, Any], whole: bool, words: str
 ) -> None:
@@ -206,8 +189,8 @@ NEW = rank(state="training", loss=3.1, attempt="2")
 def test_ranks_have_come_back_when_they_have_done_a_step_in_a_new_attempt(
     now: list[dict[str, Any]], waited_for: int
 ) -> None:
-    before = [rank(state="training", loss=3.2, attempt="1"), rank(state="training", loss=3.2, attempt="1")]
-    assert UPGRADES.ranks_waited_for(before, now) == waited_for
+    before = rank(state="training", loss=3.2, attempt="1")
+    assert UPGRADES.ranks_waited_for([before, before], now) == waited_for
 
 
 def test_a_rank_alone_has_come_back_with_another_process() -> None:
@@ -289,29 +272,25 @@ class ActionModule(ActionBase):
 @pytest.mark.parametrize("playbook", ["reboot", "upgrade"])
 def test_it_is_refused_before_the_first_node_goes(playbook: str, tmp_path: Path) -> None:
     """The playbook's own tasks, in their order, up to the first that would touch a node."""
-    plays = yaml.safe_load((tree.ROOT / f"playbooks/{playbook}.yml").read_text())
+    plays = plays_of(playbook)
     before = next(play for play in plays if any("whose_turn" in str(task) for task in play.get("tasks", [])))
     turn = next(task for task in before["tasks"] if "whose_turn" in str(task))
     assert plays.index(before) < next(number for number, play in enumerate(plays) if "serial" in play)
     turn["ansible.builtin.import_tasks"] = str(tree.ROOT / "playbooks/tasks/whose_turn.yml")
-    say = {
-        "ansible.builtin.debug": {"msg": "{{ inventory_hostname }} is one of {{ group_names | join(' ') }}."}
-    }
+    groups = "{{ inventory_hostname }} is one of {{ group_names | join(' ') }}."
+    say = {"ansible.builtin.debug": {"msg": groups}}
     (tmp_path / "action").mkdir()
     (tmp_path / "action/node_state.py").write_text(STAND_IN)
     waits = {"upgrades": [upgrade("libc6", "1")]}
     script = {"units": {"aura-script.service": {"state": "active"}}}
-    nodes = {
-        "node0": node(**OWN, **waits),
-        "node1": node(**waits),
-        "node2": node(**PASSPHRASE, **waits, **script),
-    }
+    nodes = node(**OWN, **waits), node(**waits), node(**PASSPHRASE, **waits, **script)
+    hosts = {f"node{number}": {"recorded": recorded} for number, recorded in enumerate(nodes)}
     known = {"ansible_connection": "local", "upgraded": playbook == "upgrade"}
-    hosts = {name: {"recorded": recorded, **known} for name, recorded in nodes.items()}
+    cluster = {"cluster": {"hosts": hosts, "vars": known}}
 
     def run(*words: str) -> tuple[int, str]:
-        plays, groups = [before | {"tasks": [turn, say]}], {"cluster": {"hosts": hosts}}
-        done = played(tmp_path, plays, groups, *words, ANSIBLE_ACTION_PLUGINS=str(tmp_path / "action"))
+        play = before | {"tasks": [turn, say]}
+        done = played(tmp_path, [play], cluster, *words, ANSIBLE_ACTION_PLUGINS=str(tmp_path / "action"))
         return done.returncode, " ".join(done.stdout.split())
 
     code, said = run()
@@ -339,9 +318,7 @@ def test_a_node_reboots_for_what_has_moved(
     left: list[dict[str, object]], required: bool, check: bool, reboots: bool
 ) -> None:
     tasks = yaml.safe_load((tree.ROOT / "playbooks/tasks/upgrade.yml").read_text())
-    expression = next(task for task in tasks if "upgrade_reboots" in task.get("vars", {}))["vars"][
-        "upgrade_reboots"
-    ]
+    expression = next(told for task in tasks if (told := task.get("vars", {}).get("upgrade_reboots")))
     known = {
         "turn_seen": {"upgrades": [*KERNEL, upgrade("nvidia-utils-580-server", "1", held=True)]},
         "upgrade_seen": {"upgrades": left, "reboot_required": required},
@@ -364,19 +341,15 @@ def test_a_node_reboots_for_what_has_moved(
 def test_an_upgrade_that_is_repeated_brings_the_ranks_back(
     active: str, enabled: str, state: str, counts: bool
 ) -> None:
-    unit = {"Id": "aura-train@0.service", "ActiveState": active, "UnitFileState": enabled}
-    rank = {"unit": unit, "state": state}
+    rank = {"unit": {"ActiveState": active, "UnitFileState": enabled}, "state": state}
     assert UPGRADES.ranks_of_run([rank]) == ([rank] if counts else [])
 
 
 @pytest.mark.parametrize(("file", "name"), [("take_out", "save and leave"), ("bring_back", "are started")])
 def test_the_ranks_that_leave_and_come_back_are_those_of_the_run(file: str, name: str) -> None:
     """Also where the node's first one has failed."""
-    (task,) = (
-        task
-        for task in yaml.safe_load((tree.ROOT / f"playbooks/tasks/{file}.yml").read_text())
-        if name in task["name"]
-    )
+    tasks = yaml.safe_load((tree.ROOT / f"playbooks/tasks/{file}.yml").read_text())
+    (task,) = (task for task in tasks if name in task["name"])
     assert task["ansible.builtin.systemd_service"]["name"] == "{{ item }}"
     said = [
         {"unit": {"Id": f"aura-train@{number}.service", "ActiveState": one}, "state": ""}

@@ -25,18 +25,15 @@ INSIDE = {
         "children": {"wsl": {"hosts": {name: NODES[name] for name in ("node0", "node3")}}},
     }
 }
-
-
 FILTERS = tree.module("roles/wsl/filter_plugins/wsl.py")
 
 
 def inventory(folder: Path, hosts: dict[str, Any], **settings: Any) -> Path:
     (folder / "group_vars/all").mkdir(parents=True)
     (folder / "hosts.yml").write_text(yaml.safe_dump(hosts))
-    text = (tree.ROOT / "inventory/lan/group_vars/all/settings.yml").read_text() + (
-        yaml.safe_dump(settings) if settings else ""
-    )
-    (folder / "group_vars/all/settings.yml").write_text(text)
+    text = (tree.ROOT / "inventory/lan/group_vars/all/settings.yml").read_text()
+    more = yaml.safe_dump(settings) if settings else ""
+    (folder / "group_vars/all/settings.yml").write_text(text + more)
     return folder
 
 
@@ -44,20 +41,14 @@ ROLES_OF_SITE = re.findall(r"import_role: \{name: (\w+)", (tree.ROOT / "playbook
 
 
 def switches(folder: Path, host: str) -> dict[str, bool]:
-    names = [f"{role}_enabled" for role in ROLES_OF_SITE if f"{role}_enabled" in read_defaults(role)]
-    defaults = {name: value for role in ROLES_OF_SITE for name, value in read_defaults(role).items()}
-    known = subprocess.run(
-        ["ansible-inventory", "-i", folder, "--host", host],
-        cwd=tree.ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    said = [name for name in names if name in json.loads(known) and name != "gpu_watch_enabled"]
-    return {name: defaults[name] for name in names} | {
-        name: bool(value) for name, value in told(folder, host, *said).items()
-    }
-
-
-def read_defaults(role: str) -> dict[str, Any]:
-    return yaml.safe_load((tree.ROOT / f"roles/{role}/defaults/main.yml").read_text()) or {}
+    paths = [tree.ROOT / f"roles/{role}/defaults/main.yml" for role in ROLES_OF_SITE]
+    defaults = {name: value for path in paths for name, value in yaml.safe_load(path.read_text()).items()}
+    names = [name for role in ROLES_OF_SITE if (name := f"{role}_enabled") in defaults]
+    command = ["ansible-inventory", "-i", folder, "--host", host]
+    known = json.loads(subprocess.check_output(command, cwd=tree.ROOT))
+    said = [name for name in names if name in known and name != "gpu_watch_enabled"]
+    values = told(folder, host, *said)
+    return {name: bool(values.get(name, defaults[name])) for name in names}
 
 
 @pytest.mark.parametrize("hosts", [BESIDE, INSIDE], ids=["beside", "inside"])
@@ -93,13 +84,9 @@ def test_time_and_files_come_from_the_first_node_with_a_kernel_of_its_own(tmp_pa
         "wsl_peers": ["192.168.50.20", "192.168.50.21", "192.168.50.22"],
     }  # fmt: skip
     assert told(folder, "node3", *wanted) == wanted
-    windows_only = inventory(
-        tmp_path / "windows", {"cluster": {"hosts": NODES}, "wsl": {"hosts": {name: {} for name in NODES}}}
-    )
-    assert told(windows_only, "node3", "nfs_client_enabled", "wsl_time_server") == {
-        "nfs_client_enabled": False,
-        "wsl_time_server": "",
-    }
+    windows_only = inventory(tmp_path / "windows", {"cluster": {"hosts": NODES}, "wsl": {"hosts": NODES}})
+    wanted = {"nfs_client_enabled": False, "wsl_time_server": ""}
+    assert told(windows_only, "node3", *wanted) == wanted
 
 
 SEEN = {
@@ -112,14 +99,12 @@ SEEN = {
     ("seen", "words"),
     [
         pytest.param({}, "", id="as it should be"),
-        pytest.param(
-            {"units": {"sysinit.target": {"active": False}}}, "systemd does not run in its WSL", id="systemd"
-        ),
+        pytest.param({"units": {"sysinit.target": {"active": False}}}, "systemd does not run in its WSL", id="systemd"),
         pytest.param(
             {"cards": []}, "type there: ansible-playbook playbooks/windows.yml --limit node3", id="no address"
         ),
     ],
-)
+)  # fmt: skip
 def test_what_stops_the_role(seen: dict[str, Any], words: str) -> None:
     said = problems("wsl", {**SEEN, **seen}, address="192.168.50.23", hostname="node3")
     assert words in said
@@ -135,13 +120,8 @@ def test_a_node_is_what_its_group_says() -> None:
 def test_all_settings_that_windows_would_not_take_are_named() -> None:
     assert FILTERS.wsl_setting("mirrored", "24GB", "Ubuntu-22.04", ["192.168.50.0/24"]) == ""
     said = FILTERS.wsl_setting("nat", "half", "a; b", [])
-    for words in (
-        "wsl_networking is nat",
-        "wsl_memory is half",
-        "wsl_distribution is a; b",
-        "nobody could log in",
-    ):
-        assert words in said
+    wrong = "wsl_networking is nat", "wsl_memory is half", "wsl_distribution is a; b", "nobody could log in"
+    assert [words for words in wrong if words not in said] == []
 
 
 WANTED = {"boot": {"systemd": "true"}, "network": {"hostname": "node3", "generateHosts": "false"}}
@@ -150,23 +130,19 @@ WANTED = {"boot": {"systemd": "true"}, "network": {"hostname": "node3", "generat
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        pytest.param(
-            "", "[boot]\nsystemd=true\n\n[network]\nhostname=node3\ngenerateHosts=false\n", id="none"
-        ),
+        pytest.param("", "[boot]\nsystemd=true\n\n[network]\nhostname=node3\ngenerateHosts=false\n", id="none"),
         pytest.param(
             "# mine\n[user]\ndefault=ana\n\n[Network]\n generatehosts = true # why\nhostname=pc\nmtu=1400\n\n"
             "[boot]\nsystemd=false\n",
             "# mine\n\n[user]\ndefault=ana\n\n[Network]\ngenerateHosts=false\nhostname=node3\nmtu=1400\n\n"
-            "[boot]\nsystemd=true\n",
-            id="what is not ours stays, in its place",
+            "[boot]\nsystemd=true\n", id="what is not ours stays, in its place",
         ),
         pytest.param(
             "[boot]\nsystemd=true\n\n[network]\nhostname=a\n\n[network]\nhostname=b\n",
-            "[boot]\nsystemd=true\n\n[network]\nhostname=node3\ngenerateHosts=false\n\n[network]\n",
-            id="once",
+            "[boot]\nsystemd=true\n\n[network]\nhostname=node3\ngenerateHosts=false\n\n[network]\n", id="once",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_wsl_is_told(before: str, after: str) -> None:
     assert FILTERS.wsl_conf(before, WANTED) == after
     assert FILTERS.wsl_conf(after, WANTED) == after
@@ -179,41 +155,29 @@ def test_the_ports_of_the_peers_leave_out_what_is_guarded() -> None:
 
 def test_what_windows_is_told(tmp_path: Path) -> None:
     """The playbook itself, on nodes that nobody can reach."""
-    hosts = {
-        **BESIDE,
-        "wsl": {
-            "hosts": {
-                "node0": {"wsl_networking": "switch"},
-                "node3": {"wsl_adapter": "Conexión d'Ana", "wsl_memory": "24GB"},
-            }
-        },
+    nodes = {
+        "node0": {"wsl_networking": "switch"},
+        "node3": {"wsl_adapter": "Conexión d'Ana", "wsl_memory": "24GB"},
     }
-    folder = inventory(tmp_path / "lan", hosts)
+    folder = inventory(tmp_path / "lan", {**BESIDE, "wsl": {"hosts": nodes}})
     done = playbook("-i", folder, "playbooks/windows.yml", "-e", f"windows_directory={tmp_path}")
     assert done.returncode == 0, done.stdout
-    mirrored = (tmp_path / "node3.ps1").read_text(encoding="utf-8-sig").splitlines()
+    text = (tmp_path / "node3.ps1").read_text(encoding="utf-8-sig")
+    mirrored = text.splitlines()
     printed = {line.strip() for line in done.stdout.splitlines()}
     assert {line.strip() for line in mirrored} <= printed
-    assert any(
-        "-InterfaceAlias 'Conexión d''Ana' -IPAddress '192.168.50.23' -PrefixLength 24" in line
-        for line in mirrored
-    )
-    assert any(
-        "'networkingMode=mirrored','firewall=true','vmIdleTimeout=-1','memory=24GB'" in line
-        for line in mirrored
-    )
+    assert "-InterfaceAlias 'Conexión d''Ana' -IPAddress '192.168.50.23' -PrefixLength 24" in text
+    assert "'networkingMode=mirrored','firewall=true','vmIdleTimeout=-1','memory=24GB'" in text
     rules = [line for line in mirrored if line.startswith("New-NetFirewallHyperVRule")]
     creator = "-Direction Inbound -Action Allow -VMCreatorId '{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}'"
     peers = "'192.168.50.20','192.168.50.21','192.168.50.22'"
     assert len(rules) == 4
     assert all(creator in rule and "-RemoteAddresses '" in rule for rule in rules)
     assert rules[0].endswith("-Protocol TCP -LocalPorts '22','6006' -RemoteAddresses '192.168.50.0/24'")
-    assert rules[2].endswith(
-        f"-Protocol TCP -LocalPorts '1-21','23-6005','6007-65535' -RemoteAddresses {peers}"
-    )
-    closed = [line for line in mirrored if line.startswith("Set-NetFirewallHyperVVMSetting")]
-    assert len(closed) == 1
-    assert closed[0].endswith("-Enabled True -DefaultInboundAction Block")
+    ports = "'1-21','23-6005','6007-65535'"
+    assert rules[2].endswith(f"-Protocol TCP -LocalPorts {ports} -RemoteAddresses {peers}")
+    (closed,) = (line for line in mirrored if line.startswith("Set-NetFirewallHyperVVMSetting"))
+    assert closed.endswith("-Enabled True -DefaultInboundAction Block")
     assert "w32tm /config '/manualpeerlist:192.168.50.21,0x8' /syncfromflags:manual /update" in mirrored
     # Pasted from what Ansible prints, all is indented: a here-string would not end.
     assert not [line for line in mirrored if "@'" in line or "'@" in line]
@@ -228,18 +192,10 @@ def test_what_windows_is_told(tmp_path: Path) -> None:
     ("hosts", "settings", "sentence"),
     [
         ({"cluster": {"hosts": NODES}}, {}, "No node of node0, node1, node2, node3 is in the group `wsl`"),
-        (
-            {**BESIDE, "wsl": {"hosts": {"node9": {}}}},
-            {},
-            "node9 is in the group `wsl`, but no node of `cluster`",
-        ),
-        (
-            BESIDE,
-            {"wsl_memory": "24 gigabytes"},
-            "wsl_memory is 24 gigabytes, which WSL does not take for a size",
-        ),
+        ({**BESIDE, "wsl": {"hosts": {"node9": {}}}}, {}, "node9 is in the group `wsl`, but no node of `cluster`"),
+        (BESIDE, {"wsl_memory": "24 gigabytes"}, "wsl_memory is 24 gigabytes, which WSL does not take for a size"),
     ],
-)
+)  # fmt: skip
 def test_wrong_groups_and_settings_are_refused(
     hosts: dict[str, Any], settings: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
