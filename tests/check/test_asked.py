@@ -58,49 +58,46 @@ def test_what_is_misspelt_is_said(tmp_path: Path) -> None:
     assert "node: find.yml knows nodes, addresses_from, first_user, network and into." in said
 
 
-def know(folder: Path, typed: list[str], host_keys: str) -> tuple[int, str]:
+def know(folder: Path, typed: list[str], host_keys: object = "ask") -> tuple[int, str]:
     """The tasks of bootstrap.yml that come before a password is sent."""
     keyscan = folder / "ssh-keyscan"
     keyscan.write_text('#!/bin/sh\n[ "$6" = ed25519 ] && cat "$0.$7"\n')
     keyscan.chmod(0o755)
     for name, public in PUBLIC.items():
         (folder / f"ssh-keyscan.{name}").write_text(f"# {name}:22 SSH-2.0-x\n{name} ssh-ed25519 {public}\n")
-    hosts = {
-        name: {"ansible_host": name, "ansible_port": 22, "ansible_connection": "local"} for name in PUBLIC
-    }
-    (folder / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts}}))
-    tasks = [{"ansible.builtin.import_tasks": str(tree.ROOT / "playbooks/tasks/know_host_keys.yml")}]
-    (folder / "play.yml").write_text(
-        json.dumps([{"hosts": "cluster", "gather_facts": False, "tasks": tasks}])
+    here = {"ansible_host": "{{ inventory_hostname }}", "ansible_port": 22, "ansible_connection": "local"}
+    (folder / "hosts.json").write_text(
+        json.dumps({"cluster": {"hosts": dict.fromkeys(PUBLIC), "vars": here}})
     )
+    tasks = [{"ansible.builtin.import_tasks": str(tree.ROOT / "playbooks/tasks/know_host_keys.yml")}]
+    play = {"hosts": "cluster", "gather_facts": False, "tasks": tasks}
+    (folder / "play.yml").write_text(json.dumps([play]))
     told = ("-e", f"host_keys={host_keys}", "-e", f"cluster_state={folder}/state")
     words = ["-i", str(folder / "hosts.json"), str(folder / "play.yml"), *told]
     return run(words, typed, PATH=f"{folder}:{os.environ['PATH']}")
 
 
 @pytest.mark.parametrize(
-    ("typed", "host_keys", "sentence"),
+    ("typed", "sentence"),
     [
-        (["n"], "ask", "Whatever answers there does not get the password."),
-        ([""], "ask", "Whatever answers there does not get the password."),
-        ([], "ask", "Nobody is at a terminal to compare the host keys: -e host_keys=FILE"),
+        (["n"], "Whatever answers there does not get the password."),
+        ([""], "Whatever answers there does not get the password."),
+        ([], "Nobody is at a terminal to compare the host keys: -e host_keys=FILE"),
     ],
 )
-def test_nothing_is_recorded_without_a_word(
-    tmp_path: Path, typed: list[str], host_keys: str, sentence: str
-) -> None:
-    code, said = know(tmp_path, typed, host_keys)
+def test_nothing_is_recorded_without_a_word(tmp_path: Path, typed: list[str], sentence: str) -> None:
+    code, said = know(tmp_path, typed)
     assert code == 2
     assert sentence in said
     assert "No password has been sent" in said
     assert not (tmp_path / "state/known_hosts").exists()
 
 
-@pytest.mark.parametrize(("typed", "host_keys"), [(["y"], "ask"), ([], "FILE")])
-def test_what_somebody_vouches_for_is_recorded(tmp_path: Path, typed: list[str], host_keys: str) -> None:
+@pytest.mark.parametrize("typed", [["y"], []], ids=["a person", "a file"])
+def test_what_somebody_vouches_for_is_recorded(tmp_path: Path, typed: list[str]) -> None:
     file = tmp_path / "FILE"
     file.write_text("".join(f"ssh-ed25519 {public} root@pc\n" for public in PUBLIC.values()))
-    code, said = know(tmp_path, typed, host_keys.replace("FILE", str(file)))
+    code, said = know(tmp_path, typed, "ask" if typed else file)
     assert code == 0, said
     assert "node1 node1 ed25519 SHA256:" in said
     recorded = tmp_path / "state/known_hosts"

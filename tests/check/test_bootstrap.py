@@ -11,6 +11,7 @@ from expressions import filled_in, loaded
 
 BOOTSTRAP = tree.module("roles/bootstrap/filter_plugins/bootstrap_problem.py")
 JAMMY = 'NAME="Ubuntu"\r\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\r\n'
+CODE, NOBODY = "non-zero return code", "ada is not in the sudoers file.  This is reported."
 OURS = "aura-admin:x:650:650:Aura's controller:/var/lib/aura-admin:/bin/bash\r\n"
 
 
@@ -26,33 +27,28 @@ def test_a_pc_as_it_should_be(taken: str) -> None:
 
 
 def test_all_that_is_wrong_with_a_pc_is_said_at_once() -> None:
-    stranger = (
-        "aura-admin:x:1001:1001::/home/aura-admin:/bin/bash\nsnap_daemon:x:650:650::/nonexistent:/bin/false\n"
-    )
+    strangers = "aura-admin:x:1001:1001::/home/aura-admin:/bin/bash\nsnap_daemon:x:650:650::/:/bin/false\n"
     refused = {"failed": True, "msg": "Incorrect sudo password"}
-    said = problem({"stdout": 'PRETTY_NAME="Fedora Linux 44"\n'}, stranger, refused).splitlines()
+    said = problem({"stdout": 'PRETTY_NAME="Fedora Linux 44"\n'}, strangers, refused).splitlines()
     assert said[0].startswith("node1 runs Fedora Linux 44; these playbooks know Ubuntu 22.04")
     assert "is aura-admin (650), but node1 has aura-admin (1001) and snap_daemon (650) already" in said[1]
     assert said[2] == "sudo on node1 does not take the password that you typed for -K from ada."
 
 
 @pytest.mark.parametrize(
-    ("answer", "sentence"),
+    ("msg", "stdout", "sentence"),
     [
-        ({"msg": "Missing sudo password"}, "sudo on node1 asks ada for a password: say -K."),
+        ("Missing sudo password", "", "sudo on node1 asks ada for a password: say -K."),
+        (CODE, "sudo: se requiere una contraseña\r\n", "sudo on node1 asks ada for a password: say -K."),
         (
-            {"msg": "non-zero return code", "stdout": "sudo: se requiere una contraseña\r\n"},
-            "sudo on node1 asks ada for a password: say -K.",
-        ),
-        (
-            { "msg": "non-zero return code", "stdout": "\r\nada is not in the sudoers file.  This is reported.\r\n", },
-            "ada may not become root on node1 (ada is not in the sudoers file.  This is reported.). There, who may: "
-            "sudo usermod -aG sudo ada",
+            CODE, f"\r\n{NOBODY}\r\n",
+            f"ada may not become root on node1 ({NOBODY}). There, who may: sudo usermod -aG sudo ada",
         ),
     ],
 )  # fmt: skip
-def test_why_sudo_refuses(answer: dict[str, Any], sentence: str) -> None:
-    assert problem({"stdout": JAMMY}, root={"failed": True, **answer}) == sentence
+def test_why_sudo_refuses(msg: str, stdout: str, sentence: str) -> None:
+    refused = {"failed": True, "msg": msg} | ({"stdout": stdout} if stdout else {})
+    assert problem({"stdout": JAMMY}, root=refused) == sentence
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import tree
+from plays import playbook
 
 PLAY = """
 - name: Restart who waits for it
@@ -45,23 +47,21 @@ PLAY = """
 """
 
 
+OURS = {"ANSIBLE_STDOUT_CALLBACK": "aura", "ANSIBLE_NOCOLOR": "1", "TERM": "xterm"}
+
+
 @pytest.fixture
-def command(tmp_path: Path) -> list[str]:
+def words(tmp_path: Path) -> list[str]:
     play = tmp_path / "play.yml"
     play.write_text(PLAY)
-    settings = ("ansible_port=22", "ansible_python_interpreter=/usr/bin/python3")
-    options = [word for setting in settings for word in ("-e", setting)]
-    return ["ansible-playbook", "-i", "node0,node1,node2,", "-c", "local", *options, str(play)]
+    settings = ["-e", "ansible_port=22", "-e", "ansible_python_interpreter=/usr/bin/python3"]
+    return ["-i", "node0,node1,node2,", "-c", "local", *settings, str(play)]
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {"ANSIBLE_STDOUT_CALLBACK": "aura", "ANSIBLE_NOCOLOR": "1", "TERM": "xterm"}
-
-
-def test_what_matters_is_a_line_and_a_failure_is_its_sentence_once(command: list[str]) -> None:
+def test_what_matters_is_a_line_and_a_failure_is_its_sentence_once(words: list[str]) -> None:
     done = subprocess.run(
-        command, cwd=tree.ROOT, env=environment(), text=True, capture_output=True, check=False
-    )
+        ["ansible-playbook", *words], cwd=tree.ROOT, env=os.environ | OURS, text=True, capture_output=True, check=False
+    )  # fmt: skip
     assert done.returncode == 2
     lines = done.stdout.splitlines()
     assert lines[:3] == [
@@ -82,26 +82,22 @@ def test_what_matters_is_a_line_and_a_failure_is_its_sentence_once(command: list
     assert "\033" not in done.stdout
 
 
-def test_with_v_it_is_ansibles_own(command: list[str]) -> None:
-    done = subprocess.run(
-        [*command, "-v"], cwd=tree.ROOT, env=environment(), text=True, capture_output=True, check=False
-    )
-    assert "TASK [All get one]" in done.stdout
-    assert "PLAY RECAP" in done.stdout
+def test_with_v_it_is_ansibles_own(words: list[str]) -> None:
+    said = playbook(*words, "-v", **OURS).stdout
+    assert "TASK [All get one]" in said and "PLAY RECAP" in said
 
 
-def test_on_a_terminal_one_line_moves_and_none_of_it_stays(command: list[str]) -> None:
+def test_on_a_terminal_one_line_moves_and_none_of_it_stays(words: list[str]) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        command, cwd=tree.ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
-    )
+        ["ansible-playbook", *words], cwd=tree.ROOT, env=os.environ | OURS,
+        stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
     os.close(theirs)
     said = b""
-    try:
+    with suppress(OSError):  # the other end has closed it
         while part := os.read(ours, 65536):
             said += part
-    except OSError:
-        pass  # the other end has closed it
     process.wait(timeout=60)
     text = said.decode().replace("\r\n", "\n")
     assert "3/3  Nothing happens" in text
@@ -126,12 +122,9 @@ def test_what_is_to_be_typed_is_about_the_inventory_that_was_given(
     - ansible.builtin.debug: {msg: "See: ansible-playbook playbooks/status.yml (ansible-playbook -i other site.yml)"}
     - ansible.builtin.set_stats: {aggregate: false, data: {next: "Next: ansible-playbook site.yml"}}
 """)
-    done = subprocess.run(
-        ["ansible-playbook", *given, "-c", "local", str(play)],
-        cwd=tree.ROOT, env=environment() | {"PWD": str(tree.ROOT)}, text=True, capture_output=True, check=False,
-    )  # fmt: skip
-    assert f"See: ansible-playbook {named}playbooks/status.yml (ansible-playbook -i other" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"Next: ansible-playbook {named}site.yml"
+    said = playbook(*given, "-c", "local", play, **OURS, PWD=str(tree.ROOT)).stdout
+    assert f"See: ansible-playbook {named}playbooks/status.yml (ansible-playbook -i other" in said
+    assert said.splitlines()[-1] == f"Next: ansible-playbook {named}site.yml"
 
 
 def test_a_long_wait_shows_what_this_machine_has_received_and_sent(

@@ -60,8 +60,7 @@ ON_SSD = f"AssertPathIsMountPoint=/mnt/ssd\n{OURS}"
             "/var/lib/aura is another directory there already",
         ),
         (data("/var/lib/aura", {"mounted": True}, {}, unit=OURS), "and data_directory does not say so"),
-        # booted without its disk: nothing is made in its place
-        (
+        (  # booted without its disk: nothing is made in its place
             data("/mnt/ssd/aura", {"used": True}, {"where": "/"}, unit=ON_SSD),
             "lay in the file system at /mnt/ssd, and now lies in the one at /. Is its disk off?",
         ),
@@ -75,13 +74,8 @@ def test_data_have_a_place_and_nothing_is_hidden(seen: dict[str, Any], sentence:
 def test_data_are_not_mounted_without_their_disk() -> None:
     """systemd makes the source of a bind mount itself; a condition in place of an assertion would let ranks start."""
     text = (tree.ROOT / "roles/base/templates/var-lib-aura.mount.j2").read_text()
-    unit = filled_in(
-        text,
-        {
-            "base_data_directory": "/mnt/ssd/aura",
-            "__base_seen": {"mounts": {"/mnt/ssd/aura": {"where": "/mnt/ssd"}}},
-        },
-    )
+    there = {"mounts": {"/mnt/ssd/aura": {"where": "/mnt/ssd"}}}
+    unit = filled_in(text, {"base_data_directory": "/mnt/ssd/aura", "__base_seen": there})
     assert "AssertPathIsMountPoint=/mnt/ssd\n" in unit
     assert "AssertPathIsDirectory=/mnt/ssd/aura\n" in unit
     # The role knows its own unit again.
@@ -93,9 +87,8 @@ def test_a_link_is_refused_and_not_followed(link: str) -> None:
     """Aura may have made it, or a person with a larger disk, for whom an empty directory would take its place."""
     seen = data("/mnt/ssd/aura", {}, {})
     seen["node"]["files"][link] = {**ABSENT, "kind": "link", "target": "/mnt/big"}
-    assert problems("base", **seen).startswith(
-        f"{link} is a link there (to /mnt/big), and has to be a directory."
-    )
+    sentence = f"{link} is a link there (to /mnt/big), and has to be a directory."
+    assert problems("base", **seen).startswith(sentence)
 
 
 @pytest.mark.parametrize("used", ["", "/var/lib/aura", "/mnt/ssd/aura", "/srv/aura"])
@@ -103,11 +96,7 @@ def test_a_reset_keeps_the_user_while_files_of_theirs_are_left(used: str) -> Non
     settings = {"base_data_directory": "/mnt/ssd/aura", "base_shared_directory": "/srv/aura"}
     places = says("base", "__base_places", **settings)
     left = {"users": {"aura": {}}, "mounts": {place: {**FREE, "used": place == used} for place in places}}
-    (task,) = (
-        task
-        for task in loaded("roles/base/tasks/remove.yml")
-        if task.get("ansible.builtin.include_tasks") == "remove_user.yml"
-    )
+    (task,) = (one for one in loaded("roles/base/tasks/remove.yml") if "remove_user.yml" in one.values())
     assert says("base", task["when"], __base_left=left) is (used == "")
     assert says("base", "__base_places") == ["/var/lib/aura"]
 
@@ -118,19 +107,22 @@ def test_a_reset_takes_empty_directories_only(tmp_path: Path) -> None:
         (tmp_path / directory).mkdir(parents=True)
     (full / "runs/mine").write_text("weights")
     link.symlink_to("full")
-    (task,) = (
-        task for task in loaded("roles/base/tasks/remove_user.yml") if "ansible.builtin.command" in task
-    )
+    command = "ansible.builtin.command"
+    (task,) = (one for one in loaded("roles/base/tasks/remove_user.yml") if command in one)
     places = [str(place) for place in (empty, full, link, tmp_path / "absent")]
-    argv = filled_in(task["ansible.builtin.command"]["argv"], {"__base_places": places})
-    me = [tmp_path.owner() if word == "aura" else word for word in argv]
-    subprocess.run(me, capture_output=True, check=False)
+    argv = filled_in(task[command]["argv"], {"__base_places": places})
+
+    def reset(user: str) -> None:
+        words = [user if word == "aura" else word for word in argv]
+        subprocess.run(words, capture_output=True, check=False)
+
+    reset(tmp_path.owner())
     assert not empty.exists()
     assert link.is_symlink()
     assert sorted(str(path.relative_to(full)) for path in full.rglob("*")) == ["runs", "runs/mine"]
     # Of somebody else nothing goes.
     empty.mkdir()
-    subprocess.run([word if word != "aura" else "nobody" for word in argv], capture_output=True, check=False)
+    reset("nobody")
     assert empty.exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import subprocess
 import threading
@@ -72,9 +73,8 @@ def test_the_network(cards: Cards, routes: Cards, network: str, addresses: list[
     ],
 )  # fmt: skip
 def test_no_network(cards: Cards, routes: Cards, network: str, addresses: list[str], says: str) -> None:
-    with pytest.raises(AnsibleActionFail) as refused:
+    with pytest.raises(AnsibleActionFail, match=re.escape(says)):
         LAN.place(cards, routes, network, addresses)
-    assert says in str(refused.value)
 
 
 def test_a_large_network_is_asked_only_where_somebody_says_so() -> None:
@@ -87,10 +87,8 @@ def test_a_large_network_is_asked_only_where_somebody_says_so() -> None:
 
 
 def test_nameservers_are_those_that_another_machine_can_ask() -> None:
-    stub, real = (
-        "nameserver 127.0.0.53\n",
-        "nameserver 192.168.50.1\nnameserver fe80::1\nnameserver 9.9.9.9\n",
-    )
+    stub = "nameserver 127.0.0.53\n"
+    real = "nameserver 192.168.50.1\nnameserver fe80::1\nnameserver 9.9.9.9\n"
     assert LAN.nameservers([stub, real], "192.168.50.1") == ["192.168.50.1", "9.9.9.9"]
     assert LAN.nameservers([stub], "192.168.50.1") == ["192.168.50.1"]
     assert LAN.nameservers([stub], "") == []
@@ -155,9 +153,8 @@ def test_who_is_named_is_in_the_result_whatever_it_answers(loopback: None) -> No
     with listening(SERVERS) as port:
         seen = LAN.look("", ["127.0.0.4", "127.0.0.9"], port)
     assert [one["answer"] for one in seen["machines"]] == ["other", "refused"]
-    with pytest.raises(AnsibleActionFail) as refused:
+    with pytest.raises(AnsibleActionFail, match=r"What answers at 127\.0\.0\.4 is no SSH server") as refused:
         FOUND.chosen(seen["machines"], "127.0.0.4,127.0.0.9")
-    assert "What answers at 127.0.0.4 is no SSH server" in str(refused.value)
     assert "127.0.0.9 has no SSH server on this port. On that PC: sudo apt install openssh" in str(
         refused.value
     )
@@ -229,9 +226,8 @@ def test_this_machine_stands_for_its_other_address() -> None:
     ],
 )
 def test_who_cannot_be_chosen(answer: str, says: str) -> None:
-    with pytest.raises(AnsibleActionFail) as refused:
+    with pytest.raises(AnsibleActionFail, match=re.escape(says)):
         FOUND.chosen(found()["machines"], answer)
-    assert says in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +240,8 @@ def test_who_cannot_be_chosen(answer: str, says: str) -> None:
 )
 def test_addresses_that_cannot_be(start: str, says: str) -> None:
     seen = found()
-    with pytest.raises(AnsibleActionFail) as refused:
+    with pytest.raises(AnsibleActionFail, match=re.escape(says)):
         FOUND.addresses(seen, FOUND.chosen(seen["machines"], "all"), start)
-    assert says in str(refused.value)
 
 
 # ── what is written ──────────────────────────────────────────────────────────────────────────────
@@ -315,9 +310,8 @@ def test_pcs_may_have_different_users(tmp_path: Path) -> None:
     assert yaml.safe_load(new[Path("group_vars/all/settings.yml")])["first_user"] == "ada"
     assert "-k and -K ask for one password" in FOUND.next_step(found(), new, tmp_path)
     assert "-k and -K ask for one password" not in FOUND.next_step(found(), texts(tmp_path), tmp_path)
-    with pytest.raises(
-        AnsibleActionFail, match="2 users for 3 nodes: say one for all of them, or one for each"
-    ):
+    says = "2 users for 3 nodes: say one for all of them, or one for each"
+    with pytest.raises(AnsibleActionFail, match=says):
         texts(tmp_path, user="ada bob")
 
 

@@ -34,9 +34,8 @@ def test_a_node_that_does_not_have_its_address_yet_may_be_looked_at() -> None:
     bare = {**SEEN, "cards": [{"name": "lan0", "addresses": ["192.168.1.57/24"]}]}
     assert problems("firewall", bare, **SETTINGS) == ""
     assert problems("firewall", {**bare, "session": ELSEWHERE}, **SETTINGS) == ""
-    assert "the firewall would lock you out" in problems(
-        "firewall", {**SEEN, "session": ELSEWHERE}, **SETTINGS
-    )
+    elsewhere = problems("firewall", {**SEEN, "session": ELSEWHERE}, **SETTINGS)
+    assert "the firewall would lock you out" in elsewhere
 
 
 def test_an_address_that_the_provider_translates_is_none_of_the_machine_s() -> None:
@@ -128,6 +127,23 @@ import socket, sys
 socket.create_connection((sys.argv[1], int(sys.argv[3])), 1, source_address=(sys.argv[2], 0))' $2 $3 $4 2>/dev/null &&
         echo "$1: in" || echo "$1: out"
 }
+# listen PORT [WORDS]: whoever knocks there finds somebody; before the words that start it elsewhere.
+listen() {
+    "${@:2}" python3 -c '
+import socket, sys
+server = socket.create_server(("", int(sys.argv[1])))
+while True:
+    server.accept()[0].close()' $1 &
+    listeners="$listeners $!"
+}
+trap 'kill $listeners' EXIT
+# Until who listens is there: WORDS say that they are in.
+wait_for() {
+    for second in 1 2 3 4 5 6 7 8 9 10; do
+        [ "$("$@")" = "self: in" ] && break
+        sleep 0.5
+    done
+}
 # As aura notify finds out, from the other machine, whether this one lives.
 answers() {
     other $3 "$PYTHON" -c '
@@ -143,21 +159,8 @@ cables lan0:10.9.0 home0:10.7.0 virbr0:10.6.0
 other $1 ip route add 10.7.0.1 dev phome0 src 10.9.0.2
 sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.home0.rp_filter=0 2>/dev/null || true
 nft -f "$2"
-for port in 53 445 12355; do
-    python3 -c '
-import socket, sys
-server = socket.create_server(("", int(sys.argv[1])))
-while True:
-    server.accept()[0].close()' $port &
-    listeners="$listeners $!"
-done
-trap 'kill $listeners' EXIT
-for port in 53 12355; do
-    for second in 1 2 3 4 5 6 7 8 9 10; do
-        [ "$(knock self 10.9.0.1 10.9.0.1 $port)" = "self: in" ] && break
-        sleep 0.5
-    done
-done
+for port in 53 445 12355; do listen $port; done
+for port in 53 12355; do wait_for knock self 10.9.0.1 10.9.0.1 $port; done
 knock self 10.9.0.1 10.9.0.1 12355
 knock peer 10.9.0.1 10.9.0.2 12355 other $1
 knock stranger 10.7.0.1 10.7.0.2 12355 other $1
@@ -199,12 +202,8 @@ ip route add default via 10.9.0.2
 sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.lan0.rp_filter=0 2>/dev/null || true
 nft -f "$2"
 for port in 2049 12355; do
-    serve='import socket, sys
-server = socket.create_server(("", int(sys.argv[1])))
-while True:
-    server.accept()[0].close()'
-    python3 -c "$serve" $port & listeners="$listeners $!"
-    nsenter --target $1 --net python3 -c "$serve" $port & listeners="$listeners $!"
+    listen $port
+    listen $port nsenter --target $1 --net
 done
 python3 -c '
 import select, socket
@@ -214,7 +213,6 @@ for port, number in zip(ports, (123, 51820, 12355)):
 while True:
     for port in select.select(ports, [], [])[0]:
         port.sendto(*port.recvfrom(9))' & listeners="$listeners $!"
-trap 'kill $listeners' EXIT
 ask() {
     other $5 python3 -c '
 import socket, sys
@@ -224,14 +222,9 @@ asks.bind((sys.argv[2], 0))
 asks.sendto(b"?", (sys.argv[1], int(sys.argv[3])))
 asks.recvfrom(9)' $2 $3 $4 2>/dev/null && echo "$1: in" || echo "$1: out"
 }
-for second in 1 2 3 4 5 6 7 8 9 10; do
-    [ "$(knock self 10.4.0.1 10.4.0.1 12355)$(ask self 10.4.0.1 10.4.0.2 12355 $1)" = "self: inself: in" ] && break
-    sleep 0.5
-done
-for second in 1 2 3 4 5 6 7 8 9 10; do
-    [ "$(knock self 10.9.0.2 10.9.0.2 2049 other $1)" = "self: in" ] && break
-    sleep 0.5
-done
+wait_for knock self 10.4.0.1 10.4.0.1 12355
+wait_for ask self 10.4.0.1 10.4.0.2 12355 $1
+wait_for knock self 10.9.0.2 10.9.0.2 2049 other $1
 knock self 10.4.0.1 10.4.0.1 12355
 knock peer 10.4.0.1 10.4.0.2 12355 other $1
 knock to-a-peer 10.4.0.2 10.4.0.1 12355

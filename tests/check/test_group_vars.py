@@ -11,22 +11,20 @@ import tree
 import yaml
 from plays import playbook, told
 
-HOSTS: dict[str, Any] = {
-    "cluster": {"hosts": {"a": {"lan_address": "192.0.2.1"}, "b": {"lan_address": "192.0.2.2"}}}
-}
+NODES = {"a": {"lan_address": "192.0.2.1"}, "b": {"lan_address": "192.0.2.2"}}
+HOSTS: dict[str, Any] = {"cluster": {"hosts": NODES}}
 
 
 def variables(inventory: Path, host: str = "a") -> dict[str, Any]:
     # From the repository, as the documentation says: so its ansible.cfg is found.
-    return json.loads(
-        subprocess.check_output(["ansible-inventory", "-i", inventory, "--host", host], cwd=tree.ROOT)
-    )
+    command = ["ansible-inventory", "-i", inventory, "--host", host]
+    return json.loads(subprocess.check_output(command, cwd=tree.ROOT))
 
 
-def say(inventory: Path, settings: dict[str, object]) -> None:
+def say(inventory: Path, settings: dict[str, object], where: str = "all") -> None:
     """In group_vars of the inventory."""
-    (inventory / "group_vars").mkdir()
-    (inventory / "group_vars/all.yml").write_text(yaml.safe_dump(settings))
+    (inventory / "group_vars" / where).mkdir(parents=True)
+    (inventory / f"group_vars/{where}/settings.yml").write_text(yaml.safe_dump(settings))
 
 
 @pytest.fixture
@@ -60,8 +58,7 @@ MINE = {"cluster_state": "mine", "ansible_port": "mine"}
 
 @pytest.mark.parametrize("where", ["all", "cluster"])
 def test_the_inventorys_group_vars_win(inventory: Path, where: str) -> None:
-    (inventory / f"group_vars/{where}").mkdir(parents=True)
-    (inventory / f"group_vars/{where}/settings.yml").write_text(yaml.safe_dump(MINE))
+    say(inventory, {**MINE}, where)
     assert MINE.items() <= variables(inventory).items()
 
 

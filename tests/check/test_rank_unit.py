@@ -27,29 +27,21 @@ SHOW = ["sh", "-c", ECHO, "aura", "train", "--run-dir", "/a b"]
     ],
 )  # fmt: skip
 def test_the_card_is_the_one_that_has_the_address_now(environment: dict[str, str], said: str) -> None:
-    done = subprocess.run(
-        [TOOL, *SHOW],
-        capture_output=True,
-        text=True,
-        env={"PATH": os.environ["PATH"], **environment},
-        check=False,
-    )
+    variables = {"PATH": os.environ["PATH"], **environment}
+    done = subprocess.run([TOOL, *SHOW], capture_output=True, text=True, env=variables, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, said, "")
 
 
 def test_without_its_address_a_rank_waits_for_it(tmp_path: Path) -> None:
     """It does not fail: a cable that is out for a night costs no starts."""
-    (tmp_path / "ip").write_text(
-        f"#!/bin/sh\n[ -e {tmp_path}/back ] && echo '2: eno1 inet 10.0.0.1/24' || true\n"
-    )
+    answer = "echo '2: eno1 inet 10.0.0.1/24'"
+    (tmp_path / "ip").write_text(f"#!/bin/sh\n[ -e {tmp_path}/back ] && {answer} || true\n")
     (tmp_path / "ip").chmod(0o755)
     variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "AURA_ADDRESS": "10.0.0.1"}
     process = subprocess.Popen([TOOL, *SHOW], stdout=subprocess.PIPE, text=True, env=variables)
     assert process.stdout
-    assert (
-        process.stdout.readline()
-        == "No network card of this node has the address 10.0.0.1: waiting for it.\n"
-    )
+    sentence = "No network card of this node has the address 10.0.0.1: waiting for it.\n"
+    assert process.stdout.readline() == sentence
     assert process.poll() is None
     (tmp_path / "back").touch()
     assert process.communicate(timeout=20)[0] == "eno1 =eno1 eno1 train --run-dir /a b\n"

@@ -36,15 +36,18 @@ def specs(role: Path) -> dict[str, Any]:
     return read(path)["argument_specs"]
 
 
+def options_of(role: Path) -> dict[str, dict[str, Any]]:
+    """Of all its entry points."""
+    return {name: option for spec in specs(role).values() for name, option in spec.get("options", {}).items()}
+
+
 @pytest.fixture(params=tree.roles(), ids=lambda role: role.name)
 def role(request: pytest.FixtureRequest) -> Path:
     return request.param
 
 
 def test_what_is_declared_has_a_default_or_is_required(role: Path) -> None:
-    options = {
-        name: option for entry in specs(role).values() for name, option in entry.get("options", {}).items()
-    }
+    options = options_of(role)
     optional = {name for name, option in options.items() if not option.get("required")}
     defaults = set(read(role / "defaults/main.yml") or {})
     assert optional == defaults, (
@@ -57,10 +60,9 @@ def test_what_is_declared_has_a_default_or_is_required(role: Path) -> None:
 
 def test_role_has_a_scenario(role: Path) -> None:
     scenario = role / "molecule/default"
-    for name in ("molecule.yml", "inventory.yml", "converge.yml", "verify.yml"):
-        assert (scenario / name).exists(), (
-            f"{tree.relative(scenario / name)} is missing: see roles/base/molecule"
-        )
+    names = ("molecule.yml", "inventory.yml", "converge.yml", "verify.yml")
+    missing = [tree.relative(scenario / name) for name in names if not (scenario / name).exists()]
+    assert not missing, f"{missing} are missing: see roles/base/molecule"
 
 
 def test_no_two_scenarios_want_the_same_address() -> None:
@@ -126,21 +128,18 @@ def assigned(node: Any) -> Iterator[str]:
 
 
 def test_every_variable_read_is_declared(role: Path) -> None:
-    known = {name for spec in specs(role).values() for name in spec.get("options", {})}
+    known = set(options_of(role))
     # The role's own private variables: __role_… in vars/, registered results, facts set on the way.
     yaml_files = [path for path in role.rglob("*.yml") if "molecule" not in path.relative_to(role).parts]
-    used: dict[str, str] = {}
+    templates = [path for path in (role / "templates").rglob("*") if path.is_file()]
+    texts = [(path, path.read_text(encoding="utf-8")) for path in templates]
     for path in yaml_files:
         content = read(path)
         known.update(assigned(content))
         if "vars" in path.relative_to(role).parts and isinstance(content, dict):
             known.update(content)
-        for text in expressions(content):
-            used.update(dict.fromkeys(variables(text, path), tree.relative(path)))
-    for path in (role / "templates").rglob("*"):
-        if path.is_file():
-            text = path.read_text(encoding="utf-8")
-            used.update(dict.fromkeys(variables(text, path), tree.relative(path)))
+        texts += [(path, text) for text in expressions(content)]
+    used = {name: tree.relative(path) for path, text in texts for name in variables(text, path)}
     own = re.compile(rf"(__)?{re.escape(role.name)}_")
     undeclared = [
         f"{where} reads {name}, which meta/argument_specs.yml does not declare"
@@ -177,9 +176,8 @@ def test_what_a_node_has_made_is_unpacked_by_nobody() -> None:
         for task in tasks_of(read(path))
         if any(name in task for name in fetched)
     ]
-    assert not unpacked, (
-        f"{unpacked}: what the controller takes from a node is data, and goes to no other as root"
-    )
+    sentence = "what the controller takes from a node is data, and goes to no other as root"
+    assert not unpacked, f"{unpacked}: {sentence}"
 
 
 def test_a_scenario_lets_systemd_judge_every_unit(role: Path) -> None:

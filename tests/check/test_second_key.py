@@ -36,20 +36,10 @@ def test_what_is_said_of_a_second_key(tmp_path: Path) -> None:
 
 def test_what_other_files_of_sshd_say_is_seen() -> None:
     text = "# Ours.\nPort 2222\nMaxAuthTries 4\n"
-    files: list[dict[str, Any]] = [
-        {"path": "/a", "content": text, "mode": "0644"},
-        {"path": "/b", "content": "", "absent": True},
-    ]
-    ours = {
-        "sha256": hashlib.sha256(text.encode()).hexdigest(),
-        "mode": "0644",
-        "owner": "root",
-        "group": "root",
-    }
-    seen: dict[str, Any] = {
-        "files": {"/a": {"kind": "file", **ours}, "/b": {"kind": "absent"}},
-        "sshd": {"maxauthtries": ["4"]},
-    }
+    files = [{"path": "/a", "content": text, "mode": "0644"}, {"path": "/b", "content": "", "absent": True}]
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    ours = {"kind": "file", "sha256": digest, "mode": "0644", "owner": "root", "group": "root"}
+    seen: dict[str, Any] = {"files": {"/a": ours, "/b": {"kind": "absent"}}, "sshd": {"maxauthtries": ["4"]}}
     assert SSHD.sshd_difference(seen, files) == ""
     assert SSHD.sshd_difference({**seen, "sshd": {"maxauthtries": ["50"]}}, files) == (
         "sshd has MaxAuthTries 50, and shall have 4"

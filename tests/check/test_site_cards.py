@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import tree
-import yaml
-from plays import played, told
+from plays import played, plays_of, told
 from test_driver_decision import seen
 from test_wsl import BESIDE, inventory
 
@@ -23,11 +22,20 @@ class ActionModule(runpy.run_path("{tree.ROOT}/plugins/action/node_state.py")["A
 SAY = "{{ inventory_hostname }} {{ cluster_torch }} {{ (nvidia_driver_decision | default({})).action | default('-') }}"
 
 
+def recorded(
+    place: Path, plays: list[dict[str, Any]], groups: dict[str, Any], *words: str
+) -> tuple[int, str]:
+    """The plays, on nodes of which a look sees what their variable `recorded` is."""
+    (place / "action").mkdir()
+    (place / "action/node_state.py").write_text(STAND_IN)
+    actions = f"{place}/action:{tree.ROOT}/plugins/action"
+    done = played(place, plays, groups, *words, ANSIBLE_ACTION_PLUGINS=actions)
+    return done.returncode, " ".join(done.stdout.split())
+
+
 def run(tmp_path: Path, *words: str, **nodes: dict[str, Any]) -> tuple[int, str]:
     """The tasks of site.yml before its roles, with the driver's role alone."""
-    play = next(
-        play for play in yaml.safe_load((tree.ROOT / "playbooks/site.yml").read_text()) if "pre_tasks" in play
-    )
+    play = next(play for play in plays_of("site") if "pre_tasks" in play)
     tasks = [task for task in play["pre_tasks"] if "wsl" not in str(task) and "bundle" not in str(task)]
     for task in tasks:
         include = task.get("ansible.builtin.include_tasks", {})
@@ -37,14 +45,9 @@ def run(tmp_path: Path, *words: str, **nodes: dict[str, Any]) -> tuple[int, str]
     roles = [{"role": "nvidia_driver", "when": "false"}]
     play = {**play, "pre_tasks": [*tasks, shown], "roles": roles, "tasks": [], "environment": {}}
     restarts = {"ansible.builtin.import_playbook": str(tree.ROOT / "playbooks/restarts.yml")}
-    (tmp_path / "action").mkdir()
-    (tmp_path / "action/node_state.py").write_text(STAND_IN)
-    hosts = {name: {"recorded": of, "ansible_connection": "local"} for name, of in nodes.items()}
-    told = {"torch_backend": "auto", "training_cards": "free"}
-    groups = {"cluster": {"hosts": hosts, "vars": told}}
-    actions = f"{tmp_path}/action:{tree.ROOT}/plugins/action"
-    done = played(tmp_path, [play, restarts], groups, *words, ANSIBLE_ACTION_PLUGINS=actions)
-    return done.returncode, " ".join(done.stdout.split())
+    hosts = {name: {"recorded": of} for name, of in nodes.items()}
+    told = {"torch_backend": "auto", "training_cards": "free", "ansible_connection": "local"}
+    return recorded(tmp_path, [play, restarts], {"cluster": {"hosts": hosts, "vars": told}}, *words)
 
 
 START = {"passphrase": False, "live": False, "windows": "", "boot_entry": ""}
@@ -61,8 +64,8 @@ def test_a_fresh_pc_with_a_card_stops_nobody(tmp_path: Path) -> None:
         node2=node("gtx1060", "server"), node3=node("rtx3060", "ubuntu_580_nouveau"),
     )  # fmt: skip
     assert code == 0, said
-    for words in ("node0 cpu -", "node1 cu126 install", "node2 cu126 install", "node3 cu126 restart"):
-        assert words in said, said
+    decided = "node0 cpu -", "node1 cu126 install", "node2 cu126 install", "node3 cu126 restart"
+    assert [words for words in decided if words not in said] == [], said
     # Nobody is at a terminal to be asked.
     assert "node3 may not be restarted from here. Type on it: sudo reboot" in said
 
@@ -80,24 +83,24 @@ def test_all_that_stands_in_the_way_of_a_driver_is_said_before_anything_is_chang
     assert "node4 cu" not in said
 
 
-@pytest.mark.parametrize("told", ["cu126", "auto"])
-def test_cards_that_no_build_fits_together_are_refused(told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [("cu126", "cu126 has no code for"), ("auto", "no build of torch fits the cards of all nodes")],
+)
+def test_cards_that_no_build_fits_together_are_refused(told: str, sentence: str, tmp_path: Path) -> None:
     nodes = {"node1": node("rtx5090", "server"), "node2": node("gtx1060", "server")}
     code, said = run(tmp_path, "-e", f"torch_backend={told}", **nodes)
     assert code != 0
     assert "Nothing has been changed" in said
-    assert (
-        "no build of torch fits the cards of all nodes" if told == "auto" else "cu126 has no code for"
-    ) in said
+    assert sentence in said
 
 
 def test_a_card_is_still_known_when_something_has_changed(tmp_path: Path) -> None:
     """What changes a node ends what was seen of it (fact node_looks); its first run changes much."""
     known = {"ansible_facts": {"node_looks": {}}, "site_torch": {"gpu": {"cards": [{}], "smi": []}}}
     asked = ["gpu_watch_enabled", "docker_cards"]
-    assert told(inventory(tmp_path, BESIDE), "node2", *asked, known=json.dumps(known)) == dict.fromkeys(
-        asked, True
-    )
+    found = told(inventory(tmp_path, BESIDE), "node2", *asked, known=json.dumps(known))
+    assert found == dict.fromkeys(asked, True)
 
 
 @pytest.mark.parametrize("changed", [False, True], ids=["as it was", "something has changed"])
@@ -105,9 +108,7 @@ def test_a_role_in_whose_way_nothing_stands_is_not_asked_again_until_something_c
     changed: bool, tmp_path: Path
 ) -> None:
     """Seen here by a setting that has become wrong in between."""
-    (tmp_path / "action").mkdir()
-    (tmp_path / "action/node_state.py").write_text(STAND_IN)
-    recorded = {"files": {"/etc/systemd/system/aura-watch.service": {"kind": "absent"}}, "users": {}}
+    seen = {"files": {"/etc/systemd/system/aura-watch.service": {"kind": "absent"}}, "users": {}}
     roles = {"roles": ["gpu_watch", "tensorboard"]}
     tasks = [
         {"node_state": roles},
@@ -119,11 +120,7 @@ def test_a_role_in_whose_way_nothing_stands_is_not_asked_again_until_something_c
         {"ansible.builtin.assert": {"that": "'files' in asked"}},
     ]
     play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
-    known = {"recorded": recorded, "gpu_watch_enabled": True, "gpu_watch_interval": 5}
-    done = played(
-        tmp_path, [play], {"all": {"hosts": {"localhost": known}}},
-        ANSIBLE_ACTION_PLUGINS=f"{tmp_path}/action:{tree.ROOT}/plugins/action",
-    )  # fmt: skip
-    said = " ".join(done.stdout.split())
+    known = {"recorded": seen, "gpu_watch_enabled": True, "gpu_watch_interval": 5}
+    code, said = recorded(tmp_path, [play], {"all": {"hosts": {"localhost": known}}})
     assert ("gpu_watch_interval is 'often'" in said) is changed, said
-    assert (done.returncode != 0) is changed, said
+    assert (code != 0) is changed, said

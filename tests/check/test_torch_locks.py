@@ -28,9 +28,8 @@ def pinned(path: Path) -> dict[str, str]:
 def test_a_lock_of_torch_goes_with_the_others(lock: Path) -> None:
     assert VERSION
     names = pinned(lock)
-    assert names["torch"].partition("+")[0] == VERSION[1], (
-        f"{tree.relative(lock)} is of another torch: run `make lock`"
-    )
+    of_torch = names["torch"].partition("+")[0]
+    assert of_torch == VERSION[1], f"{tree.relative(lock)} is of another torch: run `make lock`"
     both = sorted(set(names) & set(pinned(REQUIREMENTS / "node.txt")))
     assert not both, f"{tree.relative(lock)} and requirements/node.txt both lock {both}: run `make lock`"
 
@@ -56,14 +55,11 @@ def make_wheel(folder: Path, content: str = "") -> Path:
     name = f"torch-{VERSION[1]}+cpu"
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}-cp311-cp311-manylinux_2_28_x86_64.whl"
+    about = f"Metadata-Version: 2.1\nName: torch\nVersion: {VERSION[1]}+cpu\n{content}"
+    tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: cp311-cp311-manylinux_2_28_x86_64\n"
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(
-            f"{name}.dist-info/METADATA",
-            f"Metadata-Version: 2.1\nName: torch\nVersion: {VERSION[1]}+cpu\n{content}",
-        )
-        tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: cp311-cp311-manylinux_2_28_x86_64\n"
-        wheel.writestr(f"{name}.dist-info/WHEEL", tag)
-        wheel.writestr(f"{name}.dist-info/RECORD", "")
+        for file, text in {"METADATA": about, "WHEEL": tag, "RECORD": ""}.items():
+            wheel.writestr(f"{name}.dist-info/{file}", text)
     return path
 
 
@@ -74,13 +70,9 @@ def run(folder: Path, program: str, *words: object) -> subprocess.CompletedProce
         "PIP_FIND_LINKS": str(folder / "wheels"),
     }  # fmt: skip
     return subprocess.run(
-        [FILES / program, *map(str, words)],
-        env=os.environ | alone,
-        text=True,
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
+        [FILES / program, *map(str, words)], env=os.environ | alone, text=True, capture_output=True,
+        timeout=120, check=False,
+    )  # fmt: skip
 
 
 def test_a_local_wheels_hash_is_recorded_at_first_use_and_holds_from_then_on(tmp_path: Path) -> None:
@@ -110,22 +102,16 @@ def test_a_local_wheels_hash_is_recorded_at_first_use_and_holds_from_then_on(tmp
 
 def test_a_wheelhouse_is_named_after_all_that_is_in_it(tmp_path: Path) -> None:
     wheelhouse = tree.plugin("filter/releases").wheelhouse
-    for name, text in {
-        "node.txt": "numpy==2\n",
-        "torch.in": "torch==2.13.0\n",
-        "torch-cu130.txt": "a",
-        "get": "b",
-    }.items():
+    texts = {"node.txt": "numpy==2\n", "torch.in": "torch==2.13.0\n", "torch-cu130.txt": "a", "get": "b"}
+    for name, text in texts.items():
         (tmp_path / name).write_text(text)
 
     def named(build: str = "cu130", system: str = "Debian 12") -> dict[str, str]:
         found: dict[str, str] = wheelhouse(build, system, f"{tmp_path}/node.txt", "/cache", f"{tmp_path}/get")
         return found
 
-    assert (named()["lock"], named("cu132")["lock"]) == (
-        f"{tmp_path}/torch-cu130.txt",
-        "/cache/torch-2.13.0-cu132.txt",
-    )
+    assert named()["lock"] == f"{tmp_path}/torch-cu130.txt"
+    assert named("cu132")["lock"] == "/cache/torch-2.13.0-cu132.txt"
     assert named(system="Ubuntu 22")["python"].startswith("/opt/aura/wheelhouse/python")
     names = {named()["name"], named("cu132")["name"], named(system="Ubuntu 22")["name"]}
     for changed in ("node.txt", "torch-cu130.txt", "get"):

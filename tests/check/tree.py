@@ -6,22 +6,14 @@ import importlib.util
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_OURS = {
-    ".git",
-    ".venv",
-    ".ansible",
-    ".import_linter_cache",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-    "__pycache__",
-    "state",
-}
+CACHES = ".import_linter_cache .mypy_cache .pytest_cache .ruff_cache __pycache__"
+NOT_OURS = {".git", ".venv", ".ansible", *CACHES.split(), "state"}
 
 
 def module(path: str) -> ModuleType:
@@ -45,10 +37,8 @@ def files() -> list[Path]:
     """Every file that git has or would take; without git, every file that no tool made."""
     listing = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     if listing.returncode == 0:
         names = [ROOT / name for name in listing.stdout.split("\0") if name]
         return sorted(path for path in names if path.is_file())
@@ -63,10 +53,8 @@ def text_files() -> list[tuple[Path, str]]:
     """Every file of the project that is UTF-8 text, with its text."""
     result = []
     for path in files():
-        try:
+        with suppress(UnicodeDecodeError):
             result.append((path, path.read_text(encoding="utf-8")))
-        except UnicodeDecodeError:
-            continue
     return result
 
 
