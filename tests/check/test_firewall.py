@@ -127,7 +127,7 @@ import socket, sys
 socket.create_connection((sys.argv[1], int(sys.argv[3])), 1, source_address=(sys.argv[2], 0))' $2 $3 $4 2>/dev/null &&
         echo "$1: in" || echo "$1: out"
 }
-# listen PORT [WORDS]: whoever knocks there finds somebody; before the words that start it elsewhere.
+# listen PORT [WORDS]: who knocks there gets in; WORDS (`nsenter …`): in which machine.
 listen() {
     "${@:2}" python3 -c '
 import socket, sys
@@ -137,7 +137,7 @@ while True:
     listeners="$listeners $!"
 }
 trap 'kill $listeners' EXIT
-# Until who listens is there: WORDS say that they are in.
+# wait_for WORDS: until that knock gets in, since who listens has to start first.
 wait_for() {
     for second in 1 2 3 4 5 6 7 8 9 10; do
         [ "$("$@")" = "self: in" ] && break

@@ -17,7 +17,7 @@ HOSTS: dict[str, Any] = {"cluster": {"hosts": NODES}}
 
 def variables(inventory: Path, host: str = "a") -> dict[str, Any]:
     # From the repository, as the documentation says: so its ansible.cfg is found.
-    command = ["ansible-inventory", "-i", inventory, "--host", host]
+    command = ["ansible-inventory", "-i", str(inventory), "--host", host]
     return json.loads(subprocess.check_output(command, cwd=tree.ROOT))
 
 

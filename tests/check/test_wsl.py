@@ -44,7 +44,7 @@ def switches(folder: Path, host: str) -> dict[str, bool]:
     paths = [tree.ROOT / f"roles/{role}/defaults/main.yml" for role in ROLES_OF_SITE]
     defaults = {name: value for path in paths for name, value in yaml.safe_load(path.read_text()).items()}
     names = [name for role in ROLES_OF_SITE if (name := f"{role}_enabled") in defaults]
-    command = ["ansible-inventory", "-i", folder, "--host", host]
+    command = ["ansible-inventory", "-i", str(folder), "--host", host]
     known = json.loads(subprocess.check_output(command, cwd=tree.ROOT))
     said = [name for name in names if name in known and name != "gpu_watch_enabled"]
     values = told(folder, host, *said)
@@ -85,8 +85,8 @@ def test_time_and_files_come_from_the_first_node_with_a_kernel_of_its_own(tmp_pa
     }  # fmt: skip
     assert told(folder, "node3", *wanted) == wanted
     windows_only = inventory(tmp_path / "windows", {"cluster": {"hosts": NODES}, "wsl": {"hosts": NODES}})
-    wanted = {"nfs_client_enabled": False, "wsl_time_server": ""}
-    assert told(windows_only, "node3", *wanted) == wanted
+    of_none = {"nfs_client_enabled": False, "wsl_time_server": ""}
+    assert told(windows_only, "node3", *of_none) == of_none
 
 
 SEEN = {
