@@ -21,10 +21,11 @@ def variables(inventory: Path, host: str = "a") -> dict[str, Any]:
     return json.loads(subprocess.check_output(command, cwd=tree.ROOT))
 
 
-def say(inventory: Path, settings: dict[str, object], where: str = "all") -> None:
+def say(inventory: Path, settings: dict[str, object], where: str = "all.yml") -> None:
     """In group_vars of the inventory."""
-    (inventory / "group_vars" / where).mkdir(parents=True)
-    (inventory / f"group_vars/{where}/settings.yml").write_text(yaml.safe_dump(settings))
+    file = inventory / "group_vars" / where
+    file.parent.mkdir(parents=True)
+    file.write_text(yaml.safe_dump(settings))
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ MINE = {"cluster_state": "mine", "ansible_port": "mine"}
 
 @pytest.mark.parametrize("where", ["all", "cluster"])
 def test_the_inventorys_group_vars_win(inventory: Path, where: str) -> None:
-    say(inventory, {**MINE}, where)
+    say(inventory, {**MINE}, f"{where}/settings.yml")
     assert MINE.items() <= variables(inventory).items()
 
 
