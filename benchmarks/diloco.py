@@ -13,8 +13,8 @@ from aura.cluster.rendezvous import own_address
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
-from waits import Gpu, Model
-from wire_arms import LOCAL_STEPS, Task, lengths, scaled
+from waits import Gpu, Way
+from wire_arms import LOCAL_STEPS, Task
 
 PATIENCE = timedelta(minutes=10)
 
@@ -31,17 +31,15 @@ class LocalUpdate(torch.optim.Optimizer):
         self.gpu.work_now(self.seconds)
 
 
-class TorchftDiLoCo:
+class TorchftDiLoCo(Way):
     def __init__(self, task: Task, rank: int, store: str) -> None:
-        arm, waits = task.arm, lengths(task.arm, task.mfu)
-        self.steps, self.micro_batches, self.gpu = task.warm_up + task.steps, waits.micro_batches[rank], Gpu()
-        self.model = Model(scaled(arm.config(), task.scale), self.gpu)
+        super().__init__(task, rank)
+        self.steps = task.warm_up + task.steps
         self.model.fill(0)  # DiLoCo begins with the same weights everywhere
         host, port = store.split(":")
-        self.manager = self._manager(rank, arm.nodes, own_address(host, int(port)), store)
-        self.optimizer = LocalUpdate(
-            self.model.parameters(), self.gpu, waits.whole_update * arm.slowness[rank]
-        )
+        self.manager = self._manager(rank, self.arm.nodes, own_address(host, int(port)), store)
+        seconds = self.waits.whole_update * self.arm.slowness[rank]
+        self.optimizer = LocalUpdate(self.model.parameters(), self.gpu, seconds)
         # The paper's outer optimizer (section 2)
         outer = torch.optim.SGD(self.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
         self.diloco = DiLoCo(

@@ -5,11 +5,9 @@ In the lab a rank has a node's network card and address, and nothing else of it;
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
-from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,10 +37,10 @@ LOOPBACK = Place("lo", "127.0.0.1")
 
 
 @contextmanager
-def places(ranks: int, rate: str) -> Iterator[list[Place]]:
-    """Loopback, or with a rate ("62500kbit") the first nodes of the lab, with links of that rate until the end. Ends
-    the program with a sentence where there are too few."""
-    if not rate:
+def places(ranks: int, kbit: int) -> Iterator[list[Place]]:
+    """Loopback, or with a rate [kbit/s] the first nodes of the lab, with links of that rate until the end. Ends the
+    program with a sentence where there are too few."""
+    if not kbit:
         yield [LOOPBACK] * ranks
         return
     nodes = json.loads(subprocess.check_output([LAB, "status", "--json"]))["nodes"]
@@ -51,38 +49,25 @@ def places(ranks: int, rate: str) -> Iterator[list[Place]]:
         sys.exit(
             f"{ranks} ranks need {ranks} nodes with an address, and the lab has {len(nodes)}: make lab-up"
         )
-    mbit, made = mbit_of(rate), []
+    made = []
     try:
         for node in nodes:
-            subprocess.check_call([LAB, "rate", node["name"], rate])
+            subprocess.check_call([LAB, "rate", node["name"], f"{kbit}kbit"])
             enter = ("nsenter", f"--target={node['pid']}", "--net", "--")
-            made.append(Place(node["nic"], node["addresses"][0].split("/")[0], enter, mbit))
+            made.append(Place(node["nic"], node["addresses"][0].split("/")[0], enter, kbit / 1000))
         yield made
     finally:
         for node in nodes:
             subprocess.check_call([LAB, "rate", node["name"], WHOLE])
 
 
-def mbit_of(rate: str) -> float:
-    """62.5 for "62500kbit". Ends the program with a sentence where it is no rate."""
-    if not (found := re.fullmatch(r"(\d+)([kmg])bit", rate)):
-        sys.exit(f"{rate!r} is no speed of a link: 1gbit, 100mbit or 62500kbit, say.")
-    return int(found[1]) * {"k": 0.001, "m": 1, "g": 1000}[found[2]]
-
-
-def options_of_a_rank(parser: ArgumentParser) -> None:
-    """What run_ranks gives to a program."""
-    parser.add_argument("--rank", type=int, help=SUPPRESS)
-    parser.add_argument("--card", help=SUPPRESS)
-    parser.add_argument("--store", help=SUPPRESS)
-
-
-def run_ranks(where: Sequence[Place], program: Sequence[str], environment: Mapping[str, str] = {}) -> int:
-    """The exit code of a Python program that runs in every place. When one has failed, the others are ended."""
-    store = f"--store={where[0].address}:{free_port()}"
+def run_ranks(where: Sequence[Place], program: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The exit code of a Python program that runs in every place, with its rank, card and store as the last words. When
+    one has failed, the others are ended."""
+    store = f"{where[0].address}:{free_port()}"
     processes = [
         subprocess.Popen(
-            [*place.enter, sys.executable, *program, f"--rank={rank}", f"--card={place.card}", store],
+            [*place.enter, sys.executable, *program, str(rank), place.card, store],
             env={**os.environ, **environment, "AURA_LINK_MBIT": str(place.mbit)},
         )
         for rank, place in enumerate(where)

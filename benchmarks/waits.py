@@ -16,6 +16,7 @@ from aura.model.gpt import GPT
 from aura.strategy.codec import QUANTISED, decode, encode
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from wire_arms import Task, lengths, scaled
 
 # Of the work of a micro-batch: a backward pass computes two products where a forward pass has one
 FORWARD = 1 / 3
@@ -145,6 +146,17 @@ class Model(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.output(x)
+
+
+class Way:
+    """To train, as one rank: it fills the model and takes steps until its end, when it says whether the parameters of
+    all ranks are equal."""
+
+    def __init__(self, task: Task, rank: int) -> None:
+        self.arm, self.waits = task.arm, lengths(task.arm, task.mfu)
+        self.micro_batches, self.gpu = self.waits.micro_batches[rank], Gpu()
+        self.config = scaled(self.arm.config(), task.scale)
+        self.model = Model(self.config, self.gpu)
 
 
 class Update:

@@ -44,7 +44,6 @@ from wire_arms import CARDS, DILOCO, GROUPS, LOCAL_STEPS, Arm, Lengths, Task, di
 MOST_LOAD = 0.2  # of the machine
 LEAST_GOODPUT = 0.9  # of what a link carries
 STEPS, STEPS_OF_LONG_ONES, LONG = 8, 5, 10.0  # steps that are measured; seconds of one
-START = 10.0  # seconds, of five processes
 # Of one Gbit/s, what is data [Mbit/s]
 DATA = GIGABIT * 8 / 1e6
 # What has been used once is kept for the next time, as on a GPU: else the kernel clears every page again.
@@ -118,7 +117,7 @@ def measure(arm: Arm, where: Sequence[Place], given: argparse.Namespace) -> Row 
     """None where a rank has failed; it has said why."""
     with tempfile.TemporaryDirectory() as folder:
         task = Task(arm, given.scale, given.mfu, *steps_of(arm, given), Path(folder))
-        program = [str(HERE / "wire_rank.py"), f"--task={task.write()}"]
+        program = [str(HERE / "wire_rank.py"), task.write()]
         if run_ranks(where[: arm.nodes], program, ENVIRONMENT):
             return None
         ranks = [json.loads((task.folder / f"{rank}.json").read_text()) for rank in range(arm.nodes)]
@@ -163,8 +162,8 @@ def measure_all(chosen: Sequence[Arm], given: argparse.Namespace) -> list[Row]:
     rows, count = [], 0
     for link, of_link in groupby(sorted(chosen, key=lambda arm: -arm.link), key=lambda arm: arm.link):
         several = list(of_link)
-        rate = f"{round(link * 1000 / given.scale)}kbit" if given.lab else ""
-        with places(max(arm.nodes for arm in several), rate) as where:
+        kbit = round(link * 1000 / given.scale) if given.lab else 0
+        with places(max(arm.nodes for arm in several), kbit) as where:
             for arm in several:
                 count += 1
                 said = "failed"
@@ -212,16 +211,6 @@ def chosen_arms(given: argparse.Namespace) -> Iterator[Arm]:
             yield replace(arm, encoded_beforehand=True)
 
 
-def list_arms(chosen: Sequence[Arm], given: argparse.Namespace) -> None:
-    all_seconds = 0.0
-    for arm in chosen:
-        expected = of.expected_seconds(arm, given.mfu)
-        seconds = START + sum(steps_of(arm, given)) * expected
-        all_seconds += seconds
-        print(f"{arm}: about {expected:.2f} s a step, {seconds:.0f} s")
-    print(f"{len(chosen)} arms, about {all_seconds / 60:.0f} minutes")
-
-
 def parser() -> argparse.ArgumentParser:
     made, groups = options(__doc__, text=False), [*GROUPS, "all"]
     add = made.add_argument
@@ -229,7 +218,6 @@ def parser() -> argparse.ArgumentParser:
     add("--lab", action="store_true", help="over the lab's links (root, make lab-up), not loopback")
     add("--arms", nargs="+", choices=groups, default=list(of.DEFAULT), metavar="GROUP", help=named)
     add("--only", nargs="+", default=[], metavar="TEXT", help="of these only arms with a TEXT in their name")
-    add("--list", action="store_true", help="say which arms these are, and how long they take")
     add("--encoded-beforehand", action="store_true", help="our arms a second time, see above")
     divisor = "what elements and link are divided by: a power of 4 up to 4,096 (16)"
     add("--scale", type=int, default=16, choices=[4**power for power in range(7)], metavar="N", help=divisor)
@@ -242,16 +230,13 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     given, started = parser().parse_args(), time.perf_counter()
     chosen = list(chosen_arms(given))
-    if given.list:
-        list_arms(chosen, given)
-        return 0
     rows = measure_all(chosen, given)
     if rows:
         links = "the lab's shaped links" if given.lab else "loopback, not shaped"
         about = f"tensors and links divided by {given.scale}, {links}"
         title = f"gpt2-medium, {rows[0].waits.tokens:,} tokens a step; {about}"
         show(title, HEADINGS, [row.cells(given.lab) for row in rows], left=("setting", "note"))
-    of_cards = ", ".join(f"{diloco(card, mfu=given.mfu):.2f} ({card})" for card in CARDS)
+    of_cards = ", ".join(f"{diloco(card, given.mfu):.2f} ({card})" for card in CARDS)
     print(f"DiLoCo, fp32 every {LOCAL_STEPS} steps, five nodes, 1 Gbit/s: {of_cards} by formula.")
     every = [{**asdict(row), "speedup": row.speedup} for row in rows]
     file = write_results("wire", {"scale": given.scale, "lab": given.lab, "rows": every})

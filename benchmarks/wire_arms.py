@@ -177,19 +177,15 @@ def wire_seconds(arm: Arm) -> float:
 
 
 def expected_seconds(arm: Arm, mfu: float | None = None) -> float:
-    """Of a step, before anything is measured."""
-    if arm.rival == DILOCO:
-        return lengths(arm, mfu).alone / diloco(arm.card, arm.nodes, arm.link, mfu)
+    """Of a step that exchanges something, before anything is measured."""
     compute, wire = lengths(arm, mfu).of_a_step, wire_seconds(arm)
-    if arm.local_steps:
-        return compute + max(0.0, wire - arm.delay * compute)
     return max(compute, wire, (1 - arm.delay) * compute + wire)
 
 
-def diloco(card: str, nodes: int = 5, link: float = 1000, mfu: float | None = None) -> float:
-    """The speed-up by formula: every node updates everything in every step, and once in LOCAL_STEPS all exchange what
-    has changed in fp32 and wait for it."""
-    arm = Arm(card, "fp32", nodes=nodes, link=link)
+def diloco(card: str, mfu: float | None) -> float:
+    """The speed-up by formula, of five nodes at 1 Gbit/s: every node updates everything in every step, and once in
+    LOCAL_STEPS all exchange what has changed in fp32 and wait for it."""
+    arm = Arm(card, "fp32")
     waits = lengths(arm, mfu)
     compute = waits.of_a_step - max(waits.update) + waits.whole_update
     return waits.alone / (compute + wire_seconds(arm) / LOCAL_STEPS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,14 @@ from aura.strategy.delayed import Delayed
 from aura.strategy.formats import WireFormat
 from aura.strategy.interface import Outcome, Told
 from aura.strategy.pieces import Round
+from aura.strategy.rounds import Rounds
 from aura.strategy.sharded import Sharded
 from aura.strategy.wire import Exchange, Patience
-from ranks import bf16_on_the_wire, join, leave, options_of_a_rank
+from ranks import bf16_on_the_wire, join, leave
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from waits import FORWARD, Gpu, Model, Update, Waiting, moved_bytes
-from wire_arms import DILOCO, Task, lengths, scaled
-from wire_rounds import InRounds
+from waits import FORWARD, Update, Waiting, Way, moved_bytes
+from wire_arms import DILOCO, Task
 
 LR = 1e-3
 BUCKET = 25  # MB, of DistributedDataParallel at full size: torch's default
@@ -123,33 +123,40 @@ class Beforehand(WireFormat):
         return self.packed[key]
 
 
-class Ours:
-    """A rank of the trainer's strategy, in a loop as that of run/trainer.py."""
+class Ours(Way):
+    """A rank of one of the trainer's strategies."""
+
+    def __init__(self, task: Task, rank: int) -> None:
+        super().__init__(task, rank)
+        tokens = self.waits.shares[rank] * self.arm.config().seq_len
+        self.told, self.update = Told(float(tokens), tokens), self.waits.update[rank]
+        sharded.ROUND_BYTES //= task.scale  # as many rounds as at full size
+
+    def ranks(self, rank: int, activity: Activity) -> Ranks:
+        nodes = [f"node{number}" for number in range(self.arm.nodes)]
+        return Ranks(rank, nodes, torch.device("cpu"), activity)
+
+
+class InSteps(Ours):
+    """In a loop as that of run/trainer.py."""
 
     def __init__(self, task: Task, rank: int, meter: Meter) -> None:
-        arm, waits = task.arm, lengths(task.arm, task.mfu)
-        self.meter, self.micro_batches = meter, waits.micro_batches[rank]
-        self.tokens = waits.shares[rank] * arm.config().seq_len
-        self.moving = waits.moving[rank] * moved_bytes(arm.wire, arm.nodes)
+        super().__init__(task, rank)
+        arm, self.meter = self.arm, meter
+        self.moving = self.waits.moving[rank] * moved_bytes(arm.wire, arm.nodes)
         self.late = math.ceil(arm.delay * len(self.micro_batches))
         self.under_way: Callable[[], Outcome] | None = None
-        config = scaled(arm.config(), task.scale)
-        sharded.ROUND_BYTES //= task.scale  # as many rounds as at full size
-        self.gpu = Gpu()
-        self.model = Model(config, self.gpu)
-        nodes = [f"node{number}" for number in range(arm.nodes)]
-        activity = Activity() if arm.delay else Waiting(self.gpu)
-        ranks = Ranks(rank, nodes, torch.device("cpu"), activity)
-        self.only_the_wire = arm.encoded_beforehand
-        if not self.only_the_wire:
+        only_the_wire = arm.encoded_beforehand
+        if not only_the_wire:
             self.model.fill(rank)
-        kinds = (OnlyTheWire, OnlyTheWireDelayed) if self.only_the_wire else (Sharded, Timestamped)
-        self.strategy = kinds[bool(arm.delay)](self.model, ranks, config)
+        kinds = (OnlyTheWire, OnlyTheWireDelayed) if only_the_wire else (Sharded, Timestamped)
+        ranks = self.ranks(rank, Activity() if arm.delay else Waiting(self.gpu))
+        self.strategy = kinds[bool(arm.delay)](self.model, ranks, self.config)
         meter.count()
-        self.strategy.wire.patience = Timed(config.collective_timeout, meter.busy)
-        updated = [] if self.only_the_wire else self.strategy.shard.views.values()
-        self.strategy.optimizer = Update(updated, self.gpu, waits.update[rank])
-        if self.only_the_wire:
+        self.strategy.wire.patience = Timed(self.config.collective_timeout, meter.busy)
+        updated = [] if only_the_wire else self.strategy.shard.views.values()
+        self.strategy.optimizer = Update(updated, self.gpu, self.update)
+        if only_the_wire:
             legs = self.strategy.legs
             legs.gradient_format = legs.weight_format = Beforehand(**asdict(self.strategy.format))
             legs._add_up = lambda *_: None  # type: ignore[method-assign]
@@ -176,7 +183,7 @@ class Ours:
         if self.late == len(self.micro_batches):
             self.settle()
         self.gpu.queue(self.moving)
-        self.under_way = self.strategy.apply(Told(float(self.tokens), self.tokens), LR)
+        self.under_way = self.strategy.apply(self.told, LR)
         if not self.late:
             self.settle()
 
@@ -200,15 +207,40 @@ class Ours:
         return equal
 
 
-class Ddp:
+class InRounds(Ours):
+    """Local steps, and an exchange once in so many of them. Nobody's weights move: all bytes are there, and the
+    processor has less to do."""
+
+    def __init__(self, task: Task, rank: int) -> None:
+        super().__init__(task, rank)
+        self.model.fill(rank)
+        self.strategy = Rounds(self.model, self.ranks(rank, Waiting(self.gpu)), self.config)
+        self.strategy.optimizer = Update([], self.gpu, self.update)
+        self.strategy.start()
+        self.gpu.nothing_before(time.perf_counter())
+
+    def step(self, looked_at: bool = False) -> None:
+        self.strategy.begin_step()
+        for seconds in self.micro_batches:
+            self.gpu.work(seconds)
+        with self.strategy.last_backward():
+            pass
+        told = replace(self.told, looked_at=looked_at)
+        assert not self.strategy.apply(told, 0.0)().left_out, "something is not finite"
+
+    def end(self) -> bool:
+        self.step(looked_at=True)
+        equal = not self.strategy.compare()
+        self.strategy.close()
+        return equal
+
+
+class Ddp(Way):
     """torch's DistributedDataParallel: every rank updates everything."""
 
     def __init__(self, task: Task, rank: int) -> None:
-        arm, waits = task.arm, lengths(task.arm, task.mfu)
-        self.micro_batches = waits.micro_batches[rank]
-        self.update = waits.whole_update * arm.slowness[rank]
-        self.gpu = Gpu()
-        self.model = Model(scaled(arm.config(), task.scale), self.gpu)
+        super().__init__(task, rank)
+        self.update = self.waits.whole_update * self.arm.slowness[rank]
         self.model.fill(rank)
         self.parallel = DistributedDataParallel(
             self.model,
@@ -216,7 +248,7 @@ class Ddp:
             gradient_as_bucket_view=True,
             init_sync=False,  # they are equal
         )
-        if arm.wire == "bf16":
+        if self.arm.wire == "bf16":
             self.parallel.register_comm_hook(None, bf16_on_the_wire)
         self.gpu.nothing_before(time.perf_counter())
 
@@ -234,30 +266,27 @@ class Ddp:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", type=Task.read)
-    options_of_a_rank(parser)
-    given = parser.parse_args()
-    task: Task = given.task
-    join(given.rank, task.arm.nodes, given.card, given.store)
+    words, number, card, store = sys.argv[1:]
+    task, rank = Task.read(words), int(number)
+    join(rank, task.arm.nodes, card, store)
     meter = Meter(task)
     way: Any
     if task.arm.rival == DILOCO:
         from diloco import TorchftDiLoCo
 
-        way = TorchftDiLoCo(task, given.rank, given.store)
+        way = TorchftDiLoCo(task, rank, store)
     elif task.arm.local_steps:
-        way = InRounds(task, given.rank)
+        way = InRounds(task, rank)
     else:
-        way = Ddp(task, given.rank) if task.arm.rival else Ours(task, given.rank, meter)
+        way = Ddp(task, rank) if task.arm.rival else InSteps(task, rank, meter)
     dist.barrier()
     while not meter.is_over:
         way.step()
-        if not isinstance(way, Ours):
+        if not isinstance(way, InSteps):
             meter.step_has_ended()
     equal = way.end()
     result = {"ends": meter.ends[task.warm_up - 1 :], "moments": meter.moments, "equal": equal}
-    (task.folder / f"{given.rank}.json").write_text(json.dumps(result), encoding="utf-8")
+    (task.folder / f"{rank}.json").write_text(json.dumps(result), encoding="utf-8")
     leave()
 
 
