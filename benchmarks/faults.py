@@ -86,6 +86,7 @@ def pauses_and_repeated(seen: list[Seen]) -> tuple[list[float], int]:
 class Faults:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.is_launched = cluster, False
+        self.rows: list[dict[str, str]] = []  # of the table
 
     # Acts
 
@@ -119,28 +120,24 @@ class Faults:
         last, ended = self.steps()
         return (last - first) / (ended - began)
 
-    def trains(self, nodes: list[str], away: list[int]) -> bool:
+    def trains(self, nodes: list[str]) -> bool:
+        """All of these, without the others."""
         try:
-            return self.cluster.training(nodes, away=away)
+            return self.cluster.training(nodes, away=[NODES.index(node) for node in without(*nodes)])
         except (AssertionError, ValueError):
             return False  # a node is off
 
-    def well(self, nodes: list[str] = NODES, away: list[int] | None = None, steps: int = 3) -> float:
+    def well(self, nodes: list[str] = NODES) -> float:
         """Seconds until they train, and have done some steps."""
         began = time.monotonic()
-        self.cluster.wait(f"{nodes} train", lambda: self.trains(nodes, away or []), LONGEST)
+        self.cluster.wait(f"{nodes} train", lambda: self.trains(nodes), LONGEST)
         first = self.cluster.status(nodes[:1])[0]["step"]
-        self.cluster.wait(
-            "some steps", lambda: self.cluster.status(nodes[:1])[0]["step"] >= first + steps, LONGEST
-        )
+        self.cluster.wait("steps", lambda: self.cluster.status(nodes[:1])[0]["step"] >= first + 3, LONGEST)
         return time.monotonic() - began
 
-    def both_train(self, one: list[str], other: list[str]) -> bool:
-        """All of both sides."""
-        return self.trains(one, indices(other)) and self.trains(other, indices(one))
-
     @contextmanager
-    def watched(self, node: str, rows: list[dict[str, str]], fault: str, aim: str) -> Iterator[None]:
+    def watched(self, fault: str, aim: str, node: str = "node1") -> Iterator[None]:
+        """A row of the table, of what this node sees."""
         time.sleep(5)
         watch, began = Watch(self.cluster, node), time.monotonic()
         # A pause begins with a step before it.
@@ -150,87 +147,74 @@ class Faults:
         pauses, repeated = pauses_and_repeated(watch.stop())
         together = sum(pause for pause in pauses if pause > USUAL)
         row = {"fault": fault, "aim": aim, "pause": f"{max(pauses):.0f} s", "together": f"{together:.0f} s"}
-        rows.append(row | {"repeated": str(repeated)})
-        print(f"{rows[-1]} in {time.monotonic() - began:.0f} s")
-
-
-def indices(nodes: list[str]) -> list[int]:
-    return [NODES.index(node) for node in nodes]
+        self.rows.append(row | {"repeated": str(repeated)})
+        print(f"{self.rows[-1]} in {time.monotonic() - began:.0f} s")
 
 
 def without(*nodes: str) -> list[str]:
     return [node for node in NODES if node not in nodes]
 
 
-def one_by_one(faults: Faults, rows: list[dict[str, str]]) -> int:
-    """Every fault of the table; how often two sides trained. Between two of one node there is a launch, as who stops
-    all for the second time within ten minutes is not waited for."""
-    lab, split = faults.cluster.lab, 0
+def table(faults: Faults) -> int:
+    """Every fault of it; how often two sides trained. Between two of one node there is a launch, as who stops all for
+    the second time within ten minutes is not waited for."""
+    cluster, lab, split = faults.cluster, faults.cluster.lab, 0
     faults.launch()
-    for node in ("node3", "node0"):
-        with faults.watched("node1", rows, f"kill -9 on {node}", "12 s"):
-            faults.kill(node)
-            time.sleep(4)
-            faults.well()
-    with faults.watched("node1", rows, "node2 sends and hears nothing", "38 s"):
-        faults.cluster.cut_off(["node2"], NODES, deaf=True)
-        faults.well(without("node2"), [2])
-    with faults.watched("node1", rows, "… and healed", "25 s"):
-        faults.cluster.mend(["node2"])
-        faults.well()
-    faults.launch()
-    for node in ("node3", "node0"):
-        others = without(node)
-        with faults.watched("node1", rows, f"{node} off", "38 s"):
-            lab("power-off", node)
-            faults.well(others, indices([node]))
-        with faults.watched("node1", rows, f"{node} returns", "15 s"):
-            lab("power-on", node, "--no-wait")
-            faults.well()
-    for small in (["node3", "node4"], ["node0"], ["node0", "node1"]):
-        faults.launch()
-        large = without(*small)
-        with faults.watched(
-            large[0], rows, f"{len(large)}|{len(small)}, {' and '.join(small)} cut off", "38 s"
-        ):
-            faults.cluster.cut_off(small, large)
-            faults.well(large, indices(small))
-            for _ in range(20):
-                split += faults.both_train(large, small)
-                time.sleep(1)
-        with faults.watched(large[0], rows, "… and healed", "25 s"):
-            faults.cluster.mend(small)
-            faults.well()
-    for seconds in (5, 20):
-        with faults.watched("node1", rows, f"node3 frozen for {seconds} s", "–"):
-            faults.freeze("node3", seconds)
-            faults.well()
-    return split
-
-
-def cable_out(faults: Faults, rows: list[dict[str, str]]) -> None:
-    lab = faults.cluster.lab
-    with faults.watched("node1", rows, "node3's cable out for 150 s", "38 s"):
+    with faults.watched("node3's cable out for 150 s", "38 s"):
         began = time.monotonic()
         lab("cut", "node3")
-        faults.well(without("node3"), indices(["node3"]))
+        faults.well(without("node3"))
         time.sleep(max(0.0, 150 - (time.monotonic() - began)))
-    with faults.watched("node1", rows, "… and in again", "25 s"):
+    with faults.watched("… and in again", "25 s"):
         lab("heal", "node3")
         faults.well()
-
-
-def cable_comes_and_goes(faults: Faults, rows: list[dict[str, str]]) -> None:
-    lab = faults.cluster.lab
     faults.launch()
-    with faults.watched("node1", rows, f"node3's cable {FLAPS} times out and in for {FLAP} s", "60 s in all"):
+    with faults.watched(f"node3's cable {FLAPS} times out and in for {FLAP} s", "60 s in all"):
         for _ in range(FLAPS):
             lab("cut", "node3")
             time.sleep(FLAP)
             lab("heal", "node3")
             time.sleep(FLAP)
-    with faults.watched("node1", rows, "… and in to stay", "25 s"):
+    with faults.watched("… and in to stay", "25 s"):
         print(f"all train after {faults.well():.0f} s")
+    faults.launch()
+    for node in ("node3", "node0"):
+        with faults.watched(f"kill -9 on {node}", "12 s"):
+            faults.kill(node)
+            time.sleep(4)
+            faults.well()
+    with faults.watched("node2 sends and hears nothing", "38 s"):
+        cluster.cut_off(["node2"], NODES, deaf=True)
+        faults.well(without("node2"))
+    with faults.watched("… and healed", "25 s"):
+        cluster.mend(["node2"])
+        faults.well()
+    faults.launch()
+    for node in ("node3", "node0"):
+        with faults.watched(f"{node} off", "38 s"):
+            lab("power-off", node)
+            faults.well(without(node))
+        with faults.watched(f"{node} returns", "15 s"):
+            lab("power-on", node, "--no-wait")
+            faults.well()
+    for small in (["node3", "node4"], ["node0"], ["node0", "node1"]):
+        faults.launch()
+        large = without(*small)
+        sides = f"{len(large)}|{len(small)}, {' and '.join(small)} cut off"
+        with faults.watched(sides, "38 s", large[0]):
+            cluster.cut_off(small, large)
+            faults.well(large)
+            for _ in range(20):
+                split += faults.trains(large) and faults.trains(small)  # all of both sides
+                time.sleep(1)
+        with faults.watched("… and healed", "25 s", large[0]):
+            cluster.mend(small)
+            faults.well()
+    for seconds in (5, 20):
+        with faults.watched(f"node3 frozen for {seconds} s", "–"):
+            faults.freeze("node3", seconds)
+            faults.well()
+    return split
 
 
 def drawn(faults: Faults, minutes: float, seed: int) -> tuple[float, float]:
@@ -257,7 +241,7 @@ def drawn(faults: Faults, minutes: float, seed: int) -> tuple[float, float]:
         else:
             faults.freeze(node, seconds)
         time.sleep(max(0.0, now + OVER - time.monotonic()))
-        if time.monotonic() < now + EVERY - 15 and faults.trains(NODES, []):
+        if time.monotonic() < now + EVERY - 15 and faults.trains(NODES):
             rates.append(faults.rate(until=now + EVERY))
         time.sleep(max(0.0, now + EVERY - time.monotonic()))
     faults.well()
@@ -284,34 +268,27 @@ def main() -> None:
         cluster.lab("exec", "node0", "test", "-x", "/opt/aura/rank-status")
     except AssertionError:
         sys.exit("There is no provisioned lab here: make demo, then make bench-faults again.")
-    rows: list[dict[str, str]] = []
-    split = None
+    faults = Faults(cluster)
     try:
-        faults = Faults(cluster)
-        if not asked.no_table:
-            faults.launch()
-            cable_out(faults, rows)
-            cable_comes_and_goes(faults, rows)
-            split = one_by_one(faults, rows)
+        split = None if asked.no_table else table(faults)
         goodput, of_all = drawn(faults, asked.minutes, asked.seed) if asked.minutes else (None, None)
     finally:
         cluster.ansible("playbooks/stop.yml", expect=None if sys.exc_info()[0] else 0)
     config = json.loads(cluster.sh("node1", f"cat {RUNS}/faults/model_config.json"))
-    lost = config["step_tokens"] * sum(int(row["repeated"]) for row in rows)
+    lost = config["step_tokens"] * sum(int(row["repeated"]) for row in faults.rows)
     columns = ["fault", "aim", "pause", "together", "repeated"]
-    show("Faults", columns, [[row[name] for name in columns] for row in rows], left=["fault"])
+    show("Faults", columns, [[row[name] for name in columns] for row in faults.rows], left=["fault"])
     result = {
-        **{
-            "bench": "faults",
-            "goodput": goodput and round(goodput, 3),
-            "of_all": of_all and round(of_all, 3),
-            "lost_tokens": None if asked.no_table else lost,  # in the table
-            "minutes": asked.minutes,
-            "seed": asked.seed,
-        },
-        **{"waits_for_a_person": 0, "split": split},
+        "bench": "faults",
+        "goodput": goodput and round(goodput, 3),
+        "of_all": of_all and round(of_all, 3),
+        "lost_tokens": None if asked.no_table else lost,  # in the table
+        "minutes": asked.minutes,
+        "seed": asked.seed,
+        "waits_for_a_person": 0,
+        "split": split,
     }
-    write_results("faults-drawn" if asked.no_table else "faults", {**result, "rows": rows})
+    write_results("faults-drawn" if asked.no_table else "faults", {**result, "rows": faults.rows})
     print(json.dumps(result))
 
 
