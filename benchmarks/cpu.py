@@ -17,11 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from aura.config import resolve
-from measuring import QUIET, Row, Run, Settings, corpus_of, options, ours, plain, show, write_results
+from measuring import (
+    QUIET,
+    TO_ITS_END,
+    Row,
+    Run,
+    Settings,
+    corpus_of,
+    options,
+    ours,
+    plain,
+    show,
+    write_results,
+)
 
 PRESET = "gpt2-nano"
 VOCABULARY = 2048
-LOSSES = 200  # steps whose losses are compared, at most
 REPEATS = 3  # runs behind each median
 # Settings after the preset's, and how many steps at the beginning are not timed
 SIZES: dict[str, tuple[Settings, int]] = {
@@ -33,7 +44,6 @@ SIZES: dict[str, tuple[Settings, int]] = {
 }
 # One epoch of the documentation corpus.
 LEARNING = {"steps": 750, "batch_size": 8, "warmup_steps": 40, "validation_windows": 400}
-LEARNING_QUIET = {"validate_every": 10**6, "save_every": 10**6}
 # Every loop at two learning rates, near the best of more that were tried: each is judged by its best. gpt2-nano's betas
 # and weight decay are those of torch's AdamW where it is told nothing.
 RATES = {"ours, adamw": (1.5e-3, 2.2e-3), "ours, muon": (3e-3, 6e-3), "transformers, adamw": (1.5e-3, 2.2e-3)}
@@ -49,7 +59,7 @@ def compare_speed(corpus: Path, name: str, compiled: bool) -> Row:
     config = resolve(PRESET, settings)
     tokens = sum(config.shares(1)) * config.seq_len  # per step
     speeds = {loop: [tokens * one.steps_per_second(skip) for one in runs] for loop, runs in both.items()}
-    pairs = list(zip(*(runs[0].losses[:LOSSES] for runs in both.values()), strict=True))
+    pairs = zip(*(runs[0].losses for runs in both.values()), strict=True)
     differences = [abs(a - b) for a, b in pairs]
     return {
         "size": name,
@@ -68,12 +78,12 @@ def compare_learning(corpus: Path) -> list[Row]:
         for lr in rates:
             settings = {**LEARNING, "lr": lr}
             if loop.startswith("ours"):
-                own = {"optimizer": loop.removeprefix("ours, "), **LEARNING_QUIET}
+                own = {"optimizer": loop.removeprefix("ours, "), **TO_ITS_END}
                 found = ours(PRESET, corpus, {**settings, **own})
             else:
                 found = plain(PRESET, corpus, settings, "transformers")
-            row = {"loop": loop, "lr": lr, "validation_loss": found.validation_loss, "seconds": found.took}
-            rows.append(row)
+            figures = {"validation_loss": found.validation_loss, "seconds": found.took}
+            rows.append({"loop": loop, "lr": lr, **figures})
     return rows
 
 
@@ -95,10 +105,8 @@ def show_learning(rows: list[Row]) -> None:
     for loop in RATES:
         mine = [row for row in rows if row["loop"] == loop]
         losses = [cell for row in mine for cell in (f"{row['lr']:g}", f"{row['validation_loss']:.4f}")]
-        best, seconds = (
-            min(row["validation_loss"] for row in mine),
-            sum(row["seconds"] for row in mine) / len(mine),
-        )
+        best = min(row["validation_loss"] for row in mine)
+        seconds = statistics.mean(row["seconds"] for row in mine)
         cells.append((loop, *losses, f"{best:.4f}", f"{seconds:.0f}"))
     tokens = config.steps * sum(config.shares(1)) * config.seq_len
     title = f"Learning: validation loss, nats per token, after {tokens:,} tokens ({PRESET})"

@@ -44,7 +44,6 @@ UNIT = "aura-train@0.service"
 class Seen:
     time: float
     step: int
-    attempt: str
 
 
 class Watch:
@@ -64,7 +63,7 @@ class Watch:
             except (AssertionError, ValueError, subprocess.TimeoutExpired):
                 continue  # it is off
             if status.get("step") and status.get("attempt"):
-                self.seen.append(Seen(time.monotonic(), status["step"], status["attempt"]))
+                self.seen.append(Seen(time.monotonic(), status["step"]))
 
     def stop(self) -> list[Seen]:
         self.ends.set()

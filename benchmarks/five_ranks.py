@@ -22,13 +22,13 @@ from dataclasses import dataclass
 
 import torch
 from aura.config import TrainConfig
-from aura.corpus.windows import Order, Windows, inputs_and_targets
+from aura.corpus.windows import Windows, inputs_and_targets
 from aura.model.gpt import GPT
 from aura.optim.muon import optimizer_of
 from aura.optim.schedule import learning_rate
 from aura.strategy.interface import clip_factor
 from five_rounds import FiveRounds
-from playing import Setting, flatten, over_the_wire, validated
+from playing import Setting, flatten, one_pass, over_the_wire, validated
 from torch import Tensor
 
 
@@ -40,15 +40,10 @@ class Result:
 
 def train(config: TrainConfig, setting: Setting, train_on: Windows, validate_on: Windows) -> Result:
     """One pass over the first config.steps · setting.windows windows of the order that config.seed gives."""
-    needed = config.steps * setting.windows
-    if needed > len(train_on):
-        raise ValueError(f"{config.steps} steps need {needed} windows of {len(train_on)}")
     started = time.perf_counter()
-    play, order = FiveRounds if setting.local_steps else FiveRanks, Order(len(train_on), config.seed)
-    ranks = play(config, setting)
-    for step in range(config.steps):
-        batch = train_on.batch(order.at(step * setting.windows, setting.windows))
-        ranks.step(batch.view(setting.ranks, setting.micro_batches, -1), learning_rate(config, step))
+    ranks = (FiveRounds if setting.local_steps else FiveRanks)(config, setting)
+    for step, (batch,) in enumerate(one_pass(train_on, setting, config.steps, [config.seed])):
+        ranks.step(batch, learning_rate(config, step))
     return Result(ranks.validate(validate_on), time.perf_counter() - started)
 
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from aura.config import TrainConfig
-from aura.corpus.windows import Order, Windows
+from aura.corpus.windows import Windows
 from aura.model.gpt import GPT
 from aura.optim.adamw import EPSILON
 from aura.optim.groups import group_of
 from aura.optim.muon import MOMENTUM, SIZE, matrices_in, orthogonalised, shape_in
 from aura.optim.schedule import learning_rate
 from aura.strategy.codec import BLOCK
-from playing import VALIDATED_TOGETHER, Setting, over_the_wire
+from playing import VALIDATED_TOGETHER, Setting, one_pass, over_the_wire
 from torch import Tensor
 from torch.nn import functional
 
@@ -105,17 +105,14 @@ class Lanes:
         self.master, self.versions = first, [first.clone() for _ in range(3)]
         self.mean, self.square, self.momentum = (torch.zeros_like(first) for _ in range(3))
         self.rate, self.decay = self.layout.rate.to(device), self.layout.decay.to(device)
-        for lane in lanes:
-            one = lane.setting
+        settings = [lane.setting for lane in lanes]
+        for one in settings:
             assert one.late in (0, 1) and one.predicted == bool(one.late) and not one.local_steps
             assert one.differences == one.gradients
-        formats = [lane.setting.gradients for lane in lanes]
+        formats = [one.gradients for one in settings]
         self.exact, self.format = formats.count("fp32"), formats[-1]
         assert formats == ["fp32"] * self.exact + [self.format] * (len(lanes) - self.exact)
-        late_from = [
-            round(s.after * config.steps) if s.late else config.steps
-            for s in (lane.setting for lane in lanes)
-        ]
+        late_from = [round(one.after * config.steps) if one.late else config.steps for one in settings]
         self.late_from = torch.tensor(late_from, device=device)[:, None]  # step
         self.rates = torch.tensor([lane.rate for lane in lanes], device=device)[:, None]
         self.steps = 0
@@ -176,10 +173,8 @@ class Lanes:
     @torch.no_grad()
     def validate(self, windows: Windows) -> list[float]:
         """The loss of all of them [nats per token], of each lane."""
-        weights, total = (
-            self.layout.named(self.versions[0]),
-            torch.zeros(len(self.master), dtype=torch.float64),
-        )
+        weights = self.layout.named(self.versions[0])
+        total = torch.zeros(len(self.master), dtype=torch.float64)
         for part in torch.split(windows.batch(np.arange(len(windows))), VALIDATED_TOGETHER):
             tokens = part.to(self.device).expand(len(self.master), -1, -1)
             total += loss_sums(self.config, weights, tokens).cpu()
@@ -190,15 +185,8 @@ class Lanes:
 def train(
     config: TrainConfig, lanes: Sequence[Lane], train_on: Windows, validate_on: Windows, device: str
 ) -> list[float]:
-    """The losses after one pass over the first windows, as five_ranks.train has them. Raises ValueError where there are
-    too few."""
-    setting = lanes[0].setting
-    if (needed := config.steps * setting.windows) > len(train_on):
-        raise ValueError(f"{config.steps} steps need {needed} windows of {len(train_on)}")
+    """The losses after one pass over the first windows, as five_ranks.train has them."""
     play = Lanes(config, lanes, device)
-    orders = [Order(len(train_on), seed) for seed in play.seeds]
-    shape = (setting.ranks, setting.micro_batches, -1)
-    for step in range(config.steps):
-        chosen = [order.at(step * setting.windows, setting.windows) for order in orders]
-        play.step(torch.stack([train_on.batch(indices).view(shape) for indices in chosen]))
+    for batch in one_pass(train_on, lanes[0].setting, config.steps, play.seeds):
+        play.step(batch)
     return play.validate(validate_on)

@@ -24,15 +24,20 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
-from aura.corpus.corpus import read_corpus
+from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.text_bytes import bits_per_byte
-from aura.corpus.windows import Windows
-from aura.model.forward import validation_windows
+from aura.corpus.windows import Order, Windows, inputs_and_targets
+from aura.model.forward import validation_loss, validation_windows
+from aura.model.language_model import LanguageModel
+from aura.optim.schedule import learning_rate
 from aura.plan.flops import flops_per_token, update_flops
+from aura.strategy.alone import Alone
+from aura.strategy.interface import Told
 from measuring import Kept, Row, corpus_of, interval, options_of_jobs, part_until, show
 from modern_arms import ARMS, FINER, HERE, MODERN, SIZE, TODAY, model_for
-from one_process import trained
 
 STEPS = 300  # of GPT-2; an arm whose token is less work takes more of them
 PARTS = (0.15, 0.25, 0.4)  # of the tokens, until the loss of GPT-2
@@ -73,6 +78,24 @@ def compute(job: Job, corpus: Path) -> Row:
     return {"bits_per_byte": found, **size, "seconds": round(time.perf_counter() - began, 1)}
 
 
+def trained(model: LanguageModel, config: TrainConfig, corpus: Corpus) -> float:
+    """In this process, on its CPU: the validation loss at the end [nats per token]; batch_size windows a step."""
+    train, validation = (Windows(corpus, split, config.seq_len) for split in ("train", "validation"))
+    order, tokens = Order(len(train), config.seed), config.batch_size * config.seq_len
+    strategy = Alone(model, config)
+    for step in range(config.steps):
+        batch = train.batch(order.at(step * config.batch_size, config.batch_size))
+        strategy.begin_step()
+        model.begin_step(step, config.steps)
+        with strategy.last_backward():
+            loss = model.loss_sum(*inputs_and_targets(batch))
+            loss.backward()  # type: ignore[no-untyped-call]
+        outcome = strategy.apply(Told(loss.detach(), tokens), learning_rate(config, step))()
+        assert not outcome.left_out
+    device = torch.device("cpu")
+    return validation_loss(model, validation, config, Ranks(0, ["node"], device), device).whole
+
+
 def work(job: Job) -> float:
     """FLOP of a step with its update."""
     config = job.config()
@@ -96,13 +119,8 @@ def measure(arm: str, bits: Bits, seeds: int) -> Row:
     tried = tune(arm, bits)
     best = min(tried, key=tried.__getitem__)
     (found,) = bits(arm, [best], range(seeds))
-    return {
-        "arm": arm,
-        "lr": best,
-        "bits_per_byte": statistics.mean(found),
-        "of_seeds": found,
-        "tried": tried,
-    }
+    figures = {"bits_per_byte": statistics.mean(found), "of_seeds": found, "tried": tried}
+    return {"arm": arm, "lr": best, **figures}
 
 
 def with_differences(rows: list[Row]) -> list[Row]:
@@ -134,18 +152,8 @@ def until_today(rows: list[Row], bits: Bits, seeds: int) -> Row:
 
 def main() -> int:
     parser = options_of_jobs(__doc__, "modern", os.cpu_count())
-    add = parser.add_argument
-    add("--seeds", type=int, default=5, metavar="N", help="paired seeds (5)")
-    add(
-        "--arms",
-        nargs="+",
-        choices=list(ARMS),
-        default=list(ARMS),
-        metavar="ARM",
-        help="besides the first two",
-    )
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="paired seeds (5)")
     given, began = parser.parse_args(), time.perf_counter()
-    arms = list(dict.fromkeys([MODERN, TODAY, *given.arms]))
     with (
         corpus_of(given.text, SIZE["vocab_size"]) as corpus,
         closing(Kept(given.results, corpus, compute, given.workers)) as kept,
@@ -156,10 +164,10 @@ def main() -> int:
             losses = [row["bits_per_byte"] for row in found]
             return [losses[first : first + len(seeds)] for first in range(0, len(losses), len(seeds))]
 
-        # Arm by arm, those first that are asked about most: who stops it has whole ones, and --arms shows them.
-        rows = [measure(arm, bits, given.seeds) for arm in arms[:2]]
+        # Arm by arm, those first that are asked about most: who stops it has whole ones.
+        rows = [measure(arm, bits, given.seeds) for arm in (MODERN, TODAY)]
         until = until_today(rows, bits, given.seeds)
-        rows += [measure(arm, bits, given.seeds) for arm in arms[2:]]
+        rows += [measure(arm, bits, given.seeds) for arm in ARMS if arm not in (MODERN, TODAY)]
     rows = with_differences(rows)
     title = f"Validation loss, bits per byte; differences to {MODERN}, {given.seeds} seeds"
     show(title, ("arm", "lr", "bits per byte", "difference", "rates tried"), map(cells, rows), left=("arm",))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from aura.corpus.windows import Windows, inputs_and_targets
+from aura.corpus.windows import Order, Windows, inputs_and_targets
 from aura.model.gpt import GPT
 from aura.strategy.codec import decode, encode
 from torch import Tensor, nn
@@ -36,6 +37,18 @@ class Setting:
     def own(self) -> dict[str, object]:
         """What differs from the synchronous fp32 arm."""
         return {name: value for name, value in asdict(self).items() if value != getattr(Setting, name)}
+
+
+def one_pass(windows: Windows, setting: Setting, steps: int, seeds: Sequence[int]) -> Iterator[Tensor]:
+    """Of every step: whole windows (seeds, ranks, micro-batches, seq_len + 1), in the order that each seed gives.
+    Raises ValueError where there are too few."""
+    if (needed := steps * setting.windows) > len(windows):
+        raise ValueError(f"{steps} steps need {needed} windows of {len(windows)}")
+    orders = [Order(len(windows), seed) for seed in seeds]
+    shape = (setting.ranks, setting.micro_batches, -1)
+    for step in range(steps):
+        chosen = [order.at(step * setting.windows, setting.windows) for order in orders]
+        yield torch.stack([windows.batch(indices).view(shape) for indices in chosen])
 
 
 @torch.no_grad()

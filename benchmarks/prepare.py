@@ -33,6 +33,7 @@ from measuring import aura, options, show, spanish_text
 PROGRAMS = ("recipe", "aura")
 CORES = len(os.sched_getaffinity(0))  # processes of either
 NEW_WORDS = 0.05  # part of the words
+VOCABULARY = 32000  # of the tokenizer of both
 
 
 def documents_of(text: Path) -> list[str]:
@@ -132,7 +133,7 @@ def compare(given: Namespace, documents: list[str], folder: Path) -> list[list[s
     from aura.corpus import tokenizer
 
     made, rows = folder / "tokenizer.json", []
-    made.write_text(tokenizer.train(documents, given.vocab_size).json)
+    made.write_text(tokenizer.train(documents, VOCABULARY).json)
     for size in given.mb:
         text, counts = folder / f"{size}.jsonl", set()
         megabytes = write_input(text, documents, size * 10**6) / 1e6
@@ -154,14 +155,12 @@ def main() -> int:
         return 0
     parser = options(__doc__)
     parser.add_argument("--mb", type=int, nargs="+", default=[10, 100], help="sizes of the input (10 100)")
-    parser.add_argument("--vocab-size", type=int, default=32000, help="of the tokenizer of both (32000)")
     parser.add_argument("--only", choices=PROGRAMS, help="no comparison")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-prepare-") as folder:
         rows = compare(given, documents_of(given.text or spanish_text()), Path(folder))
-    sizes = f"vocabulary {given.vocab_size}, {NEW_WORDS:.0%} new words"
-    headings = ("input", "program", "seconds", "MB/s", "tokens", "peak memory")
-    show(f"{CORES} processes each, {sizes}", headings, rows, left=("program",))
+    title = f"{CORES} processes each, vocabulary {VOCABULARY}, {NEW_WORDS:.0%} new words"
+    show(title, ("input", "program", "seconds", "MB/s", "tokens", "peak memory"), rows, left=("program",))
     return 0
 
 

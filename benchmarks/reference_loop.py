@@ -41,7 +41,7 @@ from torch.nn import functional as F
 class Block(nn.Module):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__()
-        d, self.heads, self.dropout = config.d_model, config.heads, config.dropout
+        d, self.heads = config.d_model, config.heads
         self.ln_1, self.ln_2 = nn.LayerNorm(d), nn.LayerNorm(d)
         self.attn = nn.ModuleDict({"c_attn": nn.Linear(d, 3 * d), "c_proj": nn.Linear(d, d)})
         self.mlp = nn.ModuleDict({"c_fc": nn.Linear(d, 4 * d), "c_proj": nn.Linear(4 * d, d)})
@@ -50,12 +50,11 @@ class Block(nn.Module):
         B, T, C = x.size()
         qkv = self.attn["c_attn"](self.ln_1(x)).split(C, dim=2)
         q, k, v = (part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in qkv)
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = y.transpose(1, 2).contiguous().view(B, T, C)
-        x = x + F.dropout(self.attn["c_proj"](y), self.dropout, self.training)
+        x = x + self.attn["c_proj"](y)
         hidden = F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh")
-        return x + F.dropout(self.mlp["c_proj"](hidden), self.dropout, self.training)
+        return x + self.mlp["c_proj"](hidden)
 
 
 class GPT(nn.Module):
@@ -65,7 +64,6 @@ class GPT(nn.Module):
         super().__init__()
         self.wte = nn.Embedding(vocab_size, config.d_model)
         self.wpe = nn.Embedding(config.seq_len, config.d_model)
-        self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.d_model)
         self.lm_head = nn.Linear(config.d_model, vocab_size, bias=False)
@@ -74,7 +72,7 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The mean loss [nats per token] of (batch, time) token ids."""
         positions = torch.arange(tokens.size(1), device=tokens.device)
-        x = self.drop(self.wte(tokens) + self.wpe(positions))
+        x = self.wte(tokens) + self.wpe(positions)
         for block in self.h:
             x = block(x)
         logits = self.lm_head(self.ln_f(x))
@@ -98,8 +96,8 @@ class OfTransformers(nn.Module):
         torch.manual_seed(config.seed)
         names: dict[str, Any] = {"n_embd": config.d_model, "n_layer": config.layers, "n_head": config.heads}
         sizes = {"vocab_size": config.vocab_size, "n_positions": config.seq_len, **names}
-        rates: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
-        self.model = GPT2LMHeadModel(GPT2Config(**sizes, **rates, bos_token_id=0, eos_token_id=0))
+        no_dropout: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        self.model = GPT2LMHeadModel(GPT2Config(**sizes, **no_dropout, bos_token_id=0, eos_token_id=0))
         if ours:
             with tempfile.TemporaryDirectory() as directory:
                 path = Path(directory, "initial")
@@ -129,9 +127,8 @@ def train(
     """Train for the first `steps` of the configuration."""
     began = time.perf_counter()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
-    autocast = nullcontext() if dtype == torch.float32 else torch.autocast(device, dtype)
-    scaler = torch.amp.GradScaler(device, enabled=config.precision == "fp16")
+    assert config.precision in ("fp32", "bf16") and not config.dropout
+    autocast = nullcontext() if config.precision == "fp32" else torch.autocast(device, torch.bfloat16)
 
     model = model_of(kind, config, corpus, device).train()
     parameters = list(model.parameters())
@@ -168,12 +165,10 @@ def train(
             with autocast:
                 loss = forward(x, y) / config.gradient_accumulation_steps
             x, y = get_batch()
-            scaler.scale(loss).backward()
+            loss.backward()
             total += loss.detach()
-        scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(parameters, config.clip)
-        scaler.step(optimizer)
-        scaler.update()
+        optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(total)
         if device == "cuda":
