@@ -17,19 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.config import resolve
-from measuring import (
-    QUIET,
-    TO_ITS_END,
-    Row,
-    Run,
-    Settings,
-    corpus_of,
-    options,
-    ours,
-    plain,
-    show,
-    write_results,
-)
+from measuring import QUIET, Row, Run, Settings, corpus_of, options, ours, plain, show, write_results
 
 PRESET = "gpt2-nano"
 VOCABULARY = 2048
@@ -78,8 +66,8 @@ def compare_learning(corpus: Path) -> list[Row]:
         for lr in rates:
             settings = {**LEARNING, "lr": lr}
             if loop.startswith("ours"):
-                own = {"optimizer": loop.removeprefix("ours, "), **TO_ITS_END}
-                found = ours(PRESET, corpus, {**settings, **own})
+                own = {**QUIET, **settings, "optimizer": loop.removeprefix("ours, ")}
+                found = ours(PRESET, corpus, own)
             else:
                 found = plain(PRESET, corpus, settings, "transformers")
             figures = {"validation_loss": found.validation_loss, "seconds": found.took}

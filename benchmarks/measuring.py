@@ -26,9 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).parent
-# Nothing but training until its end: no validation and no checkpoint but the last; QUIET: and no validation to speak of
-TO_ITS_END = {"validate_every": 10**6, "save_every": 10**6}
-QUIET = {**TO_ITS_END, "validation_windows": 1}
+# Nothing but training: no validation to speak of, no checkpoint but the last.
+QUIET = {"validate_every": 10**6, "validation_windows": 1, "save_every": 10**6}
 # Two-sided 95 % quantiles of Student's t by degrees of freedom
 QUANTILES = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 

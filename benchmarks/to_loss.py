@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aura.config import resolve
 from aura.recipe import recipe
-from measuring import TO_ITS_END, options, ours, part_until, show
+from measuring import options, ours, part_until, show
 
 TOKENS = 100_000_000
 PARTS = (0.15, 0.25, 0.4)
@@ -31,9 +31,9 @@ def main() -> int:
     for preset, part in [(given.presets[0], 1.0), *((given.presets[1], part) for part in PARTS)]:
         tokens = round(part * given.tokens)
         batch = recipe(resolve(preset).d_model, tokens).global_batch_tokens
-        settings = {**TO_ITS_END, "tokens": tokens, "global_batch_tokens": batch}
+        settings = {"tokens": tokens, "global_batch_tokens": batch, "validate_every": 10**6}
         print(f"{preset}, {tokens:,} tokens …", flush=True)
-        done = ours(preset, given.corpus, settings)
+        done = ours(preset, given.corpus, {**settings, "save_every": 10**6})
         assert done.validation_loss is not None
         losses[part], seconds[part] = done.validation_loss, done.seconds[-1] - done.seconds[0]
         print(f"  {losses[part]:.3f} nats per token in {seconds[part]:,.0f} s", flush=True)
