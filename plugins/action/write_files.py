@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import filter_loader, lookup_loader
 
@@ -39,8 +38,6 @@ class ActionModule(ActionBase):
         for key, lookup in FROM.items():
             if key in file and not file.get("absent"):
                 look = lookup_loader.get(lookup, loader=self._loader, templar=self._templar)
-                if look is None:
-                    raise AnsibleActionFail(f"the lookup {lookup} is missing")
                 options = {"rstrip": False} if key == "copy" else {}
                 filled["content"] = look.run([file[key]], variables=variables, **options)[0]
         return filled

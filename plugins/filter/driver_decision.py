@@ -102,8 +102,7 @@ def kernel_kind(packages: dict[str, dict[str, str]], running: str) -> str:
         # linux-image-virtual is the generic kernel without its rarer modules, for virtual machines.
         match = KERNEL.fullmatch(name.replace("virtual", "generic"))
         if match:
-            version = [int(part) for part in re.findall(r"\d+", package["version"])]
-            kinds[match["kind"]] = (match["flavour"] == flavour, version)
+            kinds[match["kind"]] = (match["flavour"] == flavour, numbers(package["version"]))
     return max(kinds, key=lambda kind: kinds[kind]) if kinds else ""
 
 
@@ -179,15 +178,15 @@ def not_ours(driver: Found, seen: Seen, distribution: str) -> str:
     return ""
 
 
-def forbidden(driver: Found, seen: Seen, kernel: str) -> str:
+def forbidden(driver: Found, node: Seen, kernel: str) -> str:
     """What makes it useless to install or to load a driver: empty when nothing does."""
-    machine = seen["machine"]
-    if machine["live"]:
+    loaded, machine = node["gpu"]["driver"], node["gpu"]["machine"]
+    if node["start"]["live"]:
         return (
             "it runs a live system (from a USB stick, say), which starts again without whatever is installed now. "
             "Install Ubuntu on its disk."
         )
-    if driver.built and machine["secure_boot"] and not (seen["driver"] or machine["key_enrolled"]):
+    if driver.built and machine["secure_boot"] and not (loaded or machine["key_enrolled"]):
         package = f"nvidia-dkms-{driver.branch}{'-open' if driver.kind == 'open' else ''}"
         return (
             "Secure Boot is on, its driver is built on the node by DKMS, and the firmware does not know the key that "
@@ -252,8 +251,8 @@ def no_modules(machine: Seen, driver: Found) -> str:
     )
 
 
-def numbers(kernel: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", kernel)]
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
 
 
 class Settings(NamedTuple):
@@ -309,12 +308,12 @@ def are_ready(seen: Seen, limit: int) -> bool:
     return seen["machine"]["devices"] and limited and all(card["persistence"] for card in cards)
 
 
-def decided(seen: Seen, distribution: str, settings: Settings, generations: list[str]) -> dict[str, Any]:
+def decided(node: Seen, settings: Settings, generations: list[str]) -> dict[str, Any]:
     """The decision about a node whose cards can train."""
-    machine = seen["machine"]
+    seen, machine = node["gpu"], node["gpu"]["machine"]
     kernel = kernel_kind(machine["packages"], machine["kernel"])
     driver = found_driver(machine["packages"], kernel)
-    problem = not_ours(driver, seen, distribution)
+    problem = not_ours(driver, seen, node["distribution"])
     if problem:
         return {"problem": problem}
     why = unfit(driver, generations, machine)
@@ -322,7 +321,7 @@ def decided(seen: Seen, distribution: str, settings: Settings, generations: list
         problem = power_problem(seen["smi"], settings.power_limit)
         ready = are_ready(seen, settings.power_limit)
         return {"driver": driver.version, "problem": problem, "ready": ready}
-    problem = forbidden(driver, seen, kernel)
+    problem = forbidden(driver, node, kernel)
     if problem:
         return {"problem": problem}
     if why and (held := held_driver(driver, machine, settings)):
@@ -374,7 +373,7 @@ def driver_decision(node: Seen, enabled: bool = True, **settings: Any) -> dict[s
     generations = list(dict.fromkeys(card["generation"] for card in seen["cards"]))
     generations = [name for name in generations if name != TOO_OLD]
     problem = cards_problem(seen, generations, told)
-    answer |= {"problem": problem} if problem else decided(seen, node["distribution"], told, generations)
+    answer |= {"problem": problem} if problem else decided(node, told, generations)
     if answer["action"] == "install" and (script or units["aura-train@0.service"]["active"]):
         answer["problem"] = (
             f"a run is active there, and its driver cannot be changed under it ({answer['why']}). End the run first: "

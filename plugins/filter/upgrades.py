@@ -39,18 +39,15 @@ def moved(before: Iterable[Upgrade], after: Iterable[Upgrade]) -> list[str]:
     return [str(one["package"]) for one in before if not one["held"] and one["package"] not in left]
 
 
-def is_own(seen: Mapping[str, Any]) -> bool:
-    """Whether the controller is this node: its session has the same address at both ends, or there is none."""
-    return bool(seen["session"]["client"] == seen["session"]["here"])
-
-
 def no_return(seen: Mapping[str, Any], node: str, upgrade: bool = False) -> str:
     """Why this node must not be rebooted (upgrade: be upgraded, which may reboot it) from afar: empty when it may.
 
     seen: the answer of node_state. The controller's own node is rebooted by a person, who sits at it.
     """
+    # A session has the same address at both ends, or there is none: the controller is this node.
+    is_own = seen["session"]["client"] == seen["session"]["here"]
     waits = seen["reboot_required"] or any(not one["held"] for one in seen["upgrades"])
-    if is_own(seen) or (upgrade and not waits):
+    if is_own or (upgrade and not waits):
         return ""
     others = f"The others without it: --limit 'cluster:!{node}'."
     if seen["wsl"]:
@@ -75,7 +72,7 @@ def no_returns(nodes: Iterable[Mapping[str, Any]], upgrade: bool = False) -> lis
     for node in nodes:
         name = node["inventory_hostname"]
         said.append(no_return(node["turn_seen"], name, upgrade))
-        if node["turn_seen"]["units"]["aura-script.service"]["state"] == "active":
+        if node["turn_seen"]["units"]["aura-script.service"]["active"]:
             said.append(
                 f"A script runs on {name}, and a reboot would end it. Wait for its end, or stop it: "
                 "ansible-playbook playbooks/stop.yml"

@@ -13,7 +13,7 @@ import re
 
 from ansible.module_utils.node_network import read
 from ansible.module_utils.node_packages import said
-from ansible.module_utils.node_start import efi_variable, in_container, in_wsl, start
+from ansible.module_utils.node_start import efi_variable, in_container, in_wsl
 
 PCI = "/sys/bus/pci/devices"
 NVIDIA = "0x10de"
@@ -168,7 +168,6 @@ def machine(cards: list[dict[str, object]], switches: int) -> dict[str, object]:
         "secure_boot": secure,
         "key_enrolled": secure and signing_key_enrolled(),
         "devices": all(map(os.path.exists, ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"))),
-        **start(),
         "switches": switches,
     }
 

@@ -20,8 +20,8 @@ The answer, whose keys are always there:
     files      by path: kind (file, directory, link, absent, other), sha256 (of a file), mode ("0644"), owner, group,
                target (of a link), mtime (seconds since the epoch)
     texts      by path: the content, empty where there is no such file
-    units      by name: exists, active, state, enabled, enabled_state, started (seconds since the epoch, 0 when it does
-               not run), reload (systemd has not read its files yet), stale (they have changed since it was started)
+    units      by name: exists, active, enabled, enabled_state, started (seconds since the epoch, 0 when it does not
+               run), reload (systemd has not read its files yet), stale (they have changed since it was started)
     users      by name: uid, gid, home, shell; who does not exist is left out
     groups     by name: the number; what does not exist is left out
     taken      who has one of `uids`: kind (user or group), name, number
@@ -195,8 +195,7 @@ def units(names: list[str], now: float) -> dict[str, dict[str, object]]:
 
 def unit(block: str, now: float) -> dict[str, object]:
     says = dict(line.partition("=")[::2] for line in block.strip().splitlines())
-    state = says.get("ActiveState", "inactive")
-    active = state in ("active", "reloading")
+    active = says.get("ActiveState") in ("active", "reloading")
     since_boot = int(says.get("ActiveEnterTimestampMonotonic") or 0) / 1e6
     started = now - time.clock_gettime(time.CLOCK_MONOTONIC) + since_boot if active and since_boot else 0.0
     own = [says.get("FragmentPath", ""), *says.get("DropInPaths", "").split()]
@@ -205,7 +204,6 @@ def unit(block: str, now: float) -> dict[str, object]:
     return {
         "exists": says.get("LoadState", "not-found") not in ("not-found", ""),
         "active": active,
-        "state": state,
         "enabled": says.get("UnitFileState") == "enabled",
         "enabled_state": says.get("UnitFileState", ""),
         "reload": says.get("NeedDaemonReload") == "yes",

@@ -40,7 +40,7 @@ def cards(name: str) -> tuple[list[dict[str, Any]], int]:
 def seen(card: str, machine: str, distribution: str = "Ubuntu", **more: Any) -> dict[str, Any]:
     """node_state's answer of a recorded node. `more`: what nvidia-smi says of each card (a node with a driver only)."""
     record, (on_bus, switches) = RECORDS["machines"][machine], cards(card)
-    names = ("secure_boot", "key_enrolled", "nouveau", "run_file", "live")
+    names = ("secure_boot", "key_enrolled", "nouveau", "run_file")
     flags = {name: record.get(name, False) for name in names}
     packages = {
         name: {"version": str(version), "maintainer": maker}
@@ -66,7 +66,7 @@ def seen(card: str, machine: str, distribution: str = "Ubuntu", **more: Any) -> 
         },
     }  # fmt: skip
     return {
-        "gpu": gpu, "distribution": distribution, "start": {},
+        "gpu": gpu, "distribution": distribution, "start": {"live": record.get("live", False)},
         "session": {"client": "198.51.100.9", "here": "198.51.100.2"},
         "units": {"aura-script.service": {"active": False}, "aura-train@0.service": {"active": False}},
     }  # fmt: skip

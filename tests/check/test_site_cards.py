@@ -54,7 +54,8 @@ START = {"passphrase": False, "live": False, "windows": "", "boot_entry": ""}
 
 
 def node(card: str, machine: str) -> dict[str, Any]:
-    return seen(card, machine) | {"start": START}
+    record = seen(card, machine)
+    return record | {"start": START | record["start"]}
 
 
 def test_a_fresh_pc_with_a_card_stops_nobody(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def node(**changes: Any) -> dict[str, Any]:
     return {
         "session": {"client": "192.168.50.9", "here": "192.168.50.22"},
         "start": START, "upgrades": [], "reboot_required": False, "wsl": False,
-        "units": {"aura-script.service": {"state": "inactive"}}, **changes,
+        "units": {"aura-script.service": {"active": False}}, **changes,
     }  # fmt: skip
 
 
@@ -282,7 +282,7 @@ def test_it_is_refused_before_the_first_node_goes(playbook: str, tmp_path: Path)
     (tmp_path / "action").mkdir()
     (tmp_path / "action/node_state.py").write_text(STAND_IN)
     waits = {"upgrades": [upgrade("libc6", "1")]}
-    script = {"units": {"aura-script.service": {"state": "active"}}}
+    script = {"units": {"aura-script.service": {"active": True}}}
     nodes = node(**OWN, **waits), node(**waits), node(**PASSPHRASE, **waits, **script)
     hosts = {f"node{number}": {"recorded": recorded} for number, recorded in enumerate(nodes)}
     known = {"ansible_connection": "local", "upgraded": playbook == "upgrade"}
