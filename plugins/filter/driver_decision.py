@@ -108,12 +108,8 @@ def kernel_kind(packages: dict[str, dict[str, str]], running: str) -> str:
 
 def wanted_kind(generations: list[str]) -> str:
     """The kind of modules that all of the cards accept, open where both are possible; empty when there is none."""
-    kinds = [
-        kind
-        for kind in ("open", "proprietary")
-        if all(kind in GENERATIONS[name].modules for name in generations)
-    ]
-    return kinds[0] if kinds else ""
+    accepted = [GENERATIONS[name].modules for name in generations]
+    return next((kind for kind in ("open", "proprietary") if all(kind in of for of in accepted)), "")
 
 
 def unfit_branch(number: int, generations: list[str]) -> str:

@@ -136,11 +136,6 @@ def packages() -> dict[str, dict[str, str]]:
     }
 
 
-def secure_boot() -> bool:
-    """What `mokutil --sb-state` says."""
-    return efi_variable("SecureBoot") == b"\x01"
-
-
 def signing_key_enrolled() -> bool:
     """Whether the kernel accepts what DKMS has built here, with Secure Boot."""
     return "is already enrolled" in said("mokutil", "--test-key", MOK)
@@ -154,7 +149,7 @@ def installed(found: dict[str, dict[str, str]]) -> str:
 
 def machine(cards: list[dict[str, object]], switches: int) -> dict[str, object]:
     """What the decision about the driver needs to know beside the cards."""
-    secure, found = secure_boot(), packages()
+    secure, found = efi_variable("SecureBoot") == b"\x01", packages()  # as `mokutil --sb-state` says it
     return {
         "kernel": platform.release(),
         "packages": found,
