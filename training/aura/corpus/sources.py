@@ -228,8 +228,11 @@ def read_parquet(
             for batch in file.iter_batches(batch_size=256, columns=[column]):
                 for cell in batch.column(0):
                     number += 1
+                    if number <= skip:
+                        yield None
+                        continue
                     place = console.text("place_row", path=path, number=number)
-                    yield _text_of_cell(cell, place, problems) if number > skip else None
+                    yield _text_of_cell(cell, place, problems)
                 advance(size * number // rows - told)
                 told = size * number // rows
     except (pyarrow.ArrowException, OSError) as error:
