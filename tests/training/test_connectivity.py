@@ -86,7 +86,7 @@ NO_ADDRESS = {port: {"reason": "no address", "holder": None} for port in PORTS}
 
 
 @pytest.mark.parametrize(
-    ("about", "check_id", "said"),
+    ("about", "check_id", "said"),  # message, remedy[, status]
     [
         ({"hostname": "ubuntu"}, "hostname", ("node1 calls itself ubuntu", "site.yml --limit node1")),
         ({"resolves.node1": ["127.0.1.1"]}, "names", ("on node1, its own name node1 is 127.0.1.1", "/etc/hosts")),

@@ -120,10 +120,8 @@ def test_the_parsers_take_every_line(line: str, nothing_runs: None) -> None:
 
 
 def test_the_page_names_every_command_that_the_guides_have() -> None:
-    lines, needed = (
-        command_lines(),
-        "prepare train monitor launch-local check-allreduce export fingerprint version",
-    )
+    lines = command_lines()
+    needed = "prepare train monitor launch-local check-allreduce export fingerprint version"
     assert {line.split()[0] for line in lines} >= set(needed.split())
     assert len(lines) > 50
 
@@ -146,8 +144,8 @@ def test_what_a_playbook_is_told_are_settings_of_the_preset(line: str, aura_says
     plays = yaml.safe_load((ROOT / "playbooks/launch.yml").read_text(encoding="utf-8"))
     (more,) = [play["vars"]["request_more"] for play in plays if "request_more" in play.get("vars", {})]
     settings = [f"{name}={value}" for name, value in judged["preset_settings"](told, *more).items()]
-    more = ["--set", *settings] if settings else []
-    aura_says("config", "--preset", told.get("preset", "gpt2-medium"), *more)
+    words = ["--set", *settings] if settings else []
+    aura_says("config", "--preset", told.get("preset", "gpt2-medium"), *words)
 
 
 def missing(name: str) -> str:

@@ -245,7 +245,8 @@ def test_a_test_says_who_took_it(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_the_heart_beats_while_nobody_else_is_told(tmp_path: Path) -> None:
     said: list[str] = []
     with web_server() as heart:
-        post = sender(tmp_path, {"heartbeat_url": f"http://127.0.0.1:{heart.port}/{SECRET}"}, said)
+        url = f"http://127.0.0.1:{heart.port}/{SECRET}"
+        post = sender(tmp_path, {"heartbeat_url": url, "heartbeat_seconds": 1}, said)
         post.services.heartbeat_seconds = 0.1
         for answer in (200, None, None, 200):
             heart.answer = answer
@@ -366,7 +367,7 @@ def test_who_refuses_a_connection_lives(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_full_disk_of_the_queue_is_a_sentence(small_disk: Path, tmp_path: Path, aura_says: Aura) -> None:
     (small_disk / "filler").write_bytes(b"0" * 60000)
-    words = ["--webhook-config", str(config(tmp_path, own(1))), "--once"]
+    words = ["--webhook-config", str(config(tmp_path, own(1)))]
     words += ["--runs", str(small_disk), "--state", str(small_disk)]
     assert "No space left" in aura_says("notify", *words, code=75)
 

@@ -183,7 +183,8 @@ def test_an_exchange_that_takes_far_longer_than_a_step_is_no_rank_that_hangs(
 
         Nesterov.step = slow_step  # type: ignore[method-assign]
 
-    settings = RUN + "--steps 8 --save-every 8 --validate-every 8"
+    # The end of the round at step 6 is an exchange that nothing else waits for.
+    settings = RUN + "--local-steps 6 --steps 7 --save-every 7 --validate-every 7"
     completed(start(tmp_path, corpus, 2, settings, {0: slow, 1: slow}))
 
 

@@ -20,7 +20,7 @@ COSINE, WSD = WARM | {"schedule": "cosine"}, WARM | {"schedule": "wsd"}
     [
         (
             COSINE | {"min_lr_ratio": 0.1},
-            # a third of the half period: cos 60°
+            # 40: a third of the half period, cos 60°
             {0: 0.2, 8: 1.8, 9: 2.0, 10: 2.0, 40: 2 * (0.1 + 0.9 * 0.75), 55: 1.1}
             | {85: 2 * (0.1 + 0.45 * (1 + math.cos(math.pi * 5 / 6))), 100: 0.2, 130: 0.2},
         ),

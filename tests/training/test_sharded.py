@@ -251,9 +251,9 @@ def test_three_and_one_go_on_where_five_have_stopped(settings: dict[str, Any], t
         tolerance = 1e-4 if settings is not SMALLEST else 2e-2  # other random numbers round
         assert losses(found[0]) == pytest.approx(losses(straight[0])[3:], abs=tolerance)
     # In the names and shapes of a rank that is alone
-    (alone,) = shards(only_loaded)
-    expected, found = ({name: (t.shape, t.dtype) for name, t in one.items()} for one in (alone, wholes[0]))
-    assert found == expected
+    (alone,) = shards(only_loaded)  # the last of them: of one rank
+    expected, whole = ({name: (t.shape, t.dtype) for name, t in one.items()} for one in (alone, wholes[0]))
+    assert whole == expected
     assert by_element([alone]) == by_element(saved)
     back = going_on(only_loaded, "back", world_size=5)
     complete(back)

@@ -126,7 +126,7 @@ def test_a_run_keeps_the_step_that_it_began_with_in_launches_of_others(
 def test_a_step_that_cannot_be_kept_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     for said, ranks, sentence in (
         ("32", 3, "are 2 sequences of 16; among 3 ranks, rank 0 would get none"),
-        ("many", 1, "AURA_STEP_TOKENS='many'"),
+        ("many", 2, "AURA_STEP_TOKENS='many'"),
     ):
         keep = partial(os.environ.update, AURA_STEP_TOKENS=said)
         for trainer in start(tmp_path / said, corpus, ranks, faults=dict.fromkeys(range(ranks), keep)):

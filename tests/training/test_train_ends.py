@@ -288,12 +288,12 @@ def test_a_corpus_that_the_system_does_not_give_to_one_ends_all_with_its_sentenc
 
         attempt.read_corpus = read
 
-    ranks = start(tmp_path, corpus, 2, faults={1: closed})
+    ranks = start(tmp_path, corpus, 3, faults={1: closed})
     for trainer in ranks:
         assert trainer.end() == EXIT_USAGE
         assert f"{corpus.path}" in trainer.status["message"] and "Permission denied" in trainer.text
         assert trainer.status["state"] == "failed" and "Traceback" not in trainer.text
-    assert "rank 1 on node1 (127.0.0.1) cannot take part: " in ranks[0].text
+    assert all("rank 1 on node1 (127.0.0.1) cannot take part: " in ranks[other].text for other in (0, 2))
 
 
 def test_a_run_whose_checkpoints_are_all_refused_does_not_begin_anew(corpus: Corpus, tmp_path: Path) -> None:
@@ -337,9 +337,9 @@ def test_a_rank_with_another_torch_is_named_and_nobody_waits_for_it(corpus: Corp
     def another_torch() -> None:
         attempt.versions = lambda backend: {"torch": "2.1.0", "nccl": ""}
 
-    for trainer in start(tmp_path, corpus, 2, faults={1: another_torch}):
+    for trainer in start(tmp_path, corpus, 3, faults={2: another_torch}):
         assert trainer.end() == 64
-        assert "rank 1 on node1 (127.0.0.1) torch 2.1.0, the others torch" in trainer.text
+        assert "rank 2 on node2 (127.0.0.1) torch 2.1.0, the others torch" in trainer.text
 
 
 exhaust_memory = at_step(5, lambda: setattr(GPT, "loss_sum", lambda *_: torch.empty(1 << 50)))
@@ -412,6 +412,7 @@ def test_a_spanish_run_speaks_spanish_whatever_happens(
     said = f"{ranks[0].text} {ranks[0].status['message']}".replace(str(tmp_path), "")
     assert "rank 1 en node1" in ranks[0].status["message"]
     assert not english_in(said), said
+    assert not corpus_of_1 or ranks[1].end() == code, ranks[1].text
     ranks[1].process.kill()
 
 

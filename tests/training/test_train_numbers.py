@@ -95,11 +95,19 @@ def infinite_loss() -> None:
     GPT.loss_sum = loss_sum  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("what", "fault"), [("loss", infinite_loss), ("gradient", infinite_gradient(8))])
+@pytest.mark.parametrize(
+    ("what", "fault", "settings"),
+    [
+        ("loss", infinite_loss, ""),
+        ("gradient", infinite_gradient(8), ""),
+        ("gradient", infinite_gradient(8), "--strategy rounds --local-steps 4"),
+    ],
+    ids=["loss", "gradient", "in a round"],
+)
 def test_what_is_not_finite_names_its_rank_and_stops_before_the_optimizer_step(
-    what: str, fault: Fault, corpus: Corpus, tmp_path: Path
+    what: str, fault: Fault, settings: str, corpus: Corpus, tmp_path: Path
 ) -> None:
-    for trainer in start(tmp_path, corpus, 2, faults={1: fault}):
+    for trainer in start(tmp_path, corpus, 2, settings, faults={1: fault}):
         assert trainer.end() == 65, trainer.text
         assert f"The {what} is not finite at step 8 on rank 1 on node1." in trainer.text
         assert trainer.checkpoints() == ["checkpoint-step-5"]

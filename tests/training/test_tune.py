@@ -119,14 +119,14 @@ def test_ranks_learn_the_same_however_unlike_their_answers(base: Path, tmp_path:
 
 
 def test_it_goes_on_to_the_bit(by_heart: tuple[Corpus, Trainer], tmp_path: Path) -> None:
-    corpus, settings = by_heart[0], f"{WHOLE} --steps 16 --save-every 8"
+    corpus, settings = by_heart[0], f"{WHOLE} --steps 20 --save-every 10"
     (straight,) = complete(start(tmp_path / "straight", corpus, 1, settings))
-    fault = {0: at_step(16, send_self(signal.SIGKILL))}
+    fault = {0: at_step(20, send_self(signal.SIGKILL))}
     (broken,) = start(tmp_path / "broken", corpus, 1, settings, fault)
     assert broken.end() == -signal.SIGKILL
     (again,) = complete(start(tmp_path / "broken", corpus, 1, settings))
-    assert "after step 8." in again.text
-    assert again.files("checkpoint-step-16") == straight.files("checkpoint-step-16")
+    assert "after step 10." in again.text
+    assert again.files("checkpoint-step-20") == straight.files("checkpoint-step-20")
 
 
 def test_the_same_command_goes_on_and_another_model_is_refused(base: Path, tmp_path: Path) -> None:
