@@ -42,6 +42,8 @@ def rows(options: dict[str, Any], defaults: dict[str, Any], prefix: str = "") ->
     lines = []
     for name, option in options.items():
         description = option.get("description", "")
+        if isinstance(description, list):
+            description = " ".join(description)
         if "choices" in option:
             description += f" One of {', '.join(f'`{choice}`' for choice in option['choices'])}."
         default = default_cell(option, defaults.get(name, option.get("default")))

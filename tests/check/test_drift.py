@@ -158,6 +158,7 @@ def test_of_some_roles_only_nothing_is_said(two: Two, words: tuple[str, str]) ->
 
 def test_nothing_differs_and_the_vault_that_was_opened_for_it_is_open_inside(two: Two) -> None:
     """Also where its password was typed: nobody is asked twice."""
+    assert two.drift()[0] == 0
     password, vault = two.place / "password", two.place / "group_vars/all/vault.yml"
     password.write_text("a long one\n")
     vault.parent.mkdir(parents=True)

@@ -93,7 +93,10 @@ PROPRIETARY = (
     "linux-modules-nvidia-580-server-generic linux-image-generic nvidia-headless-no-dkms-580-server "
     "nvidia-utils-580-server"
 )
-OLD = PROPRIETARY.replace("linux-image-generic", "linux-headers-generic linux-image-generic")
+OLD = (
+    "linux-modules-nvidia-580-server-generic linux-headers-generic linux-image-generic "
+    "nvidia-headless-no-dkms-580-server nvidia-utils-580-server"
+)
 # The name is what the README's table has in its first column.
 ROWS = {
     "no NVIDIA card": Row("none", "server", "none"),

@@ -110,8 +110,11 @@ SECRET = "https://discord.com/api/webhooks/1/abcdef"  # noqa: S105 - made up
 
 def unit_of(role: str, tasks: str = "main", **variables: Any) -> str:
     """The unit that the role has made by the role service."""
-    included = {"ansible.builtin.include_role": {"name": "service"}}.items()
-    (told,) = (task["vars"] for task in loaded(f"roles/{role}/tasks/{tasks}.yml") if included <= task.items())
+    (told,) = (
+        task["vars"]
+        for task in loaded(f"roles/{role}/tasks/{tasks}.yml")
+        if task.get("ansible.builtin.include_role") == {"name": "service"}
+    )
     text = "lookup('ansible.builtin.template', 'service.j2')"
     return says("service", text, **(variables_of(role) | told | variables))
 

@@ -208,6 +208,7 @@ def test_it_does_not_go_under_a_script_that_runs() -> None:
     seen = {"files": files, "units": running, "texts": {LOOKS_AFTER: text}}
     for place, source, refused in (
         ("/srv/files", "192.168.50.20:/srv/files", True),
+        ("/srv/aura", "//nas/aura", True),
         ("/srv/aura", "192.168.50.21:/srv/aura", False),
     ):
         told = CLIENT | {"directory": place, "source": source}

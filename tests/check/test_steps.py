@@ -86,7 +86,9 @@ def imports_of_site() -> dict[str, dict[str, Any]]:
     """The tasks of site.yml that import roles, by these."""
     plays = yaml.safe_load((tree.ROOT / "playbooks/site.yml").read_text())
     tasks = [task for play in plays if "pre_tasks" in play for task in play["tasks"]]
-    return {task["ansible.builtin.import_role"]["name"]: task for task in tasks}
+    found = {task["ansible.builtin.import_role"]["name"]: task for task in tasks}
+    assert len(found) == len(tasks), "site.yml imports a role twice"
+    return found
 
 
 IMPORTS = imports_of_site()
@@ -128,10 +130,8 @@ def test_what_is_switched_off_goes_where_it_was(role: str) -> None:
     # Of a node that serves and mounts, what is left of either goes (test_nfs.py: another PC becomes the server).
     switches = ["nfs_client_enabled", "nfs_server_enabled"] if role == "nfs" else [f"{role}_enabled"]
     for enabled, kind, goes in ((False, "file", True), (False, "absent", False), (True, "file", False)):
-        seen = {
-            "files": defaultdict(partial(dict, kind=kind)),
-            "texts": defaultdict(str),
-        }  # whatever its path
+        # Whatever its path
+        seen = {"files": defaultdict(partial(dict, kind=kind)), "texts": defaultdict(str)}
         known = variables_of(role) | dict.fromkeys(switches, enabled) | {f"__{role}_seen": seen}
         assert filled_in(f"{{{{ {task['when']} }}}}", known) is goes, (enabled, kind)
         if role == "nfs" and kind == "file":

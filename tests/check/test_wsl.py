@@ -48,7 +48,7 @@ def switches(folder: Path, host: str) -> dict[str, bool]:
     known = json.loads(subprocess.check_output(command, cwd=tree.ROOT))
     said = [name for name in names if name in known and name != "gpu_watch_enabled"]
     values = told(folder, host, *said)
-    return {name: bool(values.get(name, defaults[name])) for name in names}
+    return {name: bool(values[name]) if name in values else defaults[name] for name in names}
 
 
 @pytest.mark.parametrize("hosts", [BESIDE, INSIDE], ids=["beside", "inside"])
