@@ -34,7 +34,7 @@ from aura.watch.sender import Memory, Sender
 from aura.watch.services import read_services, without_secrets
 from conftest import Aura
 from services import mail_server, wait_until, web_server
-from trainers import at_step, start
+from trainers import TINY, Trainer, at_step
 
 SECRET = "abcdefghijklmnop0123"  # noqa: S105 - made up
 QUIET = 3.0  # seconds; in less of them a busy machine may not have written fifty events down
@@ -214,15 +214,24 @@ def test_the_queue_survives_a_kill_and_nothing_shows_the_address(tmp_path: Path)
 
 def test_a_run_by_hand_tells_how_it_goes(corpus: Corpus, tmp_path: Path) -> None:
     """The flag and the file of guide 003. The run, which takes less than a second, goes on once it was looked at."""
-    looked = tmp_path / "node0/run/.notify/state.json"
+    looked = tmp_path / "mine/.notify/state.json"
     waits = at_step(9, lambda: wait_until(looked.exists, 120, lambda: "nobody looks"))
     with web_server() as web:
         path = config(tmp_path, own(web.port))
-        (trainer,) = start(tmp_path, corpus, 1, f"--webhook_config {path}", {0: waits})
+        words = [
+            "--preset",
+            "gpt2-nano",
+            "--corpus",
+            str(corpus.path),
+            *TINY.split(),
+            "--webhook_config",
+            str(path),
+        ]
+        trainer = Trainer(tmp_path, {}, words, waits, run="mine")
         assert trainer.end(180) == 0, trainer.text
         wait_until(lambda: "run.finished" in web.events, 120, lambda: str(web.events))
         (last,) = (body for body in web.bodies if body["event"] == "run.finished")
-    assert (last["run"], last["rank"], last["step"], last["severity"]) == ("run", 0, 20, "info")
+    assert (last["run"], last["rank"], last["step"], last["severity"]) == ("mine", 0, 20, "info")
     assert last["facts"]["loss"] == trainer.done["validation_loss"]
 
 
