@@ -169,7 +169,7 @@ bench-gpu: $(DEV) $(TRAINER) ## measure speed and memory of the presets on one G
 	@$(if $(CORPUS),PYTHONPATH=$(CURDIR)/training python benchmarks/to_loss.py --corpus $(CORPUS))
 
 .PHONY: bench-learning
-bench-learning: $(DEV) $(TRAINER) ## measure what few bits and a delay cost in loss, and the time to a loss, on the CPU (20 minutes; others: ARMS=, SEEDS=)
+bench-learning: $(DEV) $(TRAINER) ## measure what few bits and a delay cost in loss, and the time to a loss, on the CPU (25 minutes; others: ARMS=, SEEDS=)
 	@PYTHONPATH=$(CURDIR)/training python benchmarks/learning.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(ARMS),--arms $(ARMS))
 
 .PHONY: bench-modern

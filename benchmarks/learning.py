@@ -4,8 +4,8 @@ One process plays five ranks (five_ranks.py) on one pass over the lab's Spanish 
 synchronous fp32 arm of the same optimizer and the same seed (initial weights and order of the text): the table gives
 the mean of the differences and its 95 % interval (Student's t over the paired seeds).
 
-About twenty minutes on two cores: two seeds of the arms that are asked about most, at the learning rates that were best
-for the synchronous ones, and one PC at three batches. `SEEDS=5` for more seeds; `ARMS=delays` for the finer points,
+About 25 minutes on two cores: two seeds of the arms that are asked about most, at the learning rates that were best
+for the synchronous ones, and one PC at four batches. `SEEDS=5` for more seeds; `ARMS=delays` for the finer points,
 `ARMS=rounds` for rounds of local steps, `ARMS=all`. How the costs change with size and length: ladder.py.
 
 *To the loss*: how many times as soon five PCs have the loss of a setting as one PC has it, at the batch with which it
