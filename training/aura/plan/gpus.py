@@ -42,10 +42,17 @@ class Gpu:
     has_spare: bool = True  # micro_batch=auto may take more of its memory than batch_size asks for
 
 
-def _gpu(name: str, gib: float, half: float, single: float, source: str, *reached: Any) -> Gpu:
-    """reached: `mfu` and its source, where somebody has said it."""
+def _gpu(
+    name: str,
+    gib: float,
+    half: float,
+    single: float,
+    source: str,
+    mfu: float = Gpu.mfu,
+    mfu_source: str = Gpu.mfu_source,
+) -> Gpu:
     peak = {"bf16": half * 1e12, "fp16": half * 1e12, "fp32": single * 1e12}
-    return Gpu(name, gib * GIB, peak, source, *reached)
+    return Gpu(name, gib * GIB, peak, source, mfu, mfu_source)
 
 
 GPUS = [
