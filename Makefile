@@ -195,9 +195,8 @@ pictures: $(TRAINER) ## draw the README's pictures again: the last demo (make e2
 	docs/pictures/draw
 
 .PHONY: docs
-docs: $(DEV) ## write again what is made from the roles: the tables in their READMEs, docs/sentences.md
+docs: $(DEV) ## write again what is made from the roles: the tables in their READMEs
 	@python tests/check/role_tables.py
-	@python tests/check/sentences.py
 
 LOCK_TORCH = roles/python_env/files/lock-torch $(1) requirements/torch-$(1).txt $(UV) requirements/node.txt requirements/torch.in
 

@@ -9,7 +9,6 @@ import jinja2
 import jinja2.meta
 import pytest
 import role_tables
-import sentences
 import tree
 import yaml
 
@@ -225,7 +224,3 @@ def tasks_of(value: Any) -> Iterator[dict[str, Any]]:
         yield value
         for key in ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks", "handlers"):
             yield from tasks_of(value.get(key))
-
-
-def test_the_page_of_sentences_is_up_to_date() -> None:
-    assert sentences.PAGE.read_text(encoding="utf-8") == sentences.page(), "run `make docs`"
