@@ -16,7 +16,7 @@ PUBLIC = {"node0": "AAAA", "node1": "AAAB"}
 
 
 def run(words: list[str], typed: list[str], **environment: str) -> tuple[int, str]:
-    return at_a_terminal(["ansible-playbook", *words], typed, ANSIBLE_STDOUT_CALLBACK="aura", **environment)
+    return at_a_terminal(["ansible-playbook", *words], typed, **environment)
 
 
 def find(folder: Path, typed: list[str], *words: str) -> tuple[int, str]:

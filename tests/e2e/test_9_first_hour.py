@@ -123,7 +123,7 @@ class Person:
     def types(self, *words: str, answers: tuple[str, ...] = ("",), fails: bool = False) -> str:
         inventory = ["-i", str(self.inventory)] if self.inventory.exists() else []
         command = ["ansible-playbook", *inventory, *words]
-        code, said = at_a_terminal(command, list(answers), 1500, ANSIBLE_STDOUT_CALLBACK="aura")
+        code, said = at_a_terminal(command, list(answers), 1500)
         assert (code != 0) == fails, said[-6000:]
         return said
 

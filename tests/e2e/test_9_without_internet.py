@@ -55,7 +55,6 @@ class Laptop:
             "HOME": str(self.home), "LANG": "C.UTF-8",
             "PATH": f"{self.home}/aura/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.control), "ANSIBLE_HOME": str(self.home / ".ansible"),
-            "ANSIBLE_STDOUT_CALLBACK": "default",  # whose recap is counted
         }  # fmt: skip
         done = subprocess.run(
             ["ip", "netns", "exec", LAPTOP, *map(str, words)], cwd=self.home / "aura", text=True, env=environment,
