@@ -19,6 +19,21 @@ def test_one_role_alone_is_what_it_was_too(cluster: Cluster) -> None:
         assert recap.count("changed=0") == 5, alone
 
 
+def test_a_check_says_what_somebody_has_changed_by_hand(cluster: Cluster) -> None:
+    def changed(*words: str) -> tuple[set[str], str]:
+        said = cluster.ansible("site.yml", "--tags", "base,firewall", *words)
+        return set(re.findall(r"^(node\d) +: .*changed=[1-9]", said, re.MULTILINE)), said
+
+    cluster.sh("node2", "chmod 0777 /opt/aura")
+    cluster.sh("node3", "nft add rule inet aura input tcp dport 44 accept")
+    for _ in range(2):  # the first check has changed nothing
+        nodes, said = changed("--check", "--diff")
+        assert nodes == {"node2", "node3"}, said
+        assert "0777" in said
+    assert changed()[0] == {"node2", "node3"}
+    assert changed("--check")[0] == set()
+
+
 def test_the_launch_says_what_it_expects_and_what_became_of_it(cluster: Cluster) -> None:
     assert "memoria de un rank: " in cluster.demo
     assert re.search(r"Previsto: .* por paso, medido ", cluster.demo)
