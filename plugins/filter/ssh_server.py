@@ -3,43 +3,11 @@
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
-import socket
 import subprocess
 from collections.abc import Sequence
 
 KINDS = ("ed25519", "ecdsa", "rsa")  # the best one first
-OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.EPERM, errno.EACCES)
-
-
-def ssh_greeting(address: str, port: int, timeout: float, patience: float) -> tuple[str, bytes]:
-    """What answers there, and its first words: `ssh`, `other` (not SSH), `refused` (a machine without a server on that
-    port), `slow` (a connection, and then nothing in time) or `silence`. Raises OSError where this machine is at fault.
-
-    timeout: for a connection, which a kernel makes; patience: for the words of a server that may be slow [s].
-    """
-    try:
-        with socket.create_connection((address, port), timeout=timeout) as connection:
-            connection.settimeout(patience)
-            said = first_words(connection)
-    except ConnectionRefusedError:
-        return "refused", b""
-    except OSError as error:
-        if error.errno in OUR_OWN:
-            raise
-        return "silence", b""
-    if said.startswith(b"SSH-"):
-        return "ssh", said
-    return "other" if said else "slow", said
-
-
-def first_words(connection: socket.socket) -> bytes:
-    """Empty where none come in time, or the server hangs up: sshd does so, too, when too many connect at once."""
-    try:
-        return connection.recv(255)
-    except OSError:
-        return b""
 
 
 def ssh_host_key(
@@ -65,6 +33,5 @@ class FilterModule:
     def filters(self) -> dict[str, object]:
         return {
             "ssh_fingerprint": ssh_fingerprint,
-            "ssh_greeting": ssh_greeting,
             "ssh_host_key": ssh_host_key,
         }

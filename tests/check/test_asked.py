@@ -1,4 +1,4 @@
-"""What find.yml and bootstrap.yml ask at a terminal, and what they do where there is none."""
+"""What bootstrap.yml asks at a terminal, and what it does where there is none."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-import test_find
 import tree
-import yaml
 from terminal import at_a_terminal
 
 PUBLIC = {"node0": "AAAA", "node1": "AAAB"}
@@ -17,45 +15,6 @@ PUBLIC = {"node0": "AAAA", "node1": "AAAB"}
 
 def run(words: list[str], typed: list[str], **environment: str) -> tuple[int, str]:
     return at_a_terminal(["ansible-playbook", *words], typed, **environment)
-
-
-def find(folder: Path, typed: list[str], *words: str) -> tuple[int, str]:
-    """find.yml in a LAN that is made up."""
-    (folder / "lan_ssh.py").write_text(
-        "from ansible.plugins.action import ActionBase\n"
-        "class ActionModule(ActionBase):\n"
-        f"    def run(self, tmp=None, task_vars=None): return {test_find.found()!r}\n"
-    )
-    into = ["playbooks/find.yml", "-e", f"into={folder}/home"]
-    return run([*into, *words], typed, ANSIBLE_ACTION_PLUGINS=f"{folder}:{tree.ROOT}/plugins/action")
-
-
-def test_who_sits_at_the_terminal_chooses(tmp_path: Path) -> None:
-    code, said = find(tmp_path, ["5 2", "192.168.50.20", "ada bob"])
-    assert code == 0, said
-    assert "playbooks/bootstrap.yml -k -K" in said
-    assert yaml.safe_load((tmp_path / "home/hosts.yml").read_text())["cluster"]["hosts"] == {
-        "node0": {"lan_address": "192.168.50.20", "first_address": "192.168.50.33"},
-        "node1": {"lan_address": "192.168.50.21", "first_address": "192.168.50.7", "first_user": "bob"},
-    }
-    settings = (tmp_path / "home/group_vars/all/settings.yml").read_text()
-    assert yaml.safe_load(settings)["first_user"] == "ada"
-    assert "tensorboard_address: 127.0.0.1" in settings
-    assert '"{{ lan_address }}" opens it' in settings  # a comment with an expression is no expression
-
-
-def test_without_a_terminal_it_only_shows(tmp_path: Path) -> None:
-    code, said = find(tmp_path, [])
-    assert code == 0
-    assert "5 192.168.50.33 OpenSSH ed25519" in said
-    assert "Nothing was written. To have it written: ansible-playbook playbooks/find.yml -e nodes=all" in said
-    assert not (tmp_path / "home").exists()
-
-
-def test_what_is_misspelt_is_said(tmp_path: Path) -> None:
-    code, said = find(tmp_path, [], "-e", "node=all")
-    assert code == 2
-    assert "node: find.yml knows nodes, addresses_from, first_user, network and into." in said
 
 
 def know(folder: Path, typed: list[str], host_keys: object = "ask") -> tuple[int, str]:

@@ -42,5 +42,3 @@ def test_it_is_looked_for_where_it_is_reached_and_nowhere_else(inventory: Path) 
     del nat["public_ssh_port"]
     hosts.write_text(json.dumps({"cluster": {"hosts": {"gpu0": nat | {"ssh_port": 2222}}}}))
     assert told(inventory, "gpu0", "cluster_places")["cluster_places"]["ports"] == [2222, 22]
-    find = (tree.ROOT / "playbooks/tasks/find_nodes.yml").read_text()
-    assert "query('ssh_answer', *cluster_places.addresses, ports=cluster_places.ports," in find

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
-import yaml
 from lab_cluster import Cluster
 
 
@@ -67,13 +65,6 @@ def test_tensorboard_shows_the_run_on_the_node_only(cluster: Cluster) -> None:
     assert "timed out" in cluster.sh("node1", knock.format(6006))
     # The same peer reaches the port that ranks use: there is nobody, but nobody drops the packet either.
     assert "refused" in cluster.sh("node1", knock.format(12355))
-
-
-def test_the_nodes_are_found_from_this_machine(cluster: Cluster, tmp_path: Path) -> None:
-    told = "network=198.18.50.16/28", "nodes=all", f"into={tmp_path}"
-    cluster.ansible("playbooks/find.yml", *(word for setting in told for word in ("-e", setting)))
-    hosts = yaml.safe_load((tmp_path / "hosts.yml").read_text())["cluster"]["hosts"]
-    assert hosts == {f"node{number}": {"lan_address": f"198.18.50.2{number}"} for number in range(5)}
 
 
 def test_connectivity_is_green_and_machine_readable(cluster: Cluster, tmp_path) -> None:

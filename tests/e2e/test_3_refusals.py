@@ -101,6 +101,16 @@ def test_site_refuses_when_a_node_cannot_be_reached(cluster: Cluster) -> None:
     assert "198.18.50.22" in output
 
 
+def test_site_refuses_a_machine_with_another_host_key(cluster: Cluster, tmp_path: Path) -> None:
+    inventory = tmp_path / "lab"
+    shutil.copytree(ROOT / "inventory/lab", inventory)
+    recorded = inventory / "state/known_hosts"
+    keys = {line.split()[0]: line.split()[2] for line in recorded.read_text().splitlines()}
+    recorded.write_text(recorded.read_text().replace(keys["node2"], keys["node1"]))
+    output = cluster.refused("site.yml", inventory=str(inventory))
+    assert "The machine at 198.18.50.22 does not have the host key of node2" in output
+
+
 def test_prepare_refuses_a_text(cluster: Cluster, tmp_path: Path) -> None:
     """Of all that `aura prepare` refuses (tests/training/test_prepare.py) one."""
     (tmp_path / "text.txt").write_bytes("Espa\xf1a\n".encode("latin-1") * 50)

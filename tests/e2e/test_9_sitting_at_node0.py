@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-import yaml
 from controller_node import AS_ROOT, ControllerNode
-from lab_cluster import ROOT, lab
+from lab_cluster import lab
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(3600)]
 
@@ -27,17 +26,6 @@ def bare_node0() -> Iterator[ControllerNode]:
 def test_from_bare_to_ready_by_a_controller_that_is_bare_itself(bare_node0: ControllerNode) -> None:
     node0 = bare_node0
     words = f"--connection-password-file={TYPED}", f"--become-password-file={TYPED}"
-    told = "nodes=all", "addresses_from=198.18.50.20", "into=inventory/found"
-    node0.ansible("playbooks/find.yml", *(word for setting in told for word in ("-e", setting)))
-    found, written = (
-        yaml.safe_load(node0.run(f"cat aura/inventory/{name}/hosts.yml")) for name in ("found", "lab")
-    )
-    assert found == written
-    settings = yaml.safe_load(node0.run("cat aura/inventory/found/group_vars/all/settings.yml"))
-    assert (settings["lan_prefix"], settings["lan_gateway"]) == (24, "198.18.50.1")
-    assert settings["lan_nameservers"] == (ROOT / "inventory/lab/state/nameservers").read_text().split()
-    # With the lab's settings, since its nodes are containers.
-    node0.run("cp aura/inventory/found/hosts.yml aura/inventory/lab/hosts.yml")
     node0.ansible("playbooks/bootstrap.yml", *words)
     node0.ansible("site.yml")
     assert_nothing_changes(node0)
