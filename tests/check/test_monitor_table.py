@@ -164,7 +164,6 @@ def test_systemd_takes_the_unit_of_what_looks_after_the_cards(tells: bool, tmp_p
         ("notify", {}, "nobody is named"),
         ("notify", {"heartbeat_url": SECRET, "heartbeat_seconds": 0}, "at least 1"),
         ("notify", {"services": [SECRET], "nodes": {"node7": "x"}}, "node1 is not in notify_nodes"),
-        ("node_exporter", {}, "is empty"),
         ("gpu_watch", {}, ""),
         ("gpu_watch", {"interval": 60}, "from 1 to 30"),
         ("object_storage", {"access_key": "a", "secret_key": "b"}, ""),
