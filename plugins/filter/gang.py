@@ -202,77 +202,6 @@ def _record(said: str) -> dict[str, Any]:
     return record
 
 
-def active_problem(units: str, node: str, ranks: Sequence[Mapping[str, Any]], run: str, join: bool) -> str:
-    """Why nothing can be started on the node where these units are active; nothing, where they train in this very run
-    and others are to join them. ranks: what rank-status says of those that are."""
-    is_script = "aura-script" in units
-    is_same = not is_script and {rank["run"] for rank in ranks} == {run}
-    if not units or (is_same and join):
-        return ""
-    what, saves = ("script", "its ranks may save") if is_script else ("run", "every rank saves")
-    said = (
-        f"A {what} is active on {node}. Look at it with playbooks/status.yml, or end it ({saves} first) with:\n"
-        "ansible-playbook playbooks/stop.yml"
-    )
-    return (
-        f"{said}\nTo train {run} from here on with all nodes of this launch: the same with -e join=true"
-        if is_same
-        else said
-    )
-
-
-def join_problem(nodes: Sequence[Mapping[str, Any]], run: str, left_out: Sequence[str]) -> str:
-    """Ranks of the run that is under way whose nodes are none of these: they would train on apart from the others.
-
-    left_out: the nodes of the inventory that are not in this launch.
-    """
-    active = [rank for node in nodes for rank in node["__trainer_before"]]
-    if left_out and not active:
-        return (
-            f"None of these nodes trains {run}. It may be under way on {', '.join(left_out)}: left out here (--limit), "
-            "or without an answer to this machine. Nothing was started.\nTake all nodes in; without -e join=true, "
-            f"{run} begins on these by itself."
-        )
-    launches = {rank["launch"] for rank in active}
-    # Those that have ended on these nodes start again with the others; what an older launch left there says nothing.
-    named = {rank["rank"] for node in nodes for rank in node["trainer_status"] if rank["launch"] in launches}
-    for rank in active:
-        if rank["state"] in ("training", "saving"):
-            named |= set(rank["status"].get("away", []))
-    others = sorted(set(range(max((rank["world_size"] for rank in active), default=0))) - named)
-    if not others:
-        return ""
-    which = f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
-    return (
-        f"{run} may train with {which} too, on a PC that is left out here (--limit), or does not answer this machine. "
-        "Nothing was stopped.\nTake it in as well, or let it leave: ansible-playbook playbooks/stop.yml --limit NODE\n"
-        "If it has just lost its power, the others go on without it within a minute: try again then. If it is off and "
-        "all others wait for it: ansible-playbook playbooks/stop.yml, then launch."
-    )
-
-
-def as_before(nodes: Sequence[Mapping[str, Any]]) -> str:
-    """What became of the ranks that trained before a launch that has failed, once they were started again."""
-    names, troubles = [], []
-    for node in nodes:
-        if not node["__trainer_before"]:
-            continue
-        names.append(name := node["inventory_hostname"])
-        # Who was lost before the ranks were started again has not even been asked.
-        if node["trainer_answers"] and "__trainer_again" in node:
-            troubles += [f"{name}: {rank['trouble']}" for rank in node["trainer_status"] if rank["trouble"]]
-        else:
-            troubles.append(f"{name}: it does not answer.")
-    if not names:
-        return ""
-    if not troubles:
-        return f"{', '.join(names)} train on as before, without the others."
-    return (
-        f"{', '.join(names)} were started again as before, and do not train yet: {' '.join(troubles)}\n"
-        "Launch again without the node that is to blame: --limit 'cluster:!NODE'"
-    )
-
-
 def still_active(nodes: Iterable[Mapping[str, Any]]) -> bool:
     """nodes: what roles/trainer/tasks/status.yml has set for each.
 
@@ -304,14 +233,11 @@ def image_content(inspected: str) -> str:
 class FilterModule:
     def filters(self) -> dict[str, object]:
         return {
-            "active_problem": active_problem,
-            "as_before": as_before,
             "auto_problem": auto_problem,
             "gang_member": gang_member,
             "gang_problems": gang_problems,
             "gang_words": gang_words,
             "image_content": image_content,
-            "join_problem": join_problem,
             "rank_files": rank_files,
             "sizing": sizing,
             "step_tokens": step_tokens,

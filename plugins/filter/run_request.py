@@ -90,6 +90,11 @@ def _launch_problem(given: Mapping[str, Any]) -> str:
             "playbooks/launch.yml launches a preset. A script: ansible-playbook launch.yml -e script=… (or "
             "playbooks/launch_script.yml)."
         )
+    if "join" in given:
+        return (
+            "-e join=true is no more. To take PCs into a run: ansible-playbook playbooks/stop.yml, then launch again "
+            "(it goes on at the next step). A PC of this launch comes back by playbooks/join.yml --limit NODE."
+        )
     if not 0 < hours < math.inf:
         return f"hours={given['hours']} is no number of hours above 0."
     if "hours" in given and given.get("preset") != "auto":

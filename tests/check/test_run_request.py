@@ -126,6 +126,7 @@ def test_a_mixture_arrives_as_it_was_typed(tmp_path: Path, words: list[str], dat
     [
         ({"preset": "gpt2-nano", "runtime": "docker", "image": "mine:1"}, ""),
         ({"script": "train.py"}, "A script: ansible-playbook launch.yml -e script=…"),
+        ({"preset": "gpt2", "join": "true"}, "playbooks/stop.yml, then launch again"),
         ({"run": "mine-2.b", "corpus": "es_1"}, ""),
         ({"run": "mi corrida"}, "run=mi corrida is no name"),
         ({"run": "a/b"}, "run=a/b is no name"),

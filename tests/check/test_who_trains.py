@@ -4,7 +4,6 @@ No machine that runs these tests has a card. The recorded nodes are synthetic, i
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import expressions  # noqa: F401 - plugins find each other after this
@@ -159,79 +158,3 @@ def test_a_run_that_has_begun_keeps_its_step_unless_another_one_is_asked_for() -
     assert gang.step_tokens([said[0][:-9], said[2]], {}) == 65536
     (rank,) = told([node("node0", "cpu")], "node0", step_tokens=163840)
     assert rank["AURA_STEP_TOKENS"] == "163840"
-
-
-def trains(name: str, number: int, of: int, state: str = "training", **status: Any) -> dict[str, Any]:
-    """A node whose rank is active, as a launch has seen it."""
-    rank = {
-        "rank": number, "run": "probe", "world_size": of, "state": state, "trouble": "", "status": status,
-        "launch": "20261125-1", "unit": {"ActiveState": "active"},
-    }  # fmt: skip
-    return {
-        "inventory_hostname": name, "__trainer_before": [rank], "trainer_status": [rank],
-        "trainer_answers": True, "__trainer_again": {},
-    }  # fmt: skip
-
-
-def ended(name: str, number: int, of: int, launch: str = "20261125-1") -> dict[str, Any]:
-    """A node that a launch has left a rank on, which is not active."""
-    node = trains(name, number, of)
-    (rank,) = node["trainer_status"]
-    rank |= {"launch": launch, "unit": {"ActiveState": "failed"}}
-    return node | {"__trainer_before": []}
-
-
-IDLE = trains("node9", 0, 2) | {"__trainer_before": [], "trainer_status": []}
-
-
-def test_a_run_is_joined_by_its_name_and_nothing_else_that_is_active() -> None:
-    ranks = trains("node0", 0, 2)["trainer_status"]
-    unit = "aura-train@0.service loaded active running Aura trainer, local rank 0"
-    assert gang.active_problem("", "node1", [], "probe", False) == ""
-    assert gang.active_problem(unit, "node0", ranks, "probe", True) == ""
-    said = gang.active_problem(unit, "node0", ranks, "probe", False)
-    assert said.startswith("A run is active on node0.") and "end it (every rank saves first) with:" in said
-    assert said.endswith("the same with -e join=true")
-    for join in (True, False):
-        other = gang.active_problem(unit, "node0", ranks, "other", join)
-        assert other.startswith("A run is active on node0.") and "join=true" not in other
-        script = gang.active_problem(f"{unit}\naura-script.service loaded", "node0", ranks, "probe", join)
-        assert script.startswith("A script is active on node0.") and "its ranks may save" in script
-        assert gang.active_problem(unit, "node0", [], "probe", join) != "", "nobody knows which one that is"
-
-
-def problem(*nodes: dict[str, Any], left_out: Sequence[str] = ()) -> str:
-    said: str = gang.join_problem(nodes, "probe", left_out)
-    return said
-
-
-def test_who_trains_on_elsewhere_is_not_left_behind() -> None:
-    """It would go on by itself, as the same run."""
-    two = [trains("node0", 0, 3), trains("node1", 1, 3)]
-    assert problem(IDLE) == problem(*two, trains("node2", 2, 3)) == ""
-    assert problem(*two, IDLE).startswith("probe may train with rank 2 too, on a PC")
-    assert problem(trains("node0", 0, 3, away=[2]), trains("node1", 1, 3, away=[2]), IDLE) == ""
-    waiting = trains("node0", 0, 3, state="joining", away=[2])
-    assert problem(waiting, IDLE).startswith("probe may train with ranks 1, 2 too")
-    # It waits for one that has ended on a node of this launch; an older launch had others there.
-    assert problem(waiting, ended("node1", 1, 3), ended("node2", 2, 3)) == ""
-    assert problem(waiting, ended("node1", 1, 3), ended("node2", 2, 3, launch="20261101-1")) != ""
-
-
-def test_a_run_that_may_be_under_way_on_other_nodes_is_not_begun_once_more() -> None:
-    said = problem(IDLE, ended("node2", 2, 3), left_out=["node0", "node1"])
-    assert said.startswith("None of these nodes trains probe. It may be under way on node0, node1")
-    assert problem(trains("node0", 0, 2, away=[1]), IDLE, left_out=["node1"]) == ""
-
-
-def test_what_became_of_those_that_trained_before_is_said() -> None:
-    two = [trains("node0", 0, 2), trains("node1", 1, 2), IDLE]
-    assert gang.as_before([IDLE]) == ""
-    assert gang.as_before(two) == "node0, node1 train on as before, without the others."
-    two[1]["trainer_status"][0]["trouble"] = "it is still joining."
-    said = gang.as_before(two)
-    assert "do not train yet: node1: it is still joining." in said and "--limit 'cluster:!NODE'" in said
-    two[1]["trainer_answers"] = False
-    assert "do not train yet: node1: it does not answer." in gang.as_before(two)
-    del two[0]["__trainer_again"]
-    assert "node0: it does not answer. node1: it does not answer." in gang.as_before(two)
