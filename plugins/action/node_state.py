@@ -18,7 +18,7 @@ Look = dict[str, Any]  # lists and switches
 class ActionModule(ActionBase):
     """`role: NAME` looks for one role. `roles: [NAME, …]` looks for several and keeps the answer (fact node_looks),
     from which a role's own look is then served; `look: {…}` adds to what they want to see.
-    `forget: true` ends that, where something was changed by another way than write_files, unit and install_packages.
+    `forget: true` ends that, where something was changed by another way than write_files and unit.
     """
 
     _VALID_ARGS = frozenset(("role", "roles", "look", "forget"))
