@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import pwd
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from aura.corpus import remote
@@ -188,6 +190,26 @@ def test_a_full_disk_is_one_sentence(
     assert said.count("\n") == 1, said
     assert "is full. What has come is kept there" in said
     assert not [*small_disk.rglob(META)]
+
+
+def test_a_user_without_a_home_names_the_cache(
+    stored: Storage, corpus: Corpus, aura_says: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `setpriv --reuid 12345` and containers have it: no HOME, and no entry in passwd."""
+
+    def nobody(uid: int) -> NoReturn:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert aura_says("fingerprint", WHERE).endswith(f"{corpus.fingerprint}\n")
+    monkeypatch.delenv("AURA_CACHE")
+    said = aura_says("fingerprint", WHERE, code=EXIT_USAGE)
+    assert said.count("\n") == 1 and "name a directory for them with AURA_CACHE" in said
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of mine"))
+    assert aura_says("fingerprint", WHERE).endswith(f"{corpus.fingerprint}\n")
+    assert [*(tmp_path / "cache of mine/aura").rglob(META)]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def _weighed(word: str) -> tuple[str, float]:
 
 def _part(arguments: Namespace, name: str, weight: float) -> Part:
     """Files or directories, read as --input reads them, or NAME:CONFIG@COMMIT, both of which may be left out."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # noqa: PTH111  # Path's own raises where there is no home
     if name not in DATASETS and path.exists():
         return Part(path.name, weight, _files(arguments, [path]))
     name, _, revision = name.partition("@")

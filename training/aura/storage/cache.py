@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from aura.errors import DataError
+from aura.errors import ConfigError, DataError
 from aura.storage.address import Address
 from aura.texts.console import text
 
@@ -22,8 +22,15 @@ SPARE = 100 << 20  # bytes that stay free
 
 
 def root() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(os.environ.get("AURA_CACHE") or f"{base}/aura")
+    """Raises ConfigError where nothing names a place: a user need not have a home."""
+    if named := os.environ.get("AURA_CACHE"):
+        return Path(named)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base, "aura")
+    try:
+        return Path.home() / ".cache/aura"
+    except RuntimeError:
+        raise ConfigError("no_home_for_cache") from None
 
 
 def directory_of(kind: str, address: Address) -> Path:
