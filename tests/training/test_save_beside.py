@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -17,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 from aura.checkpoint import store as checkpoint
+from aura.checkpoint.manifest import checkpoints, step_of
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
+from aura.errors import EXIT_USAGE, refusal_of, waiting_mends, why_not_written
 from aura.run import saving
 from aura.run import trainer as train
 from aura.strategy import sharded
@@ -172,10 +175,16 @@ def look_often() -> None:
     saving.LOOK = 0.2
 
 
+def no_large_files() -> None:
+    """As on FAT32, but smaller."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+
+
 def test_where_nobody_can_save_all_wait_and_stop_when_they_are_asked_to(
     corpus: Corpus, tmp_path: Path
 ) -> None:
-    faults = dict.fromkeys((0, 1), both(full_disk, look_often))
+    """One of them may be able to, some day."""
+    faults = {0: both(no_large_files, look_often), 1: both(full_disk, look_often)}
     ranks = start(tmp_path, corpus, 2, "--save-every 20", faults)
     for trainer in ranks:
         trainer.says("training waits at step 20")
@@ -183,6 +192,48 @@ def test_where_nobody_can_save_all_wait_and_stop_when_they_are_asked_to(
     os.kill(ranks[1].pid, signal.SIGTERM)
     assert [trainer.end() for trainer in ranks] == [75, 75]
     assert "Stopped at step 20" in ranks[0].status["message"]
+
+
+def test_where_waiting_mends_nothing_all_end_and_say_what_does(corpus: Corpus, tmp_path: Path) -> None:
+    for trainer in start(tmp_path, corpus, 2, faults=dict.fromkeys((0, 1), no_large_files)):
+        assert trainer.end() == EXIT_USAGE, trainer.text
+        assert "training waits" not in trainer.text
+        said = trainer.status["message"]
+        assert "The run ends at step 10." in said
+        assert said.count(f"): {os.strerror(errno.EFBIG)} (no file may be so large there: ") == 2
+
+
+def test_a_disk_that_becomes_read_only_ends_it_and_once_mended_it_goes_on(
+    corpus: Corpus, tmp_path: Path, small_disk: Path, reference: list[Trainer]
+) -> None:
+    subprocess.run(["mount", "-o", "remount,size=16m", small_disk], check=True)
+    (tmp_path / "node0").mkdir()
+    (tmp_path / "node0" / "run").symlink_to(small_disk)
+    (trainer,) = start(tmp_path, corpus, 1, "--steps 100000")
+    trainer.says("Saved checkpoint-step-5")
+    # A file that is open keeps it from being remounted, so it is laid over itself.
+    subprocess.run(["mount", "--bind", small_disk, small_disk], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", small_disk], check=True)
+        assert trainer.end() == EXIT_USAGE, trainer.text
+    finally:
+        subprocess.run(["umount", small_disk], check=True)
+    assert f"{os.strerror(errno.EROFS)} (the file system is mounted read-only, " in trainer.text
+    newest = max(map(step_of, checkpoints(small_disk / "checkpoints")))
+    (trainer,) = complete(start(tmp_path, corpus, 1, f"--steps {newest + 5}"))
+    assert f"Continuing after step {newest}." in trainer.text
+
+
+@pytest.mark.parametrize(
+    ("number", "waits"),
+    [(errno.ENOSPC, True), (errno.ENOMEM, True), (errno.ESTALE, True), (errno.EDQUOT, False), (errno.EFBIG, False),
+     (errno.EROFS, False), (errno.EACCES, False), (errno.EPERM, False), (errno.EIO, False)],
+)  # fmt: skip
+def test_what_waiting_mends_and_what_a_person_does_about_the_rest(number: int, waits: bool) -> None:
+    error = OSError(number, os.strerror(number), "/runs/a")
+    assert waiting_mends(error) == waits
+    assert (why_not_written(error) == os.strerror(number)) == waits
+    assert refusal_of(error).exit_code == (1 if waits else EXIT_USAGE)
 
 
 def test_where_nobody_can_save_all_go_on_when_a_disk_has_room(

@@ -19,6 +19,16 @@ EXIT_DATA = 65  # what was read or computed cannot be trusted: starting again do
 EXIT_GPU = 69  # a GPU of this node is sick: starting again does not help, without this node it may
 FOR_GOOD = (EXIT_USAGE, EXIT_DATA, EXIT_GPU)  # nobody starts it again, and all ranks end with it
 EXIT_TEMPORARY = 75  # start me again: the gang broke, or this rank was turned away
+# Why a file cannot be written, and what a person has to do about it (aura/texts): until then it fails as it does now.
+# What is in no such table may pass by itself: a disk that is full gets room, a file server comes back.
+REMEDIES = {
+    errno.EDQUOT: "remedy_quota",
+    errno.EFBIG: "remedy_file_size",
+    errno.EROFS: "remedy_read_only",
+    errno.EACCES: "remedy_permission",
+    errno.EPERM: "remedy_permission",
+    errno.EIO: "remedy_disk",
+}
 # Nothing but another name, or other permissions, helps.
 OF_A_NAME = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
@@ -89,9 +99,10 @@ def refusal_of(error: AuraError | OSError) -> AuraError:
     if not error.filename:
         raise error
     where = {"path": error.filename, "reason": error.strerror}
-    return (
-        ConfigError("file_refused", **where) if error.errno in OF_A_NAME else AuraError("file_fails", **where)
-    )
+    if error.errno in OF_A_NAME:
+        return ConfigError("file_refused", **where)
+    where["reason"] = why_not_written(error)
+    return AuraError("file_fails", **where) if waiting_mends(error) else ConfigError("file_fails", **where)
 
 
 class Parser(argparse.ArgumentParser):
@@ -130,6 +141,19 @@ def _with_hyphens(word: str) -> str:
 def reason_of(error: Exception) -> str:
     """In a few words, for a sentence that names the file itself."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+def waiting_mends(error: Exception | None) -> bool:
+    """May a file that could not be written be written later, without anybody who has seen to it?"""
+    return not (isinstance(error, OSError) and error.errno in REMEDIES)
+
+
+def why_not_written(error: Exception) -> str:
+    """`reason_of`, and behind it what there is to do."""
+    reason = reason_of(error)
+    if isinstance(error, OSError) and error.errno in REMEDIES:
+        return f"{reason} ({in_words(REMEDIES[error.errno])})"
+    return reason
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:

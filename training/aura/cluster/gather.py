@@ -37,7 +37,7 @@ from aura.cluster.rendezvous import (
     read_member,
     scoped,
 )
-from aura.errors import EXIT_USAGE, reason_of
+from aura.errors import EXIT_USAGE, why_not_written
 from aura.texts.console import text
 
 Report = Callable[[str], None]
@@ -87,7 +87,7 @@ class Coming:
             self.book.write(vote)
         except OSError as error:
             self.book.may_vote = False
-            self.report(text("vote_not_written", error=reason_of(error)))
+            self.report(text("vote_not_written", error=why_not_written(error)))
 
     def learn(self, record: Record, absences: Mapping[str, Any] | None = None, host: int = -1) -> None:
         """Where it cannot be written, this rank knows less after its next start."""

@@ -28,7 +28,7 @@ import numpy as np
 
 from aura.corpus.encode import Ids
 from aura.durable import flush, replace_text
-from aura.errors import ConfigError, DataError
+from aura.errors import ConfigError, DataError, why_not_written
 from aura.storage.address import appears_at_once
 from aura.texts.console import text
 
@@ -211,11 +211,10 @@ def workplace(output: Path, warn: Callable[[str], None]) -> Iterator[Workplace]:
             yield place
     except OSError as error:
         left = place.leave()
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno == errno.ENOSPC:
             raise DataError("disk_full", path=place.output.parent, left=left) from None
-        raise DataError(
-            "not_written", path=error.filename or output, error=error.strerror, left=left
-        ) from None
+        where = error.filename or place.output.parent
+        raise DataError("not_written", path=where, error=why_not_written(error), left=left) from None
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from aura.config import TrainConfig, from_values, resolve
 from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG
 from aura.corpus.special_tokens import SPECIAL_TOKENS, TOKENS, is_tuned, special_tokens
 from aura.durable import publish
-from aura.errors import ConfigError, DataError
+from aura.errors import ConfigError, DataError, why_not_written
 from aura.families.family import Names
 from aura.families.known import FAMILIES
 from aura.model import gguf_file
@@ -105,7 +105,7 @@ def export(
         for path in output.parent.glob(f".old-{left}"):
             shutil.rmtree(path, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        raise DataError("export_not_written", path=output, error=error) from None
+        raise DataError("export_not_written", path=output, error=why_not_written(error)) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

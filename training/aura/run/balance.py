@@ -17,7 +17,7 @@ from pathlib import Path
 from aura.cluster.activity import UNCOUNTED
 from aura.cluster.ranks import Ranks
 from aura.durable import replace_text
-from aura.errors import ConfigError, reason_of
+from aura.errors import ConfigError, why_not_written
 from aura.run.division import Division, decision_of, read_decisions, shares_by_speed, slowest
 from aura.run.meter import Meter
 from aura.run.progress import Observer, Step
@@ -138,7 +138,7 @@ class Balance(Observer):
         try:
             replace_text(self.path, new)
         except OSError as error:
-            self.speaker.say(text("log_ends", path=self.path, error=reason_of(error)))
+            self.speaker.say(text("log_ends", path=self.path, error=why_not_written(error)))
 
     def _write_down(self, begins: int, shares: list[int], speeds: list[float]) -> None:
         """Also that nothing changes. A full disk ends no training: what goes on from a checkpoint measures anew."""
@@ -147,4 +147,4 @@ class Balance(Observer):
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            self.speaker.say(text("log_ends", path=self.path, error=reason_of(error)))
+            self.speaker.say(text("log_ends", path=self.path, error=why_not_written(error)))

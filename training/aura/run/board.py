@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import torch
 
+from aura.errors import why_not_written
 from aura.texts.console import text
 
 
@@ -63,5 +64,5 @@ class Board:
         try:
             yield
         except OSError as error:
-            self.say(text("tensorboard_ends", error=error.strerror))
+            self.say(text("tensorboard_ends", error=why_not_written(error)))
             self.writer = None

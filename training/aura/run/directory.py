@@ -17,7 +17,7 @@ from aura.checkpoint import manifest, store
 from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG, Corpus
 from aura.durable import replace_text, write_atomically
-from aura.errors import AuraError, ConfigError, reason_of
+from aura.errors import AuraError, ConfigError, reason_of, why_not_written
 from aura.plan.candidates import CHOSEN
 from aura.run.runlog import write_model_config
 from aura.texts.console import text
@@ -75,7 +75,7 @@ def without_stopping(run_dir: Path, say: Callable[[str], None]) -> Iterator[None
     try:
         yield
     except OSError as error:
-        say(text("files_missing", path=run_dir, error=reason_of(error)))
+        say(text("files_missing", path=run_dir, error=why_not_written(error)))
 
 
 def describe(run_dir: Path, config: TrainConfig, corpus: Corpus, parameters: int, step_tokens: int) -> None:

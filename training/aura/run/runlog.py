@@ -7,7 +7,6 @@ the next start drops it. Every node keeps the whole log: one that was away gets 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib.metadata
 import os
@@ -23,6 +22,7 @@ from aura import __version__
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.durable import replace_text, write_atomically
+from aura.errors import why_not_written
 from aura.texts.console import text
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ class RunLog:
         values = ("" if value is None else str(value) for value in cells)
         line = (",".join(values) + "\n").encode()
         try:
-            if os.write(self.descriptor, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            while line:  # of the rest it is said why it does not go in
+                line = line[os.write(self.descriptor, line) :]
         except OSError as error:
             self._give_up(error)
 
@@ -137,7 +137,7 @@ class RunLog:
             self.descriptor = None
 
     def _give_up(self, error: OSError) -> None:
-        self.say(text("log_ends", path=self.path, error=error.strerror))
+        self.say(text("log_ends", path=self.path, error=why_not_written(error)))
         self.close()
 
 

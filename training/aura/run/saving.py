@@ -16,7 +16,7 @@ from aura.cluster.ranks import CollectiveFailed, Ranks
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.corpus.windows import ByPart
-from aura.errors import NoRoom, reason_of
+from aura.errors import ConfigError, NoRoom, waiting_mends, why_not_written
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.plan.memory import state_bytes
@@ -35,7 +35,7 @@ from aura.texts import console
 from aura.texts.console import Console
 
 LOOK = 5.0  # seconds between two looks whether there is room for what no rank had room for
-# Seconds until it is tried again whatever the disk says: of quotas and broken disks it says nothing. Trying takes all
+# Seconds until it is tried again whatever the disk says: a file server says nothing of quotas. Trying takes all
 # ranks, and the wire; who is short of memory knows when it is not.
 TRY = 60.0
 
@@ -180,8 +180,10 @@ class Saving(Observer):
         self.stall = time.monotonic() - self.began
 
     def _wait_for_room(self) -> None:
-        """Until a rank may be able to save. Raises NoRoom where one is asked to stop meanwhile."""
+        """Until a rank may be able to save. Raises NoRoom where one is asked to stop meanwhile, and ConfigError where
+        no rank ever will be."""
         step = self.snapshot.progress.step
+        self._refuse_to_wait_in_vain(step)
         if self.short:
             sentence = console.text("waits_for_memory", step=step, size=self._held(copied=False) / 1e9)
             if self.copies:  # a copy there takes what a checkpoint on a disk needs
@@ -203,6 +205,17 @@ class Saving(Observer):
                 raise NoRoom("stopped_without_room", step=step)
             if somewhere:
                 return
+
+    def _refuse_to_wait_in_vain(self, step: int) -> None:
+        """Raises ConfigError, on all ranks alike, where of each that saves a person has to mend something."""
+        error, ranks = self.saver.error, self.snapshot.ranks
+        own: dict[str, Any] = {"may_save": self.saves and waiting_mends(error), "why": ""}
+        if self.saves and error:
+            own["why"] = f"{self.saver.directory} ({ranks.name([ranks.rank])}): {why_not_written(error)}"
+        told = ranks.all_of(own)
+        if not any(one["may_save"] for one in told):
+            where = "; ".join(one["why"] for one in told if one["why"])
+            raise ConfigError("saved_nowhere", step=step, where=where)
 
     def _has_room(self) -> bool:
         if self.short:
@@ -248,7 +261,7 @@ class Saving(Observer):
             return
         if error and error is not self.told:
             self.told = error
-            self.speaker.say(console.text("checkpoint_not_written", path=path, error=reason_of(error)))
+            self.speaker.say(console.text("checkpoint_not_written", path=path, error=why_not_written(error)))
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.durable import write_atomically
-from aura.errors import reason_of
+from aura.errors import why_not_written
 from aura.texts.console import put, text
 from aura.watch.runs import begun_of
 
@@ -86,7 +86,7 @@ class Status:
                 write_atomically(self.path, {**self.fields, "updated": time.time()})
                 self.trouble = None
             except OSError as error:
-                if (reason := reason_of(error)) != self.trouble:
+                if (reason := why_not_written(error)) != self.trouble:
                     put(text("status_not_written", path=self.path, error=reason))
                 self.trouble = reason
 

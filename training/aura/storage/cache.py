@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from aura.errors import ConfigError, DataError
+from aura.errors import ConfigError, DataError, why_not_written
 from aura.storage.address import Address
 from aura.texts.console import text
 
@@ -51,9 +51,10 @@ def alone_in(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno == errno.ENOSPC:
             raise DataError("cache_full", path=directory) from None
-        raise DataError("cache_not_written", path=error.filename or directory, error=error.strerror) from None
+        where = error.filename or directory
+        raise DataError("cache_not_written", path=where, error=why_not_written(error)) from None
 
 
 def check_room(directory: Path, needed: int, address: Address) -> None:
