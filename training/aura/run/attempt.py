@@ -37,14 +37,14 @@ from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, GpuFaul
 from aura.model.export import verified_state
 from aura.plan import gpus
 from aura.plan.shapes import with_vocabulary
-from aura.run import memory_copy, sick_gpu
+from aura.run import compiled, memory_copy, sick_gpu
 from aura.run.directory import steps_done, taken
 from aura.run.division import TakingPart
 from aura.run.final import export_final, is_exported_since_done
 from aura.run.out_of_memory import asks_for_less, gpu_of, is_out_of_memory, out_of_memory
 from aura.run.progress import Progress
 from aura.run.refusal import refuse, tell_the_others, write_down
-from aura.run.start import COMPILED, Run, refuse_a_run_that_is_over, trainer_of, with_steps
+from aura.run.start import Run, refuse_a_run_that_is_over, trainer_of, with_steps
 from aura.run.status import Status
 from aura.run.stop import StoppedWhileWaiting, StopSignal
 from aura.texts import console
@@ -102,6 +102,7 @@ class Attempt:
             raise fault
         if config.compile == "true":
             check_compiler(self.device)
+            compiled.check_path_of_torch(self.device)
         rank, world_size, node = self.place.rank, self.place.world_size, self.place.node
         self.own = run_dir / f"rank-{rank}"
         self.speaker = console.Console(rank, world_size, node, str(self.device))
@@ -349,7 +350,7 @@ class Attempt:
             self.members.give_up(sentence, code)
         if code == 1:
             # Made again: a power cut may have left half of a kernel there, which torch would read for ever.
-            shutil.rmtree(self.run_dir / COMPILED, ignore_errors=True)
+            shutil.rmtree(self.run_dir / compiled.COMPILED, ignore_errors=True)
         self.saver.wait_without_others(SAVE_PATIENCE)
         if self.members:
             self.members.leave()

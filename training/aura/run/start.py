@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,7 +39,7 @@ from aura.plan.gpus import Gpu
 from aura.plan.memory import largest_micro_batch
 from aura.plan.plan import Plan, plan_for
 from aura.plan.units import in_short
-from aura.run import directory, measure, memory_copy
+from aura.run import compiled, directory, measure, memory_copy
 from aura.run.balance import RECORD, Balance
 from aura.run.batches import Batches
 from aura.run.board import Board
@@ -63,9 +62,6 @@ from aura.strategy.rounds import Rounds
 from aura.strategy.sharded import Sharded
 from aura.texts import console
 from aura.texts.console import Console
-
-# In the run directory: what torch.compile has made. /tmp, where torch keeps it, is empty at every start of a unit.
-COMPILED = "compiled"
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,8 @@ def trainer_of(run: Run) -> Trainer:
     check_ranks_mean_the_same(ranks, run.taking_part.of_launch(run.config), run.corpus)
     allow_tensor_cores(run.config, run.device)
     take_deterministic_kernels(run.config)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run.directory / COMPILED).absolute()))
+    if compiles(run.config, run.device):
+        compiled.choose_directory(run.directory)
     run = replace(run, filling=filling(run.shared, run.devices))
     model = model_of(run.shared, run.device)
     begin_with(run.corpus, model)
@@ -217,8 +214,8 @@ def say_what_is_trained(run: Run, model: LanguageModel, batches: Batches) -> Non
     shown = ("preset", "d_model", "layers", "heads", "seq_len")
     say(console.text("model", **{name: getattr(config, name) for name in shown}))
     say(console.precision(config.precision))
-    why, path = why_not_compiled(config, run.device), os.environ["TORCHINDUCTOR_CACHE_DIR"]
-    say(console.text("eager", why=why) if why else console.text("compiled", path=path))
+    why = why_not_compiled(config, run.device)
+    say(console.text("eager", why=why) if why else console.text("compiled", path=compiled.directory()))
     if run.speaker.leads:
         step = {"sequences": batches.per_step, "tokens": batches.per_step * config.seq_len}
         corpus = {"epoch": len(batches.windows), "fingerprint": run.corpus.fingerprint[:12]}
