@@ -46,6 +46,7 @@ class Bars:
         put(sentence)
 
     def warn(self, sentence: str) -> None:
+        self.progress.stop()  # the terminal has its cursor again, also where the process ends behind this
         print(sentence, file=sys.stderr, flush=True)
 
     def start(self, description: str, size: int | None) -> Bar:

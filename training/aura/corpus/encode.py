@@ -23,6 +23,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -193,6 +194,19 @@ def _encode_in_worker(texts: list[str]) -> Encoded:
     return _encoder(texts)
 
 
+def _start_silent_tracker() -> None:
+    """multiprocessing's own process, which removes its semaphores behind one that an interrupt has ended at once
+    (aura/corpus/interrupt.py), and would print a warning about them."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
+
+
 def encode_all(
     batches: Iterator[Batch], arguments: tuple[str, int, str], workers: int
 ) -> Generator[tuple[Batch, Encoded], None, None]:
@@ -207,6 +221,7 @@ def encode_all(
         return
     if not os.access(".", os.X_OK):  # somebody's home, behind sudo: a worker would end in there
         os.chdir("/")
+    _start_silent_tracker()
     pool = ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(arguments,)
     )

@@ -17,16 +17,15 @@ import fcntl
 import hashlib
 import json
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from aura.corpus.encode import Ids
+from aura.corpus.interrupt import interruptible
 from aura.durable import flush, replace_text
 from aura.errors import ConfigError, DataError, why_not_written
 from aura.storage.address import appears_at_once
@@ -226,23 +225,14 @@ def _locked(place: Workplace, warn: Callable[[str], None]) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError("another_prepare", path=place.path) from None
-        old_handler = signal.signal(signal.SIGTERM, _exit_in_order)
         try:
-            yield
+            with interruptible(lambda: warn(place.leave())):
+                yield
         except DataError as error:
             left = place.leave()
             if not place.journal.is_file():
                 raise
             raise DataError("and_what_is_left", error=error, left=left) from None
-        except (KeyboardInterrupt, SystemExit):
-            warn(place.leave())
-            raise
         except ConfigError:
             place.leave()
             raise
-        finally:
-            signal.signal(signal.SIGTERM, old_handler)
-
-
-def _exit_in_order(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)  # through the lines above

@@ -23,6 +23,7 @@ from aura.texts import console
 VOCABULARY = "vocab.json"  # with merges.txt
 HUB_FILES = [TOKENIZER, "*.model", VOCABULARY, "merges.txt", SPECIAL_TOKENS, TOKENIZER_CONFIG]
 SMALLEST_VOCABULARY = 257  # 256 bytes and <|endoftext|>
+LONGEST_PRE_TOKEN = 1000  # bytes; training takes time with the square of it
 # What a converted SentencePiece model must encode as SentencePiece does.
 SAMPLE = (
     "En un lugar de la Mancha, de cuyo nombre no quiero acordarme.",
@@ -47,7 +48,11 @@ class Prepared:
 def train(texts: Iterable[str], vocab_size: int) -> Prepared:
     """A byte-level BPE as GPT-2's: any text can be encoded, and decoding gives back the same bytes."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # Cut for training only: encoding takes n log n.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [byte_level, pre_tokenizers.FixedLength(length=LONGEST_PRE_TOKEN)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -57,6 +62,7 @@ def train(texts: Iterable[str], vocab_size: int) -> Prepared:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = byte_level
     return _prepared(tokenizer, END_OF_TEXT, END_OF_TEXT)
 
 
