@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict
 from datetime import datetime
@@ -21,10 +19,9 @@ from pathlib import Path
 import psutil
 
 from aura.check import monitor
+from aura.commands import monitor_cluster
 from aura.errors import ConfigError, Parser
 from aura.texts import console
-
-PLAYBOOK = Path("playbooks/monitor.yml")
 
 
 def main(argv: list[str]) -> int:
@@ -40,7 +37,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--cluster",
         action="store_true",
-        help="on the controller: all nodes, their GPUs and ranks (playbooks/monitor.yml)",
+        help="on the controller: all nodes, their GPUs and ranks",
     )
     parser.add_argument(
         "--inventory",
@@ -72,29 +69,22 @@ def main(argv: list[str]) -> int:
 
 
 def of_the_cluster(arguments: argparse.Namespace) -> int:
-    """What the playbook writes, again and again; a terminal shows the last one only. A node that does not answer is a
-    line of the table, and no failure."""
-    if not PLAYBOOK.is_file():
-        raise ConfigError("no_playbook", path=PLAYBOOK)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "monitor.json" if arguments.json else "monitor.txt")
-        words = ["ansible-playbook", str(PLAYBOOK), "-e", f"monitor_file={file}"]
-        words += ["-i", str(arguments.inventory)] if arguments.inventory else []
+    """Prints the table of all nodes, again and again; a terminal shows the last one only.
+
+    A node that does not answer is a line of the table, and no failure.
+    """
+    try:
         while True:
             began = time.monotonic()
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-            )
-            if not file.is_file():
-                raise ConfigError(
-                    "playbook_failed", path=PLAYBOOK, said=(done.stdout + done.stderr).strip()[-2000:]
-                )
+            nodes = monitor_cluster.read(arguments.inventory)
+            shown = json.dumps(nodes) if arguments.json else "\n".join(monitor_cluster.table(nodes))
             clear = "\033[H\033[2J" if sys.stdout.isatty() and not arguments.once else ""
-            print(clear + file.read_text(encoding="utf-8").rstrip(), flush=True)
+            print(clear + shown, flush=True)
             if arguments.once:
                 return 0
-            file.unlink()
             time.sleep(max(0.0, arguments.interval - (time.monotonic() - began)))
+    except KeyboardInterrupt:
+        return 0
 
 
 def lines(reading: monitor.Reading) -> list[str]:
