@@ -22,12 +22,9 @@ BASE ?=
 TORCH ?= $(BUILD_HERE)
 # Where make backup-keys writes and make restore-keys reads.
 FILE ?= $(HOME)/aura-keys.tar.gz
-# make controller BUNDLE=…: install from this file (make bundle), without internet.
-BUNDLE ?=
-# make bundle: a description of a node, where the nodes run another system than this machine (docs/operations.md), and
-# packages beside those that the roles name.
-NODE ?=
-PACKAGES ?=
+# make wheels fills this directory; make controller WHEELS=… installs from it, without internet.
+DIR ?= $(HOME)/aura-wheels
+WHEELS ?=
 # make roles ROLE=firewall tests one role only.
 ROLE ?=
 # make bench-learning SEEDS=5, make bench-modern SEEDS=3
@@ -38,7 +35,7 @@ ARMS ?=
 # make bench-faults MINUTES=10 SEED=2: so long, other faults are drawn. TABLE=no: only those.
 MINUTES ?=
 SEED ?=
-# make lock-torch BUILD=cu126 locks this build of torch; make bundle BUILD='cpu cu130' takes these along.
+# make lock-torch BUILD=cu126 locks this build of torch; make wheels BUILD='cpu cu130' fetches these.
 BUILD ?=
 
 CONTROLLER_PACKAGES := python3 python3-venv ca-certificates openssh-client rsync
@@ -57,16 +54,14 @@ STEP := tests/step
 # uv's own version and hashes come from the controller's lock file.
 UV_VERSION := $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements/controller.txt)
 UV_VENV := $(CACHE)/uv-$(UV_VERSION)
-ifneq ($(BUNDLE),)
-# What pip, uv and apt would fetch lies in there; where its folders are, once it is taken apart.
-OPENED := $(shell python3 roles/bundle/files/bundle where "$(BUNDLE)" "$(CACHE)")
-$(if $(OPENED),,$(error Nothing has been installed))
+ifneq ($(WHEELS),)
+$(if $(wildcard $(WHEELS)/controller/*.whl),,$(error $(WHEELS) has no wheels: make wheels DIR=$(WHEELS), where there is internet))
 export PIP_NO_INDEX := 1
-export PIP_FIND_LINKS := $(word 1,$(OPENED))/controller/wheels
+export PIP_FIND_LINKS := $(abspath $(WHEELS))/controller
 export UV_OFFLINE := 1
+export UV_NO_INDEX := 1
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
-export UV_PYTHON_DOWNLOADS := never
-export AURA_PACKAGES := $(word 3,$(OPENED))
+export UV_PYTHON_INSTALL_MIRROR := file://$(abspath $(WHEELS))/python
 endif
 UV := $(UV_VENV)/bin/uv
 # Each stamp says: what this lock file names is in .venv.
@@ -150,10 +145,14 @@ restore-keys: ## take them out of it again (FILE=…); keys that differ are neve
 image: $(CONTROLLER) ## build the container image aura-trainer, for `docker compose run` (its torch: TORCH=cu126; on BASE=…)
 	@container/build "$(CACHE)" .venv/bin/python "$(TORCH)" "$(BASE)"
 
-.PHONY: bundle
-bundle: FILE := $(HOME)/aura-bundle.tar
-bundle: $(CONTROLLER) ## write all that nodes without internet need into one file (FILE=…; ~/aura-bundle.tar)
-	@ansible-playbook playbooks/bundle.yml -e '{"bundle": "$(FILE)", "bundle_node": "$(NODE)", "bundle_more": "$(PACKAGES)", "bundle_build": "$(BUILD)"}'
+.PHONY: wheels
+wheels: $(CONTROLLER) ## fetch the wheels for a cluster without internet (DIR=…; ~/aura-wheels), with these builds of torch (BUILD='cpu cu130')
+	@requirements/wheels "$(DIR)" .venv/bin/uv .venv/bin/python $(or $(BUILD),cpu)
+	echo "$(DIR): $$(du -sh "$(DIR)" | cut -f1)"
+
+.PHONY: packages
+packages: $(CONTROLLER) ## list the Debian packages that the roles install (for a mirror)
+	@python requirements/packages
 
 .PHONY: setup
 setup: $(CONTROLLER) $(TRAINER) $(DEV) check-packages ## install everything now, so that nothing has to be installed later
@@ -251,7 +250,7 @@ $(UV): | requirements/controller.txt
 .venv/bin/python: | $(UV)
 	@python=3.11
 	kind=--managed-python
-	for candidate in /usr/bin/python3 "$$(command -v python3)" $(addsuffix /python/bin/python3.11,$(word 2,$(OPENED))); do
+	for candidate in /usr/bin/python3 "$$(command -v python3)"; do
 	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) or sys.version_info[3] != "final")' 2>/dev/null; then
 	        python=$$candidate
 	        kind=--no-managed-python

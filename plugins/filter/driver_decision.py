@@ -252,19 +252,14 @@ def numbers(version: str) -> list[int]:
 
 
 class Settings(NamedTuple):
-    """branch: what is installed where nothing fits. power_limit: [W], 0 for none. apt_config: the file by which apt
-    takes packages from a bundle, empty with internet.
-    """
+    """branch: what is installed where nothing fits. power_limit: [W], 0 for none."""
 
     branch: str
     power_limit: int = 0
-    apt_config: str = ""
 
 
-def install_command(packages: list[str], settings: Settings) -> str:
-    """What a person types to install them; from a bundle, since there is no internet then, as site.yml does it."""
-    if settings.apt_config:
-        return f"sudo env APT_CONFIG={settings.apt_config} apt-get install {' '.join(packages)}"
+def install_command(packages: list[str]) -> str:
+    """What a person types to install them."""
     return f"sudo apt-get update && sudo apt-get install {' '.join(packages)}"
 
 
@@ -324,7 +319,7 @@ def decided(node: Seen, settings: Settings, generations: list[str]) -> dict[str,
         return {"problem": f"{why}; {held}"}
     if why:
         packages = wanted_packages(settings.branch, wanted_kind(generations), kernel, machine)
-        command = install_command(packages, settings)
+        command = install_command(packages)
         branch = settings.branch.partition("-")[0]
         return {"action": "install", "why": why, "packages": packages, "command": command, "driver": branch}
     loaded = f"{seen['driver']} is loaded" if seen["driver"] else "none is loaded"

@@ -11,6 +11,6 @@ Seen = dict[str, Any]
 
 def problems(settings: Seen, node: Seen, nodes: Seen) -> list[str]:
     decide = filter_loader.get("driver_decision").j2_function
-    told = {name: settings[name] for name in ("branch", "power_limit", "apt_config")}
+    told = {name: settings[name] for name in ("branch", "power_limit")}
     problem = decide(node, **told)["problem"]
     return [problem] if problem else []

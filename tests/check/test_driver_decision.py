@@ -230,13 +230,6 @@ def test_a_driver_that_is_held_is_not_replaced(branch: str, is_refused: bool) ->
     assert ("sudo apt-mark unhold nvidia-utils-450-server)" in problem) == is_refused, problem
 
 
-def test_without_internet_a_person_is_told_to_take_the_bundles_packages() -> None:
-    node, bundle = seen("rtx3060", "desktop_with_nouveau"), {"apt_config": "/opt/aura/packages/apt.conf"}
-    answer = DECISION.driver_decision(node, branch="580-server", **bundle)
-    packages = " ".join(answer["packages"])
-    assert answer["command"] == f"sudo env APT_CONFIG=/opt/aura/packages/apt.conf apt-get install {packages}"
-
-
 @pytest.mark.parametrize(
     ("card", "machine", "version"),
     [

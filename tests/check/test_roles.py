@@ -167,7 +167,7 @@ def variables(text: str, path: Path) -> set[str]:
 
 
 def test_what_a_node_has_made_is_unpacked_by_nobody() -> None:
-    """What one node packs and root unpacks on another makes the first one root there (roles/bundle/README.md)."""
+    """What one node packs and root unpacks on another makes the first one root there."""
     fetched = "fetch", "ansible.builtin.fetch"
     unpacked = [
         f"{tree.relative(path)}: {task.get('name')}"

@@ -36,7 +36,7 @@ def recorded(
 def run(tmp_path: Path, *words: str, **nodes: dict[str, Any]) -> tuple[int, str]:
     """The tasks of site.yml before its roles, with the driver's role alone."""
     play = next(play for play in plays_of("site") if "pre_tasks" in play)
-    tasks = [task for task in play["pre_tasks"] if "wsl" not in str(task) and "bundle" not in str(task)]
+    tasks = [task for task in play["pre_tasks"] if "wsl" not in str(task) and "wheels" not in str(task)]
     for task in tasks:
         include = task.get("ansible.builtin.include_tasks", {})
         if "file" in include:

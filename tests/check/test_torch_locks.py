@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tree
+import yaml
+from plays import played
 
 REQUIREMENTS = tree.ROOT / "requirements"
 FILES = tree.ROOT / "roles/python_env/files"
@@ -118,3 +122,63 @@ def test_a_wheelhouse_is_named_after_all_that_is_in_it(tmp_path: Path) -> None:
         (tmp_path / changed).write_text("changed")
         names.add(named()["name"])
     assert len(names) == 6
+
+
+def test_wheels_that_were_brought_along_are_taken_by_the_same_hashes(tmp_path: Path) -> None:
+    stick, node = tmp_path / "usb stick", tmp_path / "node.txt"
+    (stick / "cpu").mkdir(parents=True)
+    wheel = make_wheel(stick / "cpu/wheels")
+    (tmp_path / "torch.in").write_text((REQUIREMENTS / "torch.in").read_text())
+    node.write_text("# nothing else\n")
+    (stick / "cpu/requirements.txt").write_text(node.read_text())
+    checksum = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (stick / "cpu/torch.txt").write_text(
+        f"{wheel.name.replace('-', '==', 1).split('-')[0]} --hash=sha256:{checksum}\n"
+    )
+
+    named = "{{ 'cpu' | wheelhouse('Debian 12', python_env_requirements, python_env_cache, '/dev/null') }}"
+    tasks = [
+        {"ansible.builtin.set_fact": {"__python_env": named}},
+        yaml.safe_load((tree.ROOT / "roles/python_env/tasks/wheelhouse.yml").read_text())[-1],
+        {"ansible.builtin.include_role": {"name": "python_env", "tasks_from": "download"},
+         "vars": {"__python_env_wanted": ["{{ __python_env }}"]}},
+    ]  # fmt: skip
+
+    def said(cache: str) -> str:
+        told = {
+            "python_env_requirements": str(node), "python_env_cache": str(tmp_path / cache),
+            "python_env_wheels": str(stick), "ansible_connection": "local",
+        }  # fmt: skip
+        play = {"hosts": "node0", "gather_facts": False, "vars": told, "tasks": tasks}
+        groups: dict[str, Any] = {"cluster": {"hosts": {"node0": {}}}}
+        done = played(tmp_path, [play], groups, PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS="")
+        assert (done.returncode == 0) == bool([*tmp_path.glob(f"{cache}/wheelhouse-*/wheels/{wheel.name}")])
+        return " ".join(done.stdout.split())
+
+    first = said("good")
+    assert "The controller has downloaded" in first, first
+    make_wheel(wheel.parent, "Summary: another one by the same name\n")
+    assert "DO NOT MATCH THE HASHES" in said("forged")
+    node.write_text("# another lock\n")
+    assert f"{stick} has wheels of another version of this repository for torch's build cpu" in said("old")
+    shutil.rmtree(stick)
+    assert f"{stick} has no wheels for torch's build cpu, which node0 needs." in said("none")
+
+
+def test_make_packages_names_what_the_roles_install(tmp_path: Path) -> None:
+    role = tmp_path / "mine"
+    for name, text in {
+        "defaults": "mine_packages: [acl, rsync]\nmine_chosen: \"{{ 'a' if mine_fact else 'b' }}\"",
+        "tasks": """
+- block:
+    - ansible.builtin.apt: {name: "{{ ['chrony'] + mine_packages }}"}
+- ansible.builtin.apt: {name: ufw, state: absent}
+- ansible.builtin.apt: {name: "{{ mine_chosen }}"}
+- ansible.builtin.apt: {update_cache: true}""",
+    }.items():
+        (role / name).mkdir(parents=True)
+        (role / name / "main.yml").write_text(text)
+    program = REQUIREMENTS / "packages"
+    said = subprocess.run([sys.executable, program, role], capture_output=True, text=True, check=True).stdout
+    assert sorted(said.splitlines()) == ["# mine: {{ 'a' if mine_fact else 'b' }}", "acl", "chrony", "rsync"]
+    assert subprocess.run([sys.executable, program], capture_output=True, check=True).stdout
