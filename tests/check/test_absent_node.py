@@ -49,7 +49,9 @@ def with_one_off(
     roles = role_with(place, "trainer", {"/opt/aura/rank-status": f"{place}/bin/rank-status"})
     off = {"ansible_host": "127.0.0.1", "ansible_port": 9}
     hosts = {"node0": {"ansible_connection": "local"}, "node1": off}
-    groups = {"cluster": {"hosts": hosts, "vars": {"ansible_become": False}}}
+    groups = {
+        "cluster": {"hosts": hosts, "vars": {"ansible_become": False, "cluster_state": f"{place}/state"}}
+    }
     path = f"{place}/bin:{os.environ['PATH']}"
     return played(place, plays, groups, ANSIBLE_ROLES_PATH=str(roles), PATH=path)
 

@@ -19,6 +19,7 @@ def repository(tmp_path: Path) -> Path:
         (state / "id_ed25519").write_text(key)
         (state / "id_ed25519").chmod(0o600)
         (state / "known_hosts").write_text("node0 ssh-ed25519 AAAA\n")
+        (state / "lock").write_text("what the last command was, and no key\n")
     shutil.copy(tree.ROOT / "inventory/keys", root / "inventory")
     shutil.copy(tree.ROOT / "Makefile", root)
     return root

@@ -31,12 +31,12 @@ def test_the_example_is_accepted_and_touches_no_address(inventory: Path) -> None
 
 def test_it_is_looked_for_where_it_is_reached_and_nowhere_else(inventory: Path) -> None:
     """Its own address may be that of another machine in the network of whoever asks."""
-    names = ("ansible_host", "ansible_port", "cluster_places", "cluster_lock.places", "firewall_admin_ports")
+    names = ("ansible_host", "ansible_port", "cluster_places", "firewall_admin_ports")
     nat = {"lan_address": "10.0.0.5", "public_address": "gpu.example.org", "public_ssh_port": 20456}
     there = {"addresses": ["gpu.example.org"], "ports": [20456]}
     hosts = inventory / "hosts.yml"
     hosts.write_text(json.dumps({"cluster": {"hosts": {"gpu0": nat}}}))
-    wanted = ["gpu.example.org", 20456, there, [["gpu.example.org", 20456]], []]
+    wanted = ["gpu.example.org", 20456, there, []]
     assert list(told(inventory, "gpu0", *names).values()) == wanted
     # One whose SSH is not translated may get another port for it, as others do.
     del nat["public_ssh_port"]
