@@ -30,7 +30,7 @@ from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import Corpus, read_corpus
 from aura.corpus.text_bytes import bits_per_byte
 from aura.corpus.windows import Order, Windows, inputs_and_targets
-from aura.model.forward import validation_loss, validation_windows
+from aura.model.forward import validation_loss
 from aura.model.language_model import LanguageModel
 from aura.optim.schedule import learning_rate
 from aura.plan.flops import flops_per_token, update_flops
@@ -71,8 +71,8 @@ class Job:
 def compute(job: Job, corpus: Path) -> Row:
     """The validation loss at the end [bits per byte], the model's size, and how long it took [s]."""
     began, config, opened = time.perf_counter(), job.config(), read_corpus(corpus)
-    model, windows = model_for(ARMS[job.arm], config), Windows(opened, "validation", config.seq_len)
-    bits = bits_per_byte(opened, windows, validation_windows(windows, config)).whole
+    model = model_for(ARMS[job.arm], config)
+    bits = bits_per_byte(opened, print).whole
     found = bits * trained(model, config, opened)
     size = {"parameters": model.parameter_count(), "steps": config.steps}
     return {"bits_per_byte": found, **size, "seconds": round(time.perf_counter() - began, 1)}

@@ -1,10 +1,12 @@
-"""Bits per byte of text: the bytes are those that tokens were made from. Of a mixture as a whole and by part: in the
+"""Bits per byte of text: the bytes are those of the validation text. Of a mixture as a whole and by part: in the
 corpus, in a validation, and in all that a run writes."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,21 +16,21 @@ import sentencepiece
 import torch
 from aura.cluster.ranks import Ranks
 from aura.commands import compare
-from aura.commands.bars import Bars
 from aura.config import resolve
 from aura.corpus import shards
 from aura.corpus.corpus import TOKENIZER, Corpus, read_corpus
+from aura.corpus.encode import document_hash
 from aura.corpus.mixture import Mixture, Part
 from aura.corpus.prepare import build
 from aura.corpus.sources import LocalFiles
-from aura.corpus.text_bytes import bits_per_byte, token_bytes
+from aura.corpus.text_bytes import bits_per_byte
 from aura.corpus.windows import Windows
 from aura.corpus.work import Settings
 from aura.model.family import model_of
 from aura.model.forward import validation_loss, validation_windows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_mixture import mixture, write_part
-from test_prepare import documents_of
+from test_prepare import documents_of, refuse
 from test_runlog import rows
 from tokenizers import Tokenizer, models, pre_tokenizers
 from trainers import Trainer, complete, start
@@ -71,53 +73,71 @@ def windows_of(part: str, corpus: Corpus, chosen: np.ndarray) -> np.ndarray:
     return np.array(found)
 
 
-def all_tokens(corpus: Corpus, split: str) -> np.ndarray:
-    return np.concatenate(Windows(corpus, split, 16).shards)
+def real_bytes(file: Path, corpus: Corpus) -> int:
+    """Of the documents of this file that are for validation, by their hash."""
+    texts = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
+    cut = int(corpus.source["validation_fraction"] * 2**64)
+    return sum(len(text.encode()) for text in texts if document_hash(text.encode()) <= cut)
 
 
-def text_of(corpus: Corpus) -> float:
-    sizes = token_bytes(corpus)
-    return sum(float(sizes[all_tokens(corpus, split)].sum()) for split in ("train", "validation"))
+def of_one_nat(tokens: int, size: int) -> float:
+    return tokens / size / math.log(2)
 
 
-def prepared(text: Path, tmp_path: Path, tokenizer: Path) -> Corpus:
-    return build(LocalFiles([text]), tmp_path / "c", Settings(None, 0.1, tokenizer=str(tokenizer)), Bars())
+@pytest.fixture(scope="module")
+def decomposed(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every accent is a character of its own, which a tokenizer may put together with its letter."""
+    words = unicodedata.normalize("NFD", text.read_text(encoding="utf-8")).split()
+    rows = [json.dumps({"text": " ".join(words[i : i + 20])}) for i in range(0, len(words), 20)]
+    file = tmp_path_factory.mktemp("decomposed") / "nfd.jsonl"
+    file.write_text("\n".join(dict.fromkeys(rows)))
+    return file
 
 
-def test_a_loss_in_bits_per_byte_is_what_the_text_takes(corpus: Corpus) -> None:
-    windows = Windows(corpus, "validation", 16)
-    chosen = np.array([0, 3, len(windows) - 1])
-    targets = [all_tokens(corpus, "validation")[16 * one + 1 : 16 * one + 17] for one in chosen]
-    decoder = Tokenizer.from_file(str(corpus.path / TOKENIZER))
-    text = sum(len(decoder.decode(list(map(int, each))).encode()) for each in targets)
-    nats = 3.0 * 16 * len(chosen)
-    bits = bits_per_byte(corpus, windows, chosen)
-    assert 3.0 * bits.whole == pytest.approx(nats / math.log(2) / text) and bits.parts == {}
-
-
-def test_every_byte_of_the_text_is_counted_once(corpus: Corpus) -> None:
-    assert text_of(corpus) == corpus.text_bytes
-
-
-def test_a_sentencepiece_counts_the_space_before_a_document(text: Path, tmp_path: Path) -> None:
-    sentences = text.read_text(encoding="utf-8").split("\n\n")
-    with (tmp_path / "spanish.model").open("wb") as model:
+def sentencepiece_of(file: Path, kind: str, path: Path) -> Path:
+    with path.open("wb") as model:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences), model_writer=model, vocab_size=400, minloglevel=2, num_threads=1,
-            byte_fallback=True, hard_vocab_limit=False, normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
+            sentence_iterator=iter([json.loads(line)["text"] for line in file.read_text().splitlines()]),
+            model_writer=model, vocab_size=400, model_type=kind, minloglevel=2, num_threads=1, byte_fallback=True,
+            hard_vocab_limit=False, normalization_rule_name="nmt_nfkc",
         )  # fmt: skip
-    made = prepared(text, tmp_path, tmp_path / "spanish.model")
-    assert text_of(made) == made.text_bytes + made.source["documents"]
+    return path
 
 
-def test_a_vocabulary_that_says_nothing_of_bytes_gets_the_mean(text: Path, tmp_path: Path) -> None:
-    words = sorted(set(text.read_text(encoding="utf-8").split()))
+def words_of(file: Path, path: Path) -> Path:
+    words = sorted(set(" ".join(json.loads(line)["text"] for line in file.read_text().splitlines()).split()))
     plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*words, "[UNK]"])}, "[UNK]"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    plain.save(str(tmp_path / "plain.json"))
-    made = prepared(text, tmp_path, tmp_path / "plain.json")
-    assert text_of(made) == pytest.approx(made.text_bytes)
+    plain.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "unigram", "bpe", "words"])
+def test_bits_per_byte_are_of_the_text_whatever_the_tokenizer_makes_of_it(
+    kind: str, decomposed: Path, tmp_path: Path
+) -> None:
+    settings = Settings(300, 0.1)
+    if kind != "byte-level":
+        file = tmp_path / ("words.json" if kind == "words" else f"{kind}.model")
+        make = words_of(decomposed, file) if kind == "words" else sentencepiece_of(decomposed, kind, file)
+        settings = Settings(None, 0.1, tokenizer=str(make))
+    corpus = build(LocalFiles([decomposed]), tmp_path / "c", settings)
+    bits = bits_per_byte(corpus, refuse)
+    expected = of_one_nat(corpus.tokens["validation"], real_bytes(decomposed, corpus))
+    assert bits.whole == pytest.approx(expected, rel=1e-12) and bits.parts == {}
+    whole = [json.loads(line)["text"] for line in decomposed.read_text(encoding="utf-8").splitlines()]
+    assert corpus.text_bytes == sum(len(text.encode()) for text in whole)
+
+
+def test_a_corpus_of_an_earlier_release_gets_an_estimate_and_says_so(mixed: Corpus) -> None:
+    entries = [
+        {key: value for key, value in entry.items() if key != "text_bytes"}
+        for entry in mixed.files["validation"]
+    ]
+    said: list[str] = []
+    bits = bits_per_byte(replace(mixed, files={**mixed.files, "validation": entries}), said.append)
+    assert bits.whole == pytest.approx(of_one_nat(sum(mixed.tokens.values()), mixed.text_bytes))
+    assert bits.parts == {} and "are an estimate, by the mean of all its text" in said[0]
 
 
 def test_validation_text_lies_by_part(mixed: Corpus) -> None:
@@ -162,21 +182,28 @@ def test_each_part_has_the_bits_per_byte_of_its_own_windows(mixed: Corpus, count
     torch.manual_seed(0)
     model = model_of(config)
     windows = Windows(mixed, "validation", LENGTH)
-    chosen, sizes = validation_windows(windows, config), token_bytes(mixed)
+    chosen = validation_windows(windows, config)
     losses = validation_loss(model, windows, config, Ranks(0, ["node0"], CPU), CPU)
-    bits = losses.times(bits_per_byte(mixed, windows, chosen))
+    bits = losses.times(bits_per_byte(mixed, refuse))
 
-    def plain(some: np.ndarray) -> float:
+    def plain(some: np.ndarray, *names: str) -> float:
+        """The mean loss of these windows, by the text of these parts."""
         inputs, targets = windows.read(some)
         batches = zip(inputs.split(64), targets.split(64), strict=True)
         with torch.no_grad():
             nats = sum(model.loss_sum(*each).item() for each in batches)
-        return nats / math.log(2) / float(sizes[targets.numpy()].sum())
+        return nats / targets.numel() * of_one_nat(*map(sum, zip(*map(text_of, names), strict=True)))
+
+    def text_of(part: str) -> tuple[int, int]:
+        """Its tokens for validation, and the bytes that they are decoded to."""
+        files = [mixed.path / one["name"] for one in mixed.files["validation"] if one["part"] == part]
+        ids = np.concatenate([np.fromfile(file, "<u2") for file in files]).tolist()
+        return len(ids), len(Tokenizer.from_file(str(mixed.path / TOKENIZER)).decode(ids).encode())
 
     assert list(bits.parts) == ["largo", "corto"]
     for part, found in bits.parts.items():
-        assert found == pytest.approx(plain(windows_of(part, mixed, chosen)), rel=1e-5)
-    assert bits.whole == pytest.approx(plain(chosen), rel=1e-5)
+        assert found == pytest.approx(plain(windows_of(part, mixed, chosen), part), rel=1e-5)
+    assert bits.whole == pytest.approx(plain(chosen, "largo", "corto"), rel=1e-5)
     assert bits.parts["largo"] != pytest.approx(bits.parts["corto"], rel=1e-3)
 
 
@@ -256,5 +283,4 @@ def test_a_part_without_validation_text_has_no_file_and_no_figure(tmp_path: Path
     assert corpus.source["parts"][0]["documents"] > 0
     assert [entry["part"] for entry in corpus.files["validation"]] == ["many"]
     assert not list(corpus.path.glob("validation-0*")) and read_corpus(corpus.path) == corpus
-    windows = Windows(corpus, "validation", LENGTH)
-    assert list(bits_per_byte(corpus, windows, np.arange(9)).parts) == ["many"]
+    assert list(bits_per_byte(corpus, refuse).parts) == ["many"]

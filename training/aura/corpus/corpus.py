@@ -48,7 +48,8 @@ class Corpus:
     vocab_size: int  # token ids that the tokenizer can produce
     unigram_entropy: float  # of the training tokens: the best loss without context [nats per token]
     tokens: dict[str, int]  # per split
-    # Per split (and "initial", where there is one): name, tokens, bytes, sha256; where a mixture is validated, the part
+    # Per split (and "initial", where there is one): name, tokens, bytes, sha256, text_bytes (UTF-8, of its documents;
+    # earlier releases did not count them); where a mixture is validated, the part
     files: dict[str, list[dict[str, Any]]]
     tokenizer_sha256: str
     source: dict[str, Any]  # digest of the text and the settings that it was prepared with

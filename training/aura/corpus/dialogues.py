@@ -162,14 +162,18 @@ class Pages:
         self.path, self.window, self.packed = path, window, packed
         self.padding = np.uint32(pad + NOT_LEARNT)
         self.file, self.tokens, self.dialogues = path.open("wb"), 0, 0
+        self.learnt_tokens = self.text_bytes = 0
         self.digest = hashlib.sha256()
 
-    def add(self, ids: Ids) -> None:
+    def add(self, ids: Ids, text_bytes: int) -> None:
+        """text_bytes: of what is learnt."""
         room = -self.tokens % self.window
         if len(ids) > room or not self.packed:
             self._write(np.full(room, self.padding))
         self._write(ids)
         self.dialogues += 1
+        self.learnt_tokens += int((ids < NOT_LEARNT).sum())
+        self.text_bytes += text_bytes
 
     def _write(self, ids: Ids) -> None:
         data = ids.astype("<u4").tobytes()
@@ -186,6 +190,8 @@ class Pages:
             "name": self.path.name,
             "tokens": self.tokens,
             "bytes": 4 * self.tokens,
+            "learnt_tokens": self.learnt_tokens,
+            "text_bytes": self.text_bytes,
             "sha256": self.digest.hexdigest(),
         }
 
@@ -234,7 +240,9 @@ class Dialogues:
         self.counts += np.bincount(ids[learnt], minlength=len(self.counts))
         self.text_bytes += len(written.encode())
         split = "validation" if which < int(self.validation_fraction * 2**64) else "train"
-        self.splits[split].add(np.where(learnt, ids, ids + np.uint32(NOT_LEARNT)))
+        answers = [each["content"] for each in messages if each["role"] == "assistant"][: len(fitting)]
+        text_bytes = sum(len(answer.encode()) for answer in answers)
+        self.splits[split].add(np.where(learnt, ids, ids + np.uint32(NOT_LEARNT)), text_bytes)
 
     def close(self) -> dict[str, dict[str, Any]]:
         """Of each split its entry in meta.json; without validation what is trained on stands for it. Raises DataError

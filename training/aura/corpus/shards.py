@@ -41,20 +41,20 @@ class ShardWriter:
 
     def __init__(self, directory: Path, name: str, width: int, state: dict[str, Any] | None) -> None:
         """`width` in bytes per token; `state` is what `state()` gave when the journal was written."""
-        state = state or {"entries": [], "documents": 0, "tokens": 0}
+        state = state or {"entries": [], "documents": 0, "tokens": 0, "text_bytes": 0}
         self.directory, self.name, self.width = directory, name, width
         self.entries: list[dict[str, Any]] = state["entries"]
         self.documents: int = state["documents"]
         for entry in self.entries:
             self._check(directory / entry["name"], entry["bytes"])
-        self._open(state["tokens"])
+        self._open(state["tokens"], state["text_bytes"])
 
-    def _open(self, tokens: int = 0) -> None:
+    def _open(self, tokens: int = 0, text_bytes: int = 0) -> None:
         self.path = self.directory / f"{self.name}-{len(self.entries):05d}.bin"
         if tokens:
             self._check(self.path, tokens * self.width)
         self.file = self.path.open("r+b" if tokens else "wb")
-        self.digest, self.tokens = hashlib.sha256(), tokens
+        self.digest, self.tokens, self.text_bytes = hashlib.sha256(), tokens, text_bytes
         if tokens:
             self.file.truncate(tokens * self.width)
             while chunk := self.file.read(1 << 20):
@@ -66,10 +66,12 @@ class ShardWriter:
             raise DataError("shorter_than_journal", path=path, directory=self.directory.parent)
 
     def state(self) -> dict[str, Any]:
-        return {"entries": self.entries, "documents": self.documents, "tokens": self.tokens}
+        counts = {"documents": self.documents, "tokens": self.tokens, "text_bytes": self.text_bytes}
+        return {"entries": self.entries, **counts}
 
-    def add(self, ids: Ids, lengths: np.ndarray[Any, Any]) -> bool:
-        """Documents one after another; a shard ends with the first that fills it. Was one finished?"""
+    def add(self, ids: Ids, lengths: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> bool:
+        """Documents one after another, `sizes` in bytes of text; a shard ends with the first that fills it. Was one
+        finished?"""
         finished, begin = False, 0
         ends = np.cumsum(lengths)
         while begin < len(lengths):
@@ -85,6 +87,7 @@ class ShardWriter:
             self.file.write(data)
             self.digest.update(data)
             self.tokens += len(data) // self.width
+            self.text_bytes += int(sizes[begin:stop].sum())
             begin = stop
         self.documents += len(lengths)
         return finished
@@ -100,9 +103,8 @@ class ShardWriter:
     def _finish(self) -> None:
         self.flush()
         self.file.close()
-        size = self.tokens * self.width
-        digest = self.digest.hexdigest()
-        self.entries.append({"name": self.path.name, "tokens": self.tokens, "bytes": size, "sha256": digest})
+        entry = {"name": self.path.name, "tokens": self.tokens, "bytes": self.tokens * self.width}
+        self.entries.append({**entry, "text_bytes": self.text_bytes, "sha256": self.digest.hexdigest()})
 
     def close(self) -> list[dict[str, Any]]:
         """Of every shard its entry in meta.json."""
@@ -131,6 +133,8 @@ class Workplace:
         try:
             journal: dict[str, Any] = json.loads(self.journal.read_text(encoding="utf-8"))
             begun = journal["request"]
+            if any("text_bytes" not in state for state in journal.get("shards", {}).values()):
+                raise KeyError  # of an earlier release
         except (ValueError, TypeError, KeyError):
             raise DataError("journal_damaged", file=self.journal, directory=self.path) from None
         if begun == request:

@@ -1,61 +1,29 @@
-"""How many bytes of text tokens stand for: losses per token compare with one tokenizer only, per byte with all."""
+"""Losses in bits per byte of text: a loss per token compares with one tokenizer only, one per byte with all."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
-
-from aura.corpus.corpus import TOKENIZER, Corpus
-from aura.corpus.windows import ByPart, Windows
-
-AT_ONCE = 64  # windows
-SPACE = "▁"  # SentencePiece's
+from aura.corpus.corpus import Corpus
+from aura.corpus.windows import ByPart
+from aura.texts.console import text
 
 
-def token_bytes(corpus: Corpus) -> NDArray[np.float64]:
-    """Of every token id, UTF-8; 0 for what stands for no text, such as the end of a document.
+def bits_per_byte(corpus: Corpus, say: Callable[[str], None]) -> ByPart:
+    """What one nat per token of the validation text is in bits per byte of it, as a whole and by part.
 
-    A vocabulary that does not say it (neither of bytes nor SentencePiece's) gets the mean of the whole corpus.
+    The bytes were counted when the corpus was prepared, from the text and not from its tokens: a tokenizer may
+    normalise. `say` hears where a corpus lacks them, as earlier releases made it; it gets the mean of all its text.
     """
-    tokenizer = Tokenizer.from_file(str(corpus.path / TOKENIZER))
-    decoder = json.dumps(json.loads(tokenizer.to_str())["decoder"], ensure_ascii=False)
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    size: Callable[[str], int]
-    if '"ByteLevel"' in decoder:
-        size = len  # each of its characters is a byte
-    elif SPACE in decoder:
-        size = _bytes_of_piece
-    else:
-        return np.full(corpus.vocab_size, corpus.text_bytes / sum(corpus.tokens.values()))
-    sizes = np.zeros(corpus.vocab_size)
-    for piece, token in vocabulary.items():
-        sizes[token] = size(piece)
-    for token, added in tokenizer.get_added_tokens_decoder().items():
-        sizes[token] = 0 if added.special else len(added.content.encode())
-    return sizes
-
-
-def _bytes_of_piece(piece: str) -> int:
-    if len(piece) == 6 and piece.startswith("<0x"):
-        return 1
-    return len(piece.replace(SPACE, " ").encode())
-
-
-def bits_per_byte(corpus: Corpus, windows: Windows, chosen: NDArray[np.int64]) -> ByPart:
-    """What one nat per token, the mean over the targets of these windows, is in bits per byte of their text."""
-    sizes = token_bytes(corpus)
-    parts = windows.by_part(chosen)
-    tokens, text = dict.fromkeys(parts, 0), dict.fromkeys(parts, 0.0)
-    for part, own in parts.items():
-        for first in range(0, len(own), AT_ONCE):
-            _, targets = windows.read(own[first : first + AT_ONCE])
-            counted = targets.numpy()[targets.numpy() >= 0]
-            tokens[part] += counted.size
-            text[part] += float(sizes[counted].sum())
-    nats = ByPart.ratio(tokens, text)
-    return ByPart(nats.whole / math.log(2), {part: one / math.log(2) for part, one in nats.parts.items()})
+    tokens: dict[str, float] = {}
+    sizes: dict[str, float] = {}
+    for entry in corpus.files["validation"]:
+        if "text_bytes" not in entry:
+            say(text("bytes_of_validation_unknown", path=corpus.path))
+            return ByPart(sum(corpus.tokens.values()) / corpus.text_bytes / math.log(2), {})
+        part = entry.get("part", "")
+        # In dialogues some tokens are read and not learnt.
+        tokens[part] = tokens.get(part, 0) + entry.get("learnt_tokens", entry["tokens"])
+        sizes[part] = sizes.get(part, 0) + entry["text_bytes"] * math.log(2)
+    return ByPart.ratio(tokens, sizes)

@@ -74,7 +74,7 @@ class Work:
         self.position: Any = None
         self.problems = Problems(settings.max_errors, listener.say)
         self.skipped = dict(self.problems.counts)
-        self.text_bytes, self.smallest, self.largest = 0, 2**64, 0
+        self.smallest, self.largest = 2**64, 0
 
     def begin(self, loaded: Prepared | None) -> None:
         self.tokenizer = loaded or self._train_tokenizer()
@@ -90,7 +90,7 @@ class Work:
         self.position, self.skipped = journal["position"], journal["skipped"]
         self.counts = np.array(journal["counts"])
         self.problems.counts |= self.skipped
-        self.text_bytes, self.smallest, self.largest = journal["text"]
+        self.smallest, self.largest = journal["hashes"]
         self._open_shards(journal["shards"])
 
     def _open_shards(self, states: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ class Work:
             "position": self.position,
             "skipped": self.skipped,
             "counts": self.counts.tolist(),
-            "text": [self.text_bytes, self.smallest, self.largest],
+            "hashes": [self.smallest, self.largest],
             "shards": {writer.name: writer.state() for writer in self._writers()},
         }
 
@@ -188,20 +188,19 @@ class Work:
         count = len(part.lengths)
         if most is not None:
             count = min(count, int(np.searchsorted(np.cumsum(part.lengths), most)) + 1)
-        lengths, hashes = part.lengths[:count], part.hashes[:count]
+        lengths, sizes, hashes = part.lengths[:count], part.sizes[:count], part.hashes[:count]
         ids = part.ids[: int(lengths.sum())]
         if count == 0:
             return False
-        self.text_bytes += int(part.sizes[:count].sum())
         self.smallest = min(self.smallest, int(hashes.min()))
         self.largest = max(self.largest, int(hashes.max()))
         training = hashes > np.uint64(min(self.cut, 2**64 - 1))
         of_training = np.repeat(training, lengths)
         self.counts += np.bincount(ids[of_training], minlength=len(self.counts))
-        finished = [self.splits["train"][0].add(ids[of_training], lengths[training])]
+        finished = [self.splits["train"][0].add(ids[of_training], lengths[training], sizes[training])]
         for number, writer in enumerate(self.splits["validation"]):
             wanted = ~training & (part.parts[:count] == number)
-            finished.append(writer.add(ids[np.repeat(wanted, lengths)], lengths[wanted]))
+            finished.append(writer.add(ids[np.repeat(wanted, lengths)], lengths[wanted], sizes[wanted]))
         return any(finished)
 
     def tokens(self) -> int:
@@ -232,7 +231,7 @@ class Work:
             "tokens": {split: sum(entry["tokens"] for entry in entries[split]) for split in SPLITS},
             "documents": documents,
             "skipped": self.skipped,
-            "text_bytes": self.text_bytes,
+            "text_bytes": sum(entry["text_bytes"] for entry in chain(*entries.values())),
             "unigram_entropy": unigram_entropy(self.counts),
             "files": entries,
         }

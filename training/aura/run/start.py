@@ -24,12 +24,7 @@ from aura.corpus.text_bytes import bits_per_byte
 from aura.corpus.windows import Windows
 from aura.errors import ConfigError, DataError
 from aura.model.family import model_of
-from aura.model.forward import (
-    allow_tensor_cores,
-    take_deterministic_kernels,
-    validation_loss,
-    validation_windows,
-)
+from aura.model.forward import allow_tensor_cores, take_deterministic_kernels, validation_loss
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import warmup_steps
@@ -310,7 +305,7 @@ def observers_of(
     board = Board(run.log_dir, run.logs, step, speaker.say)
     windows = Windows(run.corpus, "validation", config.seq_len)
     validate = partial(validation_loss, snapshot.model, windows, run.shared, ranks, run.device)
-    bits = bits_per_byte(run.corpus, windows, validation_windows(windows, config))
+    bits = bits_per_byte(run.corpus, speaker.say_once)
     log = RunLog(run.directory / LOG, run.logs, None if is_new else step, speaker.say, windows.names)
     comparison = Comparison(ranks, strategy, progress, status)
     observers = [
