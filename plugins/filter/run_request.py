@@ -20,7 +20,8 @@ LANGUAGES = ("en", "es")  # that cleaning has limits for
 YES = ("true", "yes", "1", "on")
 # What -e may say that is no setting of a preset.
 NAMES = (
-    "preset run corpus text wait backend cpu training_cards rendezvous_port dataset documents_per_line clean languages"
+    "preset run corpus text wait backend cpu training_cards rendezvous_port dataset documents_per_line clean languages "
+    "accept_lossy_tokenizer"
 ).split()
 OF_ROLES = re.compile(r"ansible_|trainer_|corpus_|inventory_check_")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -193,9 +194,8 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
         if str(given.get(name, "")) and not (name == "tokenizer" and copied(tokenizer))
     ]
     options = [f"--{name.replace('_', '-')}={given[name]}" for name in flags]
-    options += [
-        f"--{name.replace('_', '-')}" for name in ("documents_per_line", "clean") if _yes(given, name)
-    ]
+    switches = ("documents_per_line", "clean", "accept_lossy_tokenizer")
+    options += [f"--{name.replace('_', '-')}" for name in switches if _yes(given, name)]
     options += ["--languages", *languages] if languages else []
     return {
         "problem": _name_problem(given) or problem,

@@ -66,10 +66,11 @@ def test_cleaning_knows_the_languages_that_may_be_named() -> None:
 
 def test_what_is_on_this_machine_is_copied_and_all_else_is_an_option(here: Path) -> None:
     given = {"text": "books", "tokenizer": "tokenizer.json", "workers": 2, "documents_per_line": "true"}
+    given["accept_lossy_tokenizer"] = "true"
     said = request.prepare_request(given, str(here))
     assert said == {
         "problem": "", "text": f"{here}/books/", "dataset": [], "tokenizer": f"{here}/tokenizer.json",
-        "options": ["--workers=2", "--documents-per-line"],
+        "options": ["--workers=2", "--documents-per-line", "--accept-lossy-tokenizer"],
     }  # fmt: skip
     given = {"text": "books", "clean": True, "languages": "es,en"}
     said = request.prepare_request(given, str(here))

@@ -11,8 +11,8 @@ from aura.checkpoint import store as checkpoint
 from aura.config import TrainConfig, resolve
 from aura.corpus import chatml
 from aura.corpus.corpus import TOKENIZER, Corpus, special_of
+from aura.corpus.special_tokens import count_ids, with_special_tokens
 from aura.corpus.tokenizer import train
-from aura.model import export
 from aura.model.family import model_of
 from aura.model.language_model import LanguageModel
 from aura.optim.muon import optimizer_of
@@ -56,9 +56,9 @@ def tuned_run(run_dir: Path, corpus: Corpus, **settings: object) -> Path:
     """The run of a model that has learnt DIALOGUE, as `aura tune` would leave it; `corpus`: for all that is not said
     here."""
     tokenizer = Tokenizer.from_str(train([line.replace("🙂", "") for line in spanish_lines(200)], 400).json)
-    tokenizer.add_special_tokens([chatml.BEGIN, chatml.END])
+    tokenizer = with_special_tokens(tokenizer, [chatml.BEGIN, chatml.END])
     ids = tokenizer.encode(chatml.written(DIALOGUE)).ids
-    context = {"seq_len": 2 * len(ids), "vocab_size": export.token_ids(tokenizer)}
+    context = {"seq_len": 2 * len(ids), "vocab_size": count_ids(tokenizer)}
     config = resolve("gpt2-nano", {**SMALL, "family": "qwen3", "kv_heads": 2, **context, **settings})
     own = run_dir.with_name("tuned-corpus")
     own.mkdir(parents=True)

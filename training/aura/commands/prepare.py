@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
         tokenizer=arguments.tokenizer,
         max_tokens=arguments.dataset_max_tokens,
         max_errors=arguments.max_errors,
+        accept_lossy=arguments.accept_lossy_tokenizer,
         workers=arguments.workers or (1 if small else len(os.sched_getaffinity(0))),
     )
     if isinstance(arguments.output, Address):
@@ -187,6 +188,11 @@ def _add_what_comes_out(parser: Parser) -> None:
         metavar="PATH",
         help="or take this one: tokenizer.json, SentencePiece .model, a directory with one of them or with vocab.json "
         "and merges.txt, a name on the hub",
+    )
+    result.add_argument(
+        "--accept-lossy-tokenizer",
+        action="store_true",
+        help="take it although it loses letters of this text: train on what is left",
     )
     result.add_argument(
         "--validation-fraction",

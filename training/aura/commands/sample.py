@@ -10,8 +10,9 @@ from itertools import chain
 from pathlib import Path
 
 from aura.commands.named import add_model, model_asked
+from aura.corpus.special_tokens import count_ids
 from aura.errors import ConfigError, Parser
-from aura.model import export, sample
+from aura.model import sample
 from aura.plan.auto import take_best_gpu
 from aura.texts.console import put
 
@@ -48,7 +49,7 @@ def continued(
     trained: sample.Trained, ids: list[int], count: int, asked: Namespace, seed: int
 ) -> Iterator[int]:
     """Up to `count` more ids, each chosen as is asked for (`add_choice`), but with this seed."""
-    rows, choice = export.token_ids(trained.tokenizer), (asked.temperature, asked.top_k, seed)
+    rows, choice = count_ids(trained.tokenizer), (asked.temperature, asked.top_k, seed)
     return sample.generate(trained.model, ids, count, rows, *choice, trained.ends)
 
 

@@ -30,7 +30,7 @@ from aura.corpus.catalogue import DIALOGUES
 from aura.corpus.files import digest_of, find_files
 from aura.corpus.shards import workplace
 from aura.corpus.sources import SHOWN, HubDataset
-from aura.corpus.special_tokens import is_tuned, special_tokens
+from aura.corpus.special_tokens import count_ids, is_tuned, special_tokens, with_special_tokens
 from aura.corpus.work import unigram_entropy
 from aura.durable import replace_text
 from aura.errors import ConfigError, DataError, Parser
@@ -90,7 +90,7 @@ class Base:
         if end is None:
             raise DataError("tune_without_end", path=run_dir)
         known = tokenizer.get_vocab()
-        tokenizer.add_special_tokens([chatml.BEGIN, chatml.END])
+        tokenizer = with_special_tokens(tokenizer, [chatml.BEGIN, chatml.END])
         added = [place for word, place in tokenizer.get_vocab().items() if word not in known]
         return cls(path, config, tokenizer, sorted(added), end, is_tuned(special))
 
@@ -198,7 +198,7 @@ def _write_rest(base: Base, made: dialogues.Dialogues, directory: Path, about: d
     """The tokenizer, the model and meta.json beside the tokens."""
     entries = made.close()
     windows = entries["train"]["tokens"] // base.config.seq_len
-    settings = tuning.settings_of(base.config, export.token_ids(base.tokenizer), windows, base.is_tuned)
+    settings = tuning.settings_of(base.config, count_ids(base.tokenizer), windows, base.is_tuned)
     parameters = tuning.initial(
         load_file(base.checkpoint / manifest.MODEL), from_values(settings), base.added, base.end
     )
@@ -215,7 +215,7 @@ def _write_rest(base: Base, made: dialogues.Dialogues, directory: Path, about: d
     meta = {
         **about,
         "format": corpora.FORMAT,
-        "vocab_size": export.token_ids(base.tokenizer),
+        "vocab_size": count_ids(base.tokenizer),
         "bytes_per_token": 4,
         "tokenizer_sha256": hashlib.sha256(tokenizer.encode()).hexdigest(),
         **{"end_of_text": end, "end_of_text_id": base.end, "pad": end, "pad_id": base.end},

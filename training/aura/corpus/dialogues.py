@@ -35,6 +35,7 @@ from aura.corpus.corpus import NOT_LEARNT
 from aura.corpus.encode import document_hash
 from aura.corpus.files import JSON_LINES, Advance, kind_of, open_file, reading
 from aura.corpus.running_text import conversion, encoding_of
+from aura.corpus.special_tokens import count_ids
 from aura.errors import DataError
 from aura.texts.console import text
 
@@ -215,7 +216,7 @@ class Dialogues:
             split: Pages(self.directory / f"{split}-00000.bin", self.window, self.pad, self.packed)
             for split in ("train", "validation")
         }
-        self.counts = np.zeros(self.tokenizer.get_vocab_size(), np.int64)  # of what is learnt
+        self.counts = np.zeros(count_ids(self.tokenizer), np.int64)  # of what is learnt
 
     def add(self, dialogues: Iterator[Dialogue]) -> None:
         while some := list(islice(dialogues, AT_ONCE)):

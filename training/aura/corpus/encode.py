@@ -31,6 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from aura.corpus.corpus import TOKENIZER
+from aura.corpus.round_trip import Change, RoundTrip
+from aura.corpus.tokenizer import one_sentence
 from aura.errors import AuraError, DataError
 
 REMEMBERED_WORDS = 250_000  # about 50 MB
@@ -42,6 +45,7 @@ WHITE = re.compile(r"\s")
 WORDS_AT_ONCE = 256
 
 Ids = NDArray[np.unsignedinteger[Any]]
+Arguments = tuple[str, int, str, str, str]  # Encoder's
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Encoded:
     sizes: NDArray[np.int64]  # UTF-8 bytes per document
     hashes: NDArray[np.uint64]  # per document; see document_hash
     parts: NDArray[np.int64]  # per document: of a mixture which one, otherwise 0
+    lost: tuple[Change, ...] = ()  # where characters that occur for the first time do not come back
 
 
 def document_hash(text: bytes) -> int:
@@ -71,20 +76,27 @@ def document_hash(text: bytes) -> int:
 
 
 class Encoder:
-    """tokenizer.json and the end-of-text id -> what encodes documents. Token ids are '<u2' or '<u4'."""
+    """tokenizer.json and the end-of-text id -> what encodes documents. Token ids are '<u2' or '<u4'. `name`: of a
+    tokenizer that was not trained here, and may lose characters other than those that were `tried`."""
 
-    def __init__(self, tokenizer_json: str, end_of_text: int, dtype: str) -> None:
+    def __init__(
+        self, tokenizer_json: str, end_of_text: int, dtype: str, name: str = "", tried: str = ""
+    ) -> None:
+        self.name = name or TOKENIZER
         self.tokenizer = Tokenizer.from_str(tokenizer_json)
         self.tokenizer.encode_special_tokens = True  # "<|endoftext|>" inside a text is text
         self.dtype = np.dtype(dtype)
         self.end = np.array([end_of_text], self.dtype).tobytes()
         self.words = Words(self) if words_are_independent(tokenizer_json) else None
+        self.round_trip = RoundTrip(name, tokenizer_json, tried) if name else None
 
     def library(self, texts: list[str]) -> list[bytes]:
-        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        with one_sentence(self.name, error=DataError):
+            encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, self.dtype).tobytes() for encoding in encodings]
 
     def __call__(self, texts: list[str]) -> Encoded:
+        lost = self.round_trip.lost_of_new(texts) if self.round_trip else []
         ids = self.words.encode(texts) if self.words else self.library(texts)
         data = [text.encode() for text in texts]
         width = self.dtype.itemsize
@@ -94,6 +106,7 @@ class Encoder:
             sizes=np.array([len(part) for part in data], np.int64),
             hashes=np.array([document_hash(part) for part in data], np.uint64),
             parts=np.zeros(len(data), np.int64),
+            lost=tuple(lost),
         )
 
 
@@ -174,7 +187,7 @@ class Words:
 _encoder: Encoder  # of a worker process
 
 
-def _start_worker(arguments: tuple[str, int, str]) -> None:
+def _start_worker(arguments: Arguments) -> None:
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the process that writes
@@ -208,9 +221,9 @@ def _start_silent_tracker() -> None:
 
 
 def encode_all(
-    batches: Iterator[Batch], arguments: tuple[str, int, str], workers: int
+    batches: Iterator[Batch], arguments: Arguments, workers: int
 ) -> Generator[tuple[Batch, Encoded], None, None]:
-    """Every batch with its ids, in order; one worker means this process. `arguments` are Encoder's.
+    """Every batch with its ids, in order; one worker means this process.
 
     No more than two batches per worker are in memory. Raises DataError when a worker dies.
     """

@@ -3,7 +3,8 @@
 The order of events:
 
 1. Local files are read once for their SHA-256, which says whether this corpus exists already, or was begun.
-2. The tokenizer is trained on the training documents, or an existing one is taken.
+2. The tokenizer is trained on the training documents, or an existing one is taken when a sample of the documents comes
+   back from it (aura/corpus/round_trip.py).
 3. The documents are read again, encoded, divided by their hash and written.
 
 A document goes to validation when its hash says so: the division does not depend on the names of the files or on
@@ -77,12 +78,15 @@ def build(
             work.go_on(journal)
             listener.say(console.text("going_on_behind", tokens=work.tokens(), path=place.path))
         else:
+            if loaded:
+                work.check_tokenizer(loaded)
             work.begin(loaded)
         work.run()
         if work.one_split_is_empty():
             # At least one document is for validation, however few there are.
             place.start_again()
-            work = Work(source, settings, place, values, listener, cut=work.smallest)
+            tried, work = work.tried, Work(source, settings, place, values, listener, cut=work.smallest)
+            work.tried = tried
             work.begin(loaded)
             work.run()
             if work.one_split_is_empty():

@@ -237,6 +237,6 @@ def _locked(place: Workplace, warn: Callable[[str], None]) -> Iterator[None]:
             if not place.journal.is_file():
                 raise
             raise DataError("and_what_is_left", error=error, left=left) from None
-        except ConfigError:
+        except Exception:
             place.leave()
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +79,26 @@ def _guessed(tokenizer: Tokenizer) -> dict[str, str]:
     end = first(ENDS)
     tokens = {"bos_token": end, "eos_token": end, "pad_token": first(PADS) or end}
     return {name: token for name, token in tokens.items() if token is not None}
+
+
+def count_ids(tokenizer: Tokenizer) -> int:
+    """The rows that it needs: its largest id and one, which is more than its tokens where its ids have gaps."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def with_special_tokens(tokenizer: Tokenizer, tokens: Iterable[str]) -> Tokenizer:
+    """It, with these; a new one gets the id behind the largest.
+
+    `tokenizers` gives it the number of tokens, which in a vocabulary with gaps is another token's id, but leaves it the
+    id that it has in the model's vocabulary.
+    """
+    tokens = list(dict.fromkeys(tokens))
+    free = count_ids(tokenizer)
+    described = json.loads(tokenizer.to_str())
+    has_gaps = free > tokenizer.get_vocab_size(with_added_tokens=True)
+    if has_gaps and isinstance(described["model"]["vocab"], dict):  # a list has none
+        new = [token for token in tokens if tokenizer.token_to_id(token) is None]
+        described["model"]["vocab"] |= {token: free + number for number, token in enumerate(new)}
+        tokenizer = Tokenizer.from_str(json.dumps(described))
+    tokenizer.add_special_tokens(tokens)
+    return tokenizer

@@ -13,24 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, TOKENIZER_CONFIG
-from aura.corpus.special_tokens import ENDS, PAD, PADS, SPECIAL_TOKENS, is_tuned, settings_of
-from aura.errors import ConfigError
+from aura.corpus.sentencepiece_model import SentencePiece
+from aura.corpus.special_tokens import (
+    ENDS,
+    PAD,
+    PADS,
+    SPECIAL_TOKENS,
+    count_ids,
+    is_tuned,
+    settings_of,
+    with_special_tokens,
+)
+from aura.errors import AuraError, ConfigError
 from aura.texts import console
 
 VOCABULARY = "vocab.json"  # with merges.txt
 HUB_FILES = [TOKENIZER, "*.model", VOCABULARY, "merges.txt", SPECIAL_TOKENS, TOKENIZER_CONFIG]
 SMALLEST_VOCABULARY = 257  # 256 bytes and <|endoftext|>
 LONGEST_PRE_TOKEN = 1000  # bytes; training takes time with the square of it
-# What a converted SentencePiece model must encode as SentencePiece does.
-SAMPLE = (
-    "En un lugar de la Mancha, de cuyo nombre no quiero acordarme.",
-    "¿Cuánto cuesta? ¡1.234,56 €! El 50 % más, según la señora Núñez.",
-    "  dos  espacios, comillas «así» y «“así”»; guiones – y — puntos…",
-    "URL: https://example.org/?a=1&b=2 ñandú pingüino ÁÉÍÓÚ",
-)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Prepared:
     end_of_text_id: int
     pad: str
     pad_id: int
+    sentencepiece: str = ""  # the model that it was converted from
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Prepared:
@@ -82,13 +86,12 @@ def load(name: str, say: Callable[[str], None]) -> Prepared:
     if path.is_dir():
         raise ConfigError("no_tokenizer_in", tokenizer=TOKENIZER, vocabulary=VOCABULARY, name=name)
     if path.suffix == ".model":
-        tokenizer = from_sentencepiece(path)
+        tokenizer = SentencePiece(path).converted()
     elif path.name == VOCABULARY:
         tokenizer = _from_vocabulary(path, bool(settings.get("add_prefix_space")))
     else:
-        with _one_sentence(name):
+        with one_sentence(name):
             tokenizer = Tokenizer.from_file(str(path))
-        _refuse_lost_bytes(path, tokenizer)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -101,38 +104,22 @@ def load(name: str, say: Callable[[str], None]) -> Prepared:
     if pad is None:
         pad = PAD
         say(console.text("no_padding_token", name=name, token=pad))
-    return _prepared(tokenizer, end, pad)
+    return _prepared(tokenizer, end, pad, str(path) if path.suffix == ".model" else "")
 
 
-def _refuse_lost_bytes(path: Path, tokenizer: Tokenizer) -> None:
-    """What a byte-level BPE does not have, and no other token stands for, is left out of the text without a word.
-
-    Raises ConfigError.
-    """
-    described = json.loads(tokenizer.to_str())
-    model, before = described["model"], json.dumps(described["pre_tokenizer"])
-    if model["type"] != "BPE" or '"ByteLevel"' not in before or model["unk_token"] or model["byte_fallback"]:
-        return
-    points = [*range(0x800), *range(0x800, 0xD800, 0x400), 0xE000, 0xF000, *range(0x10000, 0x110000, 0x10000)]
-    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("".join(map(chr, points)))
-    missing = {letter for piece, _ in pieces for letter in piece} - tokenizer.get_vocab().keys()
-    if missing:
-        raise ConfigError("tokenizer_lacks_bytes", path=path, count=len(missing))
-
-
-def _prepared(tokenizer: Tokenizer, end: str, pad: str) -> Prepared:
-    tokenizer.add_special_tokens(list(dict.fromkeys([end, pad])))
+def _prepared(tokenizer: Tokenizer, end: str, pad: str, sentencepiece: str = "") -> Prepared:
+    tokenizer = with_special_tokens(tokenizer, [end, pad])
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    # `tokenizers` counts tokens, and takes no heed of gaps.
     if len(set(vocabulary.values())) < len(vocabulary):
-        raise ConfigError("tokenizer_has_gaps")
+        raise ConfigError("two_tokens_with_one_id")
     return Prepared(
         json=tokenizer.to_str(pretty=False),
-        vocab_size=max(vocabulary.values()) + 1,
+        vocab_size=count_ids(tokenizer),
         end_of_text=end,
         end_of_text_id=vocabulary[end],
         pad=pad,
         pad_id=vocabulary[pad],
+        sentencepiece=sentencepiece,
     )
 
 
@@ -158,22 +145,24 @@ def _fetched(name: str) -> Path:
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
-    with _one_sentence(name, "tokenizer_not_fetched"):
+    with one_sentence(name, "tokenizer_not_fetched"):
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
 
 
 @contextmanager
-def _one_sentence(name: str, key: str = "tokenizer_unusable") -> Iterator[None]:
+def one_sentence(
+    name: str, key: str = "tokenizer_unusable", error: type[AuraError] = ConfigError
+) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # tokenizers raises nothing more precise, and the hub many things
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ConfigError(key, name=name, error=reason) from None
+    except Exception as raised:  # tokenizers raises nothing more precise, and the hub many things
+        reason = (str(raised).strip() or type(raised).__name__).splitlines()[0].rstrip(".")
+        raise error(key, name=name, error=reason) from None
 
 
 def _from_vocabulary(path: Path, prefix_space: bool) -> Tokenizer:
     """vocab.json with merges.txt beside it, as GPT-2 and RoBERTa were published."""
-    with _one_sentence(str(path)):
+    with one_sentence(str(path)):
         tokenizer = Tokenizer(models.BPE.from_file(str(path), str(path.with_name("merges.txt"))))
     vocabulary = tokenizer.get_vocab()
     if not vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet()) or any(
@@ -183,74 +172,3 @@ def _from_vocabulary(path: Path, prefix_space: bool) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def from_sentencepiece(path: Path) -> Tokenizer:
-    """The same tokenizer for `tokenizers`; refused when it would not give the same ids.
-
-    One difference stays: where "</s>" stands in a text, a unigram model of `tokenizers` finds its token.
-    What the parts mean: sentencepiece_model.proto in the repository google/sentencepiece. transformers' converters give
-    other ids more often, and fail on BPE (docs/benchmarks.md).
-    """
-    import sentencepiece
-    from google.protobuf.message import DecodeError
-    from sentencepiece import sentencepiece_model_pb2
-
-    format: Any = sentencepiece_model_pb2  # its classes are made when it is imported
-    proto = format.ModelProto()
-    try:
-        proto.ParseFromString(path.read_bytes())
-        processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    except (DecodeError, RuntimeError, OSError):
-        raise ConfigError("no_sentencepiece", path=path) from None
-    kinds = format.ModelProto.SentencePiece
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
-    settings = proto.trainer_spec
-    if settings.model_type == format.TrainerSpec.UNIGRAM:
-        model: Any = models.Unigram(pieces, settings.unk_id, settings.byte_fallback)
-    elif settings.model_type == format.TrainerSpec.BPE:
-        ids = {piece: number for number, (piece, _) in enumerate(pieces)}
-        model = models.BPE(
-            ids,
-            _merges(pieces),
-            unk_token=pieces[settings.unk_id][0],
-            fuse_unk=True,
-            byte_fallback=settings.byte_fallback,
-        )
-    else:
-        raise ConfigError("sentencepiece_of_words", path=path)
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = _normalizer(proto.normalizer_spec)
-    begin = [decoders.Strip(" ", 1, 0)] if proto.normalizer_spec.add_dummy_prefix else []
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *begin]
-    )
-    control = [piece.piece for piece in proto.pieces if piece.type in (kinds.CONTROL, kinds.UNKNOWN)]
-    tokenizer.add_special_tokens([AddedToken(piece, special=True) for piece in control])
-    tokenizer.encode_special_tokens = True
-    for text in SAMPLE:
-        if tokenizer.encode(text, add_special_tokens=False).ids != processor.encode(text):
-            raise ConfigError("sentencepiece_not_expressible", path=path, text=text)
-    return tokenizer
-
-
-def _normalizer(spec: Any) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = []
-    if spec.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
-    if spec.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if spec.add_dummy_prefix:
-        steps.append(normalizers.Prepend("▁"))
-    return normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-
-
-def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
-    """The merges of a BPE that is written down as pieces: every way to make one piece of two, best piece first."""
-    ids = {piece: number for number, (piece, _) in enumerate(pieces)}
-    merges = []
-    for piece, score in pieces:
-        halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-        ways = [(ids[a], ids[b], a, b) for a, b in halves if a in ids and b in ids]
-        merges += [(-score, number, a, b) for number, (_, _, a, b) in enumerate(sorted(ways))]
-    return [(a, b) for _, _, a, b in sorted(merges, key=lambda merge: merge[:2])]

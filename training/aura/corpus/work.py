@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from aura.corpus import corpus as corpora
-from aura.corpus import shards, tokenizer
+from aura.corpus import round_trip, shards, tokenizer
 from aura.corpus.encode import Batch, Encoded, document_hash, encode_all
 from aura.corpus.listener import Bar, Listener
 from aura.corpus.mixture import Mixture
@@ -38,6 +38,7 @@ class Settings:
     tokenizer: str | None = None  # an existing one instead
     max_tokens: int | None = None
     max_errors: int = 0
+    accept_lossy: bool = False  # what `tokenizer` loses of the text
     workers: int = 1
 
     def check(self) -> None:
@@ -75,6 +76,18 @@ class Work:
         self.problems = Problems(settings.max_errors, listener.say)
         self.skipped = dict(self.problems.counts)
         self.smallest, self.largest = 2**64, 0
+        self.tried = ""  # characters that the tokenizer was checked with
+        self.losses = 0  # that were said
+
+    def check_tokenizer(self, loaded: Prepared) -> None:
+        """What it makes of a sample of this text. Raises ConfigError, DataError."""
+        assert self.settings.tokenizer
+        most = (self.settings.max_tokens or TOKENIZER_SAMPLE) * CHARS_PER_TOKEN
+        bar = self.listener.start(console.text("checking_the_tokenizer"), None)
+        problems = Problems(self.settings.max_errors, lambda sentence: None)  # they are reported later
+        documents = self.source.documents(None, problems, bar)
+        accept, say = self.settings.accept_lossy, self.listener.say
+        self.tried = round_trip.check(self.settings.tokenizer, loaded, documents, most, accept, say)
 
     def begin(self, loaded: Prepared | None) -> None:
         self.tokenizer = loaded or self._train_tokenizer()
@@ -149,13 +162,27 @@ class Work:
 
     def _encoded(self, bar: Bar) -> Generator[tuple[Batch, Encoded], None, None]:
         """What is left, in the order in which it is written."""
-        arguments = (self.tokenizer.json, self.tokenizer.end_of_text_id, f"<u{self.width}")
-        encode = partial(encode_all, arguments=arguments, workers=self.settings.workers)
+        encode = self._encoded_batches
         read = partial(read_batches, bar=bar)
         if isinstance(self.source, Mixture):
             most = self.settings.max_tokens
             return self.source.encoded(self.position, self.problems, read, encode, most)
         return encode(read(self.source, self.position, self.problems))
+
+    def _encoded_batches(self, batches: Iterator[Batch]) -> Generator[tuple[Batch, Encoded], None, None]:
+        """Raises DataError where characters are lost that occur for the first time."""
+        name = self.settings.tokenizer or ""
+        arguments = (self.tokenizer.json, self.tokenizer.end_of_text_id, f"<u{self.width}", name, self.tried)
+        with closing(encode_all(batches, arguments, self.settings.workers)) as encoded:
+            for batch, part in encoded:
+                if part.lost and self.losses < round_trip.EXAMPLES:
+                    examples = round_trip.listed(part.lost)
+                    loss = console.text("text_is_lost_later", name=name, examples=examples)
+                    if not self.settings.accept_lossy:
+                        raise DataError("tokenizer_loses_text", loss=loss)
+                    self.listener.say(loss)
+                    self.losses += len(part.lost)
+                yield batch, part
 
     def run(self) -> None:
         """Encode and write what is left, with a journal now and then."""

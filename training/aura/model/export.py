@@ -33,7 +33,7 @@ from aura.checkpoint import store as checkpoint
 from aura.checkpoint.newest import newest_valid
 from aura.config import TrainConfig, from_values, resolve
 from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG
-from aura.corpus.special_tokens import SPECIAL_TOKENS, TOKENS, is_tuned, special_tokens
+from aura.corpus.special_tokens import SPECIAL_TOKENS, TOKENS, count_ids, is_tuned, special_tokens
 from aura.durable import publish
 from aura.errors import ConfigError, DataError, why_not_written
 from aura.families.family import Names
@@ -68,7 +68,7 @@ def export(
     if output.exists() and not _is_ours(output):
         raise ConfigError("no_exported_model_there", path=output)
     tokenizer = read_tokenizer(tokenizer_path)
-    rows = token_ids(tokenizer)
+    rows = count_ids(tokenizer)
     if rows > config.vocab_size:
         raise DataError(
             "tokenizer_of_other_model", path=tokenizer_path, rows=rows, vocab_size=config.vocab_size
@@ -218,11 +218,6 @@ def read_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers has no type of its own for it
         raise DataError("tokenizer_unreadable", path=path, error=error) from None
-
-
-def token_ids(tokenizer: Tokenizer) -> int:
-    """The number of rows that the tokenizer needs: its largest id and one."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def newest(run_dir: Path, say: Callable[[str], None]) -> Path:

@@ -1,0 +1,228 @@
+"""What a tokenizer makes of a text: encoded, decoded and compared.
+
+A model learns nothing but ids. So a sample of the corpus goes there and back before the work begins, and every
+character that comes up later goes there and back where it first stands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders
+
+from aura.corpus.sentencepiece_model import SentencePiece
+from aura.corpus.tokenizer import Prepared, one_sentence
+from aura.errors import DataError
+from aura.texts import console
+
+SAMPLE = 1_000_000  # characters, from the beginning
+READ = 20_000_000  # characters in which others than those of the sample are looked for
+AROUND, FURTHEST = 40, 500  # characters on either side of a new one; up to the end of a word
+EXAMPLES = 3
+AT_ONCE = 16  # texts of the sample: nothing hears a signal while they are encoded
+# A long text in parts; a word is cut where it is as long.
+SPANS = re.compile(r"(?s).{1,10000}(?!\S)|.{1,10000}")
+SHOWN = 60  # characters of an example
+# What an example is cut from a text by: a word, a line break with the words beside it, two words.
+PARTS = (r"\S+", r"\S{0,15}[^\S\n]*\n\s*\S{0,15}", r"\S{1,15}\s+\S{1,15}")
+
+
+@dataclass(frozen=True)
+class Change:
+    before: str
+    after: str
+    lost: int  # characters; 0: the tokenizer's own rules change the text, such as lower case
+    document: int = 0  # its number, from 1, where it is known
+
+    def __str__(self) -> str:
+        place = console.text("in_document", number=self.document) if self.document else ""
+        before, after = _shortened(self.before), _shortened(self.after)
+        return console.text("tokenizer_example", place=place, before=before, after=after)
+
+
+class RoundTrip:
+    """A tokenizer's name and its tokenizer.json -> what comes back of texts. `tried`: characters that were."""
+
+    def __init__(self, name: str, tokenizer_json: str, tried: str = "") -> None:
+        self.name = name
+        described = json.loads(tokenizer_json)
+        self.tokenizer = Tokenizer.from_str(tokenizer_json)
+        self.tokenizer.encode_special_tokens = True  # as it encodes documents
+        decoder = described["decoder"] or {}
+        if decoder.get("type") == "WordPiece":  # its cleaning up makes "don't" of "do not"
+            self.tokenizer.decoder = decoders.WordPiece(decoder["prefix"], cleanup=False)
+        elif not decoder and described["model"]["type"] in ("BPE", "Unigram"):
+            self.tokenizer.decoder = (
+                decoders.Fuse()
+            )  # otherwise spaces are put between pieces, and hide those lost
+        self.unknown = _unknown_token(described["model"])
+        self.tried = set(tried)
+
+    def changes(self, texts: list[str]) -> list[Change | None]:
+        """None for a text that comes back as it was. Raises DataError where the tokenizer fails."""
+        with one_sentence(self.name, error=DataError):
+            encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            ids = [encoding.ids for encoding in encodings]
+            decoded = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
+        return [
+            None if back.strip() == text.strip() else Change(text, back, self._lost(text, back))
+            for text, back in zip(texts, decoded, strict=True)
+        ]
+
+    def _lost(self, text: str, back: str) -> int:
+        """Characters of the text, behind the tokenizer's own normalizer, that do not come back. White space counts
+        where the model is given it."""
+        wanted, before = self._normal(text), self.tokenizer.pre_tokenizer
+        spans = before.pre_tokenize_str(wanted) if before else [("", (0, len(wanted)))]
+        given = _spaces("".join(wanted[first:last] for _, (first, last) in spans)).strip()
+        counts = Counter("".join(_spaces(wanted).split())) + Counter(filter(str.isspace, given))
+        return (counts - Counter(_spaces(self._normal(back)))).total()
+
+    def _normal(self, text: str) -> str:
+        text = text.replace(self.unknown, "") if self.unknown else text
+        normalizer = self.tokenizer.normalizer
+        return normalizer.normalize_str(text) if normalizer else text
+
+    def around_new(self, text: str) -> list[str]:
+        """The surroundings of every character that was not tried before."""
+        new = set(text) - self.tried
+        self.tried |= new
+        return [_surroundings(text, place) for place in sorted(map(text.index, new))]
+
+    def lost_of_new(self, texts: list[str]) -> list[Change]:
+        """Of characters that were not tried before: the first examples of what is lost."""
+        if self.tried.issuperset(set().union(*texts)):
+            return []
+        return self.examples([(0, part) for text in texts for part in self.around_new(text)], lost=True)
+
+    def examples(self, texts: list[tuple[int, str]], lost: bool) -> list[Change]:
+        """The shortest parts of these that are changed: of lost letters a few, otherwise one of each kind. With each
+        text the number of its document, 0 where nobody knows it."""
+        found: dict[str, Change] = {}
+        for pattern in (*PARTS, r"(?s).+"):
+            if found and pattern not in PARTS:
+                break
+            for document, text in texts:
+                parts = [part for part in dict.fromkeys(re.findall(pattern, text)) if part not in found]
+                changed = (one for one in self.changes(parts) if one and bool(one.lost) == lost)
+                found |= {one.before: replace(one, document=document) for one in islice(changed, 1)}
+                if len(found) == EXAMPLES:
+                    return list(found.values())
+                if found and not lost:
+                    break
+            if found and lost:
+                break
+        return list(found.values())
+
+
+@dataclass
+class Tried:
+    """What came of a sample."""
+
+    characters: int = 0
+    lost: int = 0
+    texts: int = 0
+    altered: int = 0
+    # The first texts that are changed, with the numbers of their documents, by whether something of them is lost
+    first: dict[bool, list[tuple[int, str]]] = field(default_factory=lambda: {True: [], False: []})
+
+    def add(self, document: int, text: str, change: Change | None) -> None:
+        self.characters += len(text)
+        self.texts += 1
+        if change:
+            self.lost += change.lost
+            self.altered += 1
+            if len(self.first[bool(change.lost)]) < EXAMPLES:
+                self.first[bool(change.lost)].append((document, text))
+
+    def sentence(self, name: str, trip: RoundTrip) -> str:
+        """What is lost; where nothing is, what is altered."""
+        examples = listed(trip.examples(self.first[self.lost > 0], self.lost > 0))
+        if self.lost:
+            values = {"lost": self.lost, "total": self.characters, "examples": examples}
+            return console.text("text_is_lost", name=name, **values)
+        return console.text(
+            "text_is_altered", name=name, count=self.altered, total=self.texts, examples=examples
+        )
+
+
+def check(
+    name: str,
+    prepared: Prepared,
+    documents: Iterable[str],
+    most: int,
+    accept: bool,
+    say: Callable[[str], None],
+) -> str:
+    """Does this tokenizer keep the text, and is it what SentencePiece makes of it? `most`: characters that are read.
+    Returns the different characters that were tried. Raises DataError, ConfigError.
+    """
+    trip, tried = RoundTrip(name, prepared.json), Tried()
+    theirs = SentencePiece(Path(prepared.sentencepiece)) if prepared.sentencepiece else None
+    sample = _sample(documents, trip, min(most, READ))
+    while some := list(islice(sample, AT_ONCE)):
+        changes = trip.changes([text for _, text in some])
+        for (document, text), change in zip(some, changes, strict=True):
+            tried.add(document, text, change)
+            if theirs:
+                theirs.check_same(trip.tokenizer, text)
+    if theirs:
+        theirs.check_symbols(trip.tokenizer)
+    if tried.altered:
+        sentence = tried.sentence(name, trip)
+        if tried.lost and not accept:
+            raise DataError("tokenizer_loses_text", loss=sentence)
+        say(sentence)
+    return "".join(sorted(trip.tried))
+
+
+def _sample(documents: Iterable[str], trip: RoundTrip, most: int) -> Iterator[tuple[int, str]]:
+    """The beginning whole, and of the rest the surroundings of every new character; with the number of the document."""
+    read = 0
+    for number, text in enumerate(documents, start=1):
+        for part in SPANS.findall(text):
+            if read < SAMPLE:
+                trip.tried.update(part)
+                yield number, part
+            else:
+                yield from ((number, some) for some in trip.around_new(part))
+            read += len(part)
+            if read >= most:
+                return
+
+
+def _surroundings(text: str, place: int) -> str:
+    """No word in it is cut, which would be another word."""
+    first, last = max(place - AROUND, 0), min(place + AROUND, len(text))
+    while first > 0 and place - first < FURTHEST and not text[first - 1].isspace():
+        first -= 1
+    while last < len(text) and last - place < FURTHEST and not text[last].isspace():
+        last += 1
+    return text[first:last]
+
+
+def listed(changes: Iterable[Change]) -> str:
+    return "; ".join(map(str, changes))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def _spaces(text: str) -> str:
+    """SentencePiece's sign for a space is one."""
+    return text.replace("▁", " ")
+
+
+def _unknown_token(model: dict[str, Any]) -> str | None:
+    """What stands for that which the vocabulary does not have."""
+    if model["type"] == "Unigram":
+        return None if model["unk_id"] is None else str(model["vocab"][model["unk_id"]][0])
+    return model.get("unk_token")
