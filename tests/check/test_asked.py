@@ -17,7 +17,7 @@ def run(words: list[str], typed: list[str], **environment: str) -> tuple[int, st
     return at_a_terminal(["ansible-playbook", *words], typed, **environment)
 
 
-def know(folder: Path, typed: list[str], host_keys: object = "ask") -> tuple[int, str]:
+def know(folder: Path, typed: list[str], host_keys: object = "ask", *more: str) -> tuple[int, str]:
     """The tasks of bootstrap.yml that come before a password is sent."""
     keyscan = folder / "ssh-keyscan"
     keyscan.write_text('#!/bin/sh\n[ "$6" = ed25519 ] && cat "$0.$7"\n')
@@ -32,7 +32,7 @@ def know(folder: Path, typed: list[str], host_keys: object = "ask") -> tuple[int
     play = {"hosts": "cluster", "gather_facts": False, "tasks": tasks}
     (folder / "play.yml").write_text(json.dumps([play]))
     told = ("-e", f"host_keys={host_keys}", "-e", f"cluster_state={folder}/state")
-    words = ["-i", str(folder / "hosts.json"), str(folder / "play.yml"), *told]
+    words = ["-i", str(folder / "hosts.json"), str(folder / "play.yml"), *told, *more]
     return run(words, typed, PATH=f"{folder}:{os.environ['PATH']}")
 
 
@@ -50,6 +50,14 @@ def test_nothing_is_recorded_without_a_word(tmp_path: Path, typed: list[str], se
     assert sentence in said
     assert "No password has been sent" in said
     assert not (tmp_path / "state/known_hosts").exists()
+
+
+@pytest.mark.parametrize("host_keys", ["ask", "accept"])
+def test_a_check_shows_the_keys_and_asks_and_records_nothing(tmp_path: Path, host_keys: str) -> None:
+    code, said = know(tmp_path, [], host_keys, "--check")
+    assert code == 0, said
+    assert "node1 node1 ed25519 SHA256:" in said and "yes, or" not in said
+    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize("typed", [["y"], []], ids=["a person", "a file"])

@@ -167,6 +167,10 @@ def test_the_first_hour(person: Person) -> None:
     good = settings.read_text()
 
     bare = states()
+    said = person.bootstrap("--check")
+    assert said.count("The real run asks whether the host key above is its own") == len(PCS), said
+    assert not (person.inventory / "state/known_hosts").exists()
+    assert not any(inside("journalctl --unit=ssh | grep -i password || true", name) for name in PCS)
     said = person.bootstrap(keys=True, fails=True)
     assert "node1 does not let ada in: is that the user that you made there (first_user)" in said, said
     assert "ubuntu may not become root on node2 (ubuntu is not in the sudoers file" in said
