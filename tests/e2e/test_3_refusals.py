@@ -108,7 +108,8 @@ def test_site_refuses_a_machine_with_another_host_key(cluster: Cluster, tmp_path
     keys = {line.split()[0]: line.split()[2] for line in recorded.read_text().splitlines()}
     recorded.write_text(recorded.read_text().replace(keys["node2"], keys["node1"]))
     output = cluster.refused("site.yml", inventory=str(inventory))
-    assert "The machine at 198.18.50.22 does not have the host key of node2" in output
+    assert "198.18.50.22 port 22: Host key verification failed" in output
+    assert "does not have the host key of node2" in output
 
 
 def test_prepare_refuses_a_text(cluster: Cluster, tmp_path: Path) -> None:
