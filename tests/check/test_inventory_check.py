@@ -37,21 +37,22 @@ def test_an_inventory_that_is_right_is_accepted(tmp_path: Path) -> None:
 
 # What is wrong with a node, and what is said of it.
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "CHECK0": ({}, "check0 and CHECK0 are the same hostname"),
+    "7": ({}, "7 cannot be a hostname"),
+    "0x1f": ({}, "0x1f cannot be a hostname"),
     "check_2": ({}, "check_2 cannot be a hostname"),
-    "same": ({"lan_address": "198.18.50.160"}, "check0 and same have the same lan_address 198.18.50.160"),
+    "same": ({"lan_address": "198.18.50.160"}, "same and check0 have the same lan_address 198.18.50.160"),
     "elsewhere": ({"lan_address": "198.18.51.162"}, "The nodes are not in one network"),
-    "loopback": ({"lan_address": "127.0.0.1"}, "of loopback is 127.0.0.1, which no machine in a LAN can have"),
+    "network": ({"lan_address": "198.18.50.0"}, "198.18.50.0 means all of 198.18.50.0/24"),
+    "again": ({"first_address": "198.18.50.190"}, "again and twice have the same first_address 198.18.50.190"),
+    "twice": ({"first_address": "198.18.50.190"}, "twice and again have the same first_address"),
     "long": ({"lan_address": "198.18.50.240.1"}, "'198.18.50.240.1', which is not an IPv4 address"),
     "nowhere": ({"lan_address": ""}, "nowhere has no lan_address"),
     "first": ({"first_address": "198.18.50.160"}, "first_address of first is 198.18.50.160, which check0 and same"),
-    "card": ({"lan_interface": "the left one"}, "The lan_interface of card is 'the left one', which is neither"),
     "user": ({"ansible_user": "ubuntu"}, "The ansible_user of user is 'ubuntu', but the controller"),
     "name": ({"first_user": "Ada B"}, "The first_user of name is 'Ada B', which is no user's name"),
     "address": ({"public_address": "root@203.0.113.7"}, "of address is 'root@203.0.113.7', which is neither an"),
     "link": ({"public_address": "https://gpu.org"}, "of link is 'https://gpu.org', which is neither an address nor"),
     "port": ({"public_ssh_port": 20456}, "port has a public_ssh_port, but no public_address: name both"),
-    "zero": ({"public_address": "a.org", "public_ssh_port": 0}, "The public_ssh_port of zero is 0, which is no port"),
 }  # fmt: skip
 
 
@@ -82,9 +83,9 @@ def test_all_that_cannot_be_is_said_of_every_node(tmp_path: Path) -> None:
              "admin_networks": ["192.168.50.0/240"], "ssh_second_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5",
              "shared_directory": "/home/ubuntu/simpletuner/output"},
             ["lan_gateway '198.18.51.1' is not in the nodes' network", "ssh_port is 70000, which is no port",
-             "rendezvous_port and tensorboard_port are the same port 12355",
+             "ssh_port, rendezvous_port and tensorboard_port are 70000, 12355, 12355: give each a port of its own",
              "Nobody has said as whom bootstrap shall log in on check0 and check1: first_user",
-             "admin_networks names '192.168.50.0/240'",
+             "admin_networks names 192.168.50.0/240",
              "ssh_second_key is 'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5', which is neither",
              "shared_directory is /home/ubuntu/simpletuner/output, which lies in somebody's home"],
             id="settings",
@@ -96,8 +97,8 @@ def test_all_that_cannot_be_is_said_of_every_node(tmp_path: Path) -> None:
             ["lan_prefix is 33", "nor a file with one on this machine",
              "check0, check1 have not been through bootstrap: ansible-playbook -i",
              # A text where a list belongs is one sentence and not one a letter.
-             f"admin_networks is '{TABLE}', which is no list: write [{TABLE}], in brackets.",
-             "lan_services is 'udp/5353', which is no list: write [udp/5353], in brackets.",
+             f"admin_networks is {TABLE}, which is no list: write [{TABLE}], in brackets.",
+             "lan_services is udp/5353, which is no list: write [udp/5353], in brackets.",
              "lan_nameservers is empty, which is no list: write [], in brackets."],
             id="other settings",
         ),
@@ -110,3 +111,15 @@ def test_what_cannot_be_is_said(
     assert code != 0
     assert [sentence for sentence in sentences if sentence not in said] == [], said
     assert settings.get("admin_networks") != TABLE or "admin_networks names" not in said
+
+
+def test_a_setting_that_is_needed_and_not_there_is_named(tmp_path: Path) -> None:
+    settings = (tree.ROOT / "inventory/lan/group_vars/all/settings.yml").read_text()
+    (tmp_path / "group_vars").mkdir()
+    kept = [line for line in settings.splitlines() if not line.startswith(("lan_prefix", "admin_networks"))]
+    (tmp_path / "group_vars/all.yml").write_text("\n".join(kept))
+    (tmp_path / "hosts.yml").write_text(json.dumps({"cluster": {"hosts": TWO}}))
+    done = playbook("-i", tmp_path / "hosts.yml", "playbooks/inventory_check.yml")
+    assert done.returncode != 0
+    said = " ".join(done.stdout.split())
+    assert "settings.yml has no lan_prefix, admin_networks: inventory/lan has an example." in said, said
