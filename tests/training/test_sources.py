@@ -202,7 +202,7 @@ BROKEN = [
     (b'{"text": "cortado', "line 2 is not JSON"),
     (b'["text"]', "line 2 is not a JSON object with a text under 'text'"),
     (b'{"texto": "otro nombre"}', "line 2 is not a JSON object with a text under 'text'"),
-    (b'{"text": 5}', "line 2 is not a JSON object with a text under 'text'"),
+    (b'{"text": 5}', "line 2 has 5 under 'text', which is no text"),
     (b'{"text": "media \\ud83d letra"}', "line 2 has half of a surrogate pair"),
     ('{"text": "año"}'.encode("latin-1"), "is not UTF-8: byte 27 (line 2) is 0xf1"),
     (b'{"text": "' + b"a" * 200 + b'"}', "line 2 is longer than"),
@@ -293,7 +293,7 @@ def test_parquet_columns_empty_cells_and_damage(tmp_path: Path) -> None:
     assert "a.parquet, row 2 has no text" in said[0]
     with pytest.raises(DataError, match="no column 'text' but id, contenido: choose with --dataset-column"):
         read(LocalFiles([file]))
-    with pytest.raises(DataError, match="row 1 holds no text but int"):
+    with pytest.raises(DataError, match="row 1 has 0 under 'id', which is no text"):
         read(LocalFiles([file], "id"))
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(DataError, match="cannot be read as parquet"):

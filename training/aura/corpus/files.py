@@ -7,6 +7,7 @@ import glob
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import os
 import zlib
@@ -48,6 +49,7 @@ def find_files(inputs: list[Path], say: Callable[[str], None]) -> list[Path]:
             found = [name for name in map(Path, names) if not name.is_dir()]
             files += _of_known_kinds(found, path, say)
         else:
+            refuse_pipe(path)
             raise DataError("does_not_exist", path=path)
     files = list(dict.fromkeys(files))
     for file in files:
@@ -56,6 +58,32 @@ def find_files(inputs: list[Path], say: Callable[[str], None]) -> list[Path]:
                 raise DataError("is_empty", path=file)
             say(console.text("file_is_empty", path=file))
     return files
+
+
+def refuse_pipe(path: Path) -> None:
+    """Text is read several times: for its SHA-256, for the tokenizer, to encode it, and to go on. Raises DataError."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise DataError("is_a_pipe", path=path)
+
+
+def saved_splits(directory: Path) -> dict[str, list[str]]:
+    """The files of each split, where `save_to_disk` of the library `datasets` has made the directory, of a Dataset or a
+    DatasetDict. load_dataset refuses the one, and may take all splits of the other for one."""
+    try:
+        if (directory / "dataset_dict.json").is_file():
+            names = json.loads((directory / "dataset_dict.json").read_bytes())["splits"]
+            return {name: _saved_files(directory / name)[1] for name in names}
+        if (directory / "state.json").is_file():
+            split, files = _saved_files(directory)
+            return {split or "train": files}
+    except (OSError, ValueError, LookupError, TypeError):
+        pass  # of another's; `datasets` says what it thinks of them
+    return {}
+
+
+def _saved_files(directory: Path) -> tuple[str | None, list[str]]:
+    state = json.loads((directory / "state.json").read_bytes())
+    return state["_split"], [str(directory / file["filename"]) for file in state["_data_files"]]
 
 
 def files_below(directory: Path) -> list[Path]:

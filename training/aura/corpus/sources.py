@@ -10,7 +10,7 @@ is what must be remembered for that.
 
 from __future__ import annotations
 
-import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,9 +27,12 @@ from aura.corpus.files import (
     kind_of,
     open_file,
     reading,
+    refuse_pipe,
+    saved_splits,
 )
+from aura.corpus.json_list import DECODER, JsonList
 from aura.corpus.listener import NOBODY
-from aura.corpus.running_text import CHUNK, no_text, no_text_at, read_documents
+from aura.corpus.running_text import CHUNK, conversion, encoding_of, no_text, no_text_at, read_documents
 from aura.errors import ConfigError, DataError
 from aura.texts import console
 
@@ -165,9 +168,13 @@ def _refuse(not_utf8: dict[Path, int]) -> NoReturn:
 def read_lines(
     path: Path, stream: IO[bytes], skip: int, problems: Problems, column: str | None
 ) -> Iterator[str | None]:
-    """A document from every line; with `column` a line is a JSON object that has it under this name."""
+    """A document from every line; with `column` a line is a JSON object that has it under this name, or all of them
+    are one list."""
     number, offset = 0, 0
     while line := stream.readline(LONGEST_LINE):
+        if column and not number and line.removeprefix(BOM_UTF8).lstrip()[:1] == b"[":
+            yield from read_list(path, line, stream, skip, problems, column)
+            return
         number, offset, text = number + 1, offset + len(line), None
         place = console.text("place_line", path=path, number=number)
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
@@ -179,37 +186,49 @@ def read_lines(
         elif number > skip:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                if not column and "\0" in text:
-                    raise ValueError(console.text("has_a_nul_byte"))
-                if text and column:
-                    text = _text_of(text, column)
-                if not text:
-                    problems.empty(place)
-                    text = None
             except UnicodeDecodeError as error:
                 byte = offset - len(line) + error.start
                 problems.broken(no_text(path, byte, number, line[error.start]))
-                text = None
-            except ValueError as error:
-                problems.broken(f"{place} {error}.")
-                text = None
+            else:
+                text = usable(_value_of(text, column) if column and text else text, place, problems, column)
         yield text
 
 
-def _text_of(line: str, column: str) -> str:
-    """Raises ValueError, whose text goes behind "file, line 7"."""
+@dataclass(frozen=True)
+class Unusable:
+    """In place of a value; `why` goes behind "file, line 7"."""
+
+    why: str
+
+
+def _value_of(line: str, column: str) -> object:
     try:
-        record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(console.text("line_is_no_json", error=error)) from None
-    if not isinstance(record, dict) or not isinstance(record.get(column), str):
-        raise ValueError(console.text("line_has_no_text_under", column=column))
-    text: str = record[column]
+        return _value_in(DECODER.decode(line), column)
+    except (ValueError, RecursionError) as error:
+        return Unusable(console.text("line_is_no_json", error=error))
+
+
+def _value_in(record: object, column: str) -> object:
+    if isinstance(record, dict) and column in record:
+        return record[column]
+    return Unusable(console.text("line_has_no_text_under", column=column))
+
+
+def read_list(
+    path: Path, begin: bytes, stream: IO[bytes], skip: int, problems: Problems, column: str
+) -> Iterator[str | None]:
+    """A document from every element of a JSON list; `begin` was read already. Raises DataError."""
+    number = 0
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(console.text("half_a_surrogate_pair", column=column)) from None
-    return text.strip()
+        for number, record in enumerate(JsonList(begin, stream, LONGEST_LINE).elements(), start=1):
+            place = console.text("place_element", path=path, number=number)
+            yield usable(_value_in(record, column), place, problems, column) if number > skip else None
+    except UnicodeDecodeError as error:
+        kind = encoding_of(error.object)
+        why = console.text("dialogue_not_utf8", kind=kind, command=conversion(path, kind))
+        raise DataError("no_json_list", path=path, number=number + 1, error=why) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError("no_json_list", path=path, number=number + 1, error=error) from None
 
 
 def read_parquet(
@@ -232,30 +251,44 @@ def read_parquet(
                         yield None
                         continue
                     place = console.text("place_row", path=path, number=number)
-                    yield _text_of_cell(cell, place, problems)
+                    yield _text_of_cell(cell, place, problems, column)
                 advance(size * number // rows - told)
                 told = size * number // rows
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError("no_parquet", path=path, error=str(error).splitlines()[0]) from None
 
 
-def _text_of_cell(cell: Any, place: str, problems: Problems) -> str | None:
+def _text_of_cell(cell: Any, place: str, problems: Problems, column: str) -> str | None:
     try:
-        return usable(cell.as_py(), place, problems)
+        return usable(cell.as_py(), place, problems, column)
     except UnicodeDecodeError:
         problems.broken(console.text("not_utf8", place=place))
         return None
 
 
-def usable(text: object, place: str, problems: Problems) -> str | None:
-    """A cell of a table, when there is text in it."""
-    if not isinstance(text, str | None):
-        problems.broken(console.text("holds_no_text", place=place, kind=type(text).__name__))
-        return None
-    if not (text and text.strip()):
+def usable(value: object, place: str, problems: Problems, column: str | None) -> str | None:
+    """The text of a document, wherever it comes from; None where there is none, which `problems` hears."""
+    if value is None or (isinstance(value, str) and not value.strip()):
         problems.empty(place)
-        return None
-    return text.strip()
+    elif why := _why_unusable(value, column):
+        problems.broken(f"{place} {why}.")
+    else:
+        return str(value).strip()
+    return None
+
+
+def _why_unusable(value: object, column: str | None) -> str:
+    if isinstance(value, Unusable):
+        return value.why
+    if not isinstance(value, str):
+        return console.text("holds_no_text", column=column, value=value)
+    if "\0" in value:
+        return console.text("has_a_nul_byte")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return console.text("half_a_surrogate_pair", column=column)
+    return ""
 
 
 class HubDataset:
@@ -272,14 +305,18 @@ class HubDataset:
     ) -> None:
         """`accepted`: licences that do not allow every use, and that the person has read. Raises ConfigError."""
         known = DATASETS.get(name) or DIALOGUES.get(name)
-        if known is None and Path(name).is_file():
-            raise ConfigError("dataset_is_a_file", path=name)
+        if known is None:
+            refuse_pipe(Path(name))
+            if Path(name).is_file():
+                raise ConfigError("dataset_is_a_file", path=name)
         self.path, self.config = (known.path, config or known.config) if known else (name, config)
-        self.split, self.column = split or "train", column
+        self.directory = Path(self.path) if Path(self.path).is_dir() else None
+        self.saved = saved_splits(self.directory) if self.directory else {}
+        only = next(iter(self.saved)) if len(self.saved) == 1 else "train"
+        self.split, self.column = split or only, column
         self.name = f"{self.path}{f' ({self.config})' if self.config else ''}, split {self.split}"
         self.size: int | None = None
         self.revision, self.accepted = revision, accepted
-        self.directory = Path(self.path) if Path(self.path).is_dir() else None
         self.licence: str | None = None
         if self.directory is None:
             self._comes_under(LICENCES.get(self.path.lower()))
@@ -321,6 +358,8 @@ class HubDataset:
 
         datasets.disable_progress_bars()
         choice = {"split": self.split, "revision": self.revision, **self.options}
+        if self.saved:
+            return datasets.load_dataset("arrow", data_files=self.saved, streaming=True, split=self.split)
         return datasets.load_dataset(self.path, self.config, streaming=True, **choice)
 
     def rows(self) -> Iterator[Any]:
@@ -341,7 +380,7 @@ class HubDataset:
                         "dataset_has_no_column", name=self.name, column=self.column, names=", ".join(row)
                     )
                 place = console.text("place_row", path=self.name, number=number)
-                text = usable(row[self.column], place, problems)
+                text = usable(row[self.column], place, problems, self.column)
                 if text is not None:
                     advance(len(text.encode()))
                     self._stream, self._row = stream, number
