@@ -150,7 +150,7 @@ def test_what_save_to_disk_has_made_is_a_dataset(tmp_path: Path) -> None:
             assert read(again, position)[0] == TEXTS[number:]
     assert read(HubDataset(str(tmp_path / "two"), None, "prueba", "text"))[0] == TEXTS[30:]
     for name in ("one", "two"):
-        with pytest.raises(DataError, match="cannot be read: (Bad|Unknown) split"):
+        with pytest.raises(DataError, match=r"cannot be read: (Bad|Unknown) split"):
             read(HubDataset(str(tmp_path / name), None, "none", "text"))
 
 
