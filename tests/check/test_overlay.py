@@ -102,8 +102,8 @@ SAYS = {
     "firewall_peers": (list(LAN.values()), list(ADDRESSES.values())),
     "firewall_peers_card": ("", "aura0"),
     "firewall_members": ([], list(LAN.values())),
-    "time_sync_server": ("192.168.50.20", "192.168.50.20"),
-    "time_sync_clients": (list(LAN.values()), list(LAN.values())),
+    "timesync_peers": (list(LAN.values())[1:], list(LAN.values())[1:]),
+    "timesync_clients": (list(LAN.values()), list(LAN.values())),
     "ansible_host": ("192.168.50.20", "192.168.50.20"),
     "overlay_strangers": ([], []),
 }

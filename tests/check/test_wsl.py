@@ -57,7 +57,7 @@ def test_what_windows_does_no_role_of_ours_does(hosts: dict[str, Any], tmp_path:
     native, under_windows = switches(folder, "node2"), switches(folder, "node3")
     unlike = {name: value for name, value in under_windows.items() if value != native[name]}
     assert unlike == {
-        "wsl_enabled": True, "static_network_enabled": False, "firewall_enabled": False, "time_sync_enabled": False,
+        "wsl_enabled": True, "static_network_enabled": False, "firewall_enabled": False, "timesync_enabled": False,
         "nvidia_driver_enabled": False,
     }  # fmt: skip
 
@@ -76,10 +76,10 @@ def test_over_a_switch_of_its_own_our_firewall_stands(tmp_path: Path) -> None:
     assert told(folder, "node3", "firewall_enabled") == {"firewall_enabled": True}
 
 
-def test_time_and_files_come_from_the_first_node_with_a_kernel_of_its_own(tmp_path: Path) -> None:
+def test_files_and_windows_time_come_from_the_first_node_with_a_kernel_of_its_own(tmp_path: Path) -> None:
     folder = inventory(tmp_path / "mixed", BESIDE)
     wanted = {
-        "cluster_server": "node1", "time_sync_server": "192.168.50.21", "nfs_source": "192.168.50.21:/srv/aura",
+        "cluster_server": "node1", "timesync_peers": ["192.168.50.21", "192.168.50.22"], "nfs_source": "192.168.50.21:/srv/aura",
         "nfs_clients": ["192.168.50.20", "192.168.50.22", "192.168.50.23"], "wsl_time_server": "192.168.50.21",
         "wsl_peers": ["192.168.50.20", "192.168.50.21", "192.168.50.22"],
     }  # fmt: skip

@@ -16,7 +16,7 @@ from one_node import NAME, ansible, bootstrap, inside, inventory_of_one, new_nod
 # (nvidia_driver, nfs).
 ROLES = (
     *("base", "safe_change", "static_network", "firewall", "node_name", "sshd"),
-    *("time_sync", "python_env", "trainer", "tensorboard", "run_copies"),
+    *("timesync", "python_env", "trainer", "tensorboard", "run_copies"),
 )
 # Copies of runs go to a directory of the node's own here: nobody shares one.
 SETTINGS = "run_copies_enabled: true\nrun_copies_directory: /srv/aura/runs\n"

@@ -27,7 +27,7 @@ SETTINGS = {
     "lan_gateway": "198.18.50.1",
     "admin_networks": "[198.18.50.0/24]",
     "inventory_check_interface": "auralab0",
-    "time_sync_adjust_clock": "false",
+    "timesync_adjust_clock": "false",
     "shared_directory": '""',
     "trainer_threads": "1",
 }

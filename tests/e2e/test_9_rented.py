@@ -23,7 +23,7 @@ SETTINGS = """
 admin_networks: [198.18.50.0/28]
 inventory_check_interface: auralab0
 host_keys: accept
-time_sync_adjust_clock: false
+timesync_adjust_clock: false
 trainer_threads: 1
 """
 NETWORK = """

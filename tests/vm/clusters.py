@@ -30,7 +30,7 @@ class VirtualCluster:
         lines = ["cluster:", "  hosts:"]
         for machine in self.machines:
             own: dict[str, object] = {"lan_address": self.final(machine), "first_address": machine.address}
-            own["time_sync_adjust_clock"] = (
+            own["timesync_adjust_clock"] = (
                 True  # a container's clock is this computer's, a machine has its own
             )
             own |= settings.get(machine.name, {})

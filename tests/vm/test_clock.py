@@ -1,4 +1,4 @@
-"""A clock that is minutes off is right when time_sync has ended, without internet, and again whenever it is not."""
+"""A clock that is months or minutes off is right when timesync has ended, and again whenever it is not."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ PLAYBOOK = """
   hosts: cluster
   gather_facts: false
   any_errors_fatal: true
-  roles:
-    - time_sync
+  force_handlers: true
+  tasks:
+    - ansible.builtin.include_role: {name: timesync, tasks_from: set_clock}
+    - ansible.builtin.include_role: {name: base, tasks_from: package_lists}
+    - ansible.builtin.include_role: {name: timesync}
 """
 NEAR = 10  # seconds: two questions to two emulated machines do not arrive at the same time
 
@@ -31,12 +34,10 @@ def ahead(machine: Machine) -> float:
     return said - (asked + time.time()) / 2
 
 
-def test_a_clock_that_is_minutes_off_is_set(vm: Callable[..., Machine], tmp_path: Path) -> None:
+def test_a_clock_that_is_far_off_is_set(vm: Callable[..., Machine], tmp_path: Path) -> None:
     server, client = vm("server"), vm("server", number=1)
     cluster = VirtualCluster([server, client], tmp_path / "inventory")
-    # Nobody answers: the server's own clock is the time.
-    own: dict[str, object] = {"time_sync_pools": ["ntp.invalid"]}
-    cluster.write(**{m.name: own | {"lan_address": m.address} for m in (server, client)})
+    cluster.write(**{m.name: {"lan_address": m.address} for m in (server, client)})
     playbook = tmp_path / "clock.yml"
     playbook.write_text(PLAYBOOK)
     for machine in (server, client):
@@ -44,16 +45,15 @@ def test_a_clock_that_is_minutes_off_is_set(vm: Callable[..., Machine], tmp_path
         machine.exec("systemctl disable --now systemd-timesyncd")
     cluster.bootstrap()
 
-    client.exec("date --set '-7 minutes'")
-    assert ahead(client) < -400
-    told = " ".join(cluster.ansible(str(playbook)).split())
-    found = re.search(rf"{client.name}: (\S+) s from the clock of {server.address}", told)
-    assert found, told
-    assert abs(float(found[1])) <= 0.1
+    # apt would take no list ("not valid yet"), so chrony would never come.
+    client.exec("date --set '-60 days'")
+    assert ahead(client) < -5_000_000
+    said = " ".join(cluster.ansible(str(playbook)).split())
+    assert re.search(rf"{client.name}: its clock is 518\d{{4}} s behind the controller's", said), said
+    found = re.search(rf"{client.name}: (\S+) s from the clocks of the other nodes at most", said)
+    assert found, said
+    assert float(found[1]) <= 0.1
     assert abs(ahead(client) - ahead(server)) < NEAR
-    assert server.exec("chronyc -n -c tracking").startswith("7F7F0101"), "the server follows somebody"
-
-    client.wait_inside(f"chronyc -n -c tracking | grep -q ',{server.address},'")
     again = cluster.ansible(str(playbook))
     assert all("changed=0" in line for line in again.splitlines() if "changed=" in line), again
 
