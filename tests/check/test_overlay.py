@@ -93,7 +93,7 @@ def test_what_is_refused(settings: dict[str, Any], seen: dict[str, Any], said: s
 SAYS = {
     "trainer_link_mbit": (1000, 946),
     "peer_address": ("192.168.50.20", "10.201.0.20"),
-    "node_name_addresses": (LAN, ADDRESSES),
+    "hostname_addresses": (LAN, ADDRESSES),
     "notify_nodes": (LAN, ADDRESSES),
     "trainer_address": ("192.168.50.20", "10.201.0.20"),
     "nfs_clients": (["192.168.50.21"], ["10.201.0.21"]),

@@ -21,7 +21,7 @@ def test_the_example_is_accepted_and_touches_no_address(inventory: Path) -> None
     options = json.dumps({"inventory_check_bootstrapped": False})
     done = playbook("-i", inventory, "playbooks/inventory_check.yml", "-e", options)
     assert done.returncode == 0, done.stdout
-    switches = ("static_network_enabled", "nfs_server_enabled", "nfs_client_enabled", "run_copies_enabled")
+    switches = ("network_enabled", "nfs_server_enabled", "nfs_client_enabled", "run_copies_enabled")
     wanted = dict.fromkeys(switches, False) | {
         "firewall_peers": ["203.0.113.7"], "firewall_admin_networks": ["198.51.100.23"], "firewall_admin_ports": [],
         "tensorboard_address": "127.0.0.1",

@@ -206,13 +206,11 @@ def test_the_table_says_all_of_all_nodes_and_the_same_only_once() -> None:
         ("base_journal_max", 500, "500", ""),
         ("base_enabled", "false", False, ""),
         ("base_data_directory", "~/mine", "~/mine", ""),  # whose home it is only the node knows
-        ("static_network_gateway", None, "", ""),
         ("nvidia_driver_reboot", None, None, ""),
         ("firewall_lan_services", [5353], ["5353"], ""),
         ("firewall_admin_ports", ["22"], [22], ""),
         ("firewall_admin_ports", ["a"], ["a"], "is ['a']; it has to be a list (in brackets, or a line each), each a"),
         ("firewall_lan_services", "udp/5353", "udp/5353", "is 'udp/5353'; it has to be a list"),
-        ("node_name_addresses", "node0=1", "node0=1", "has to be names with values."),
         ("notify_services", "a://hush", "a://hush", "notify_services is another thing (not shown: a secret);"),
         ("notify_language", "fr", "fr", "notify_language is 'fr'; it has to be one of es, en."),
     ],

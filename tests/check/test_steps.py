@@ -20,7 +20,7 @@ LOOKS = ("node_state", "preflight", "assert", "debug", "set_fact", "import_tasks
 # The others' way to change something: without it they could not. Its README says so.
 WITHOUT_SWITCH = {"rollback", "safe_change"}
 # What is done as a whole: a driver with its restart, an address, a time daemon in place of another one, a release.
-ONE_PIECE = {"static_network", "trainer"}
+ONE_PIECE = {"network", "trainer"}
 # What a module does, as a step: the one that a task with it must have, and must not have.
 MODULES = {
     "apt": ("install", {"configure", "run"}),
@@ -222,4 +222,4 @@ def test_only_configure_can_cut_the_connection(role: str) -> None:
 
 
 def test_what_can_cut_the_connection_is_found() -> None:
-    assert {role for role in IMPORTS if risky(role)} == {"static_network", "firewall", "sshd"}
+    assert {role for role in IMPORTS if risky(role)} == {"network", "firewall", "sshd"}

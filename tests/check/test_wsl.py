@@ -57,7 +57,7 @@ def test_what_windows_does_no_role_of_ours_does(hosts: dict[str, Any], tmp_path:
     native, under_windows = switches(folder, "node2"), switches(folder, "node3")
     unlike = {name: value for name, value in under_windows.items() if value != native[name]}
     assert unlike == {
-        "wsl_enabled": True, "static_network_enabled": False, "firewall_enabled": False, "timesync_enabled": False,
+        "wsl_enabled": True, "network_enabled": False, "firewall_enabled": False, "timesync_enabled": False,
         "nvidia_driver_enabled": False,
     }  # fmt: skip
 

@@ -74,7 +74,7 @@ def let_in_from_both(cluster: Cluster, tmp_path: Path) -> None:
 def test_from_one_subnet_to_another_and_back(cluster: Cluster, tmp_path: Path, at_home_again: None) -> None:
     there = write_inventory(tmp_path / "there", ELSEWHERE, HOME)
     # Both networks are in admin_networks, but the firewalls that are loaded do not know that yet.
-    for options in (["--check"], ["--tags", "static_network"]):
+    for options in (["--check"], ["--tags", "network"]):
         said = " ".join(cluster.refused("site.yml", *options, inventory=there).split())
         assert f"its firewall would not let you in from {ELSEWHERE}.1," in said
         assert where(cluster) == all_in(HOME)

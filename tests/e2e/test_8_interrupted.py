@@ -15,7 +15,7 @@ from one_node import NAME, ansible, bootstrap, inside, inventory_of_one, new_nod
 # Not among them: packages (changes nothing where it is alone), and what asks for a graphics card or a kernel of its own
 # (nvidia_driver, nfs).
 ROLES = (
-    *("base", "safe_change", "static_network", "firewall", "node_name", "sshd"),
+    *("base", "safe_change", "network", "firewall", "hostname", "sshd"),
     *("timesync", "python_env", "trainer", "tensorboard", "run_copies"),
 )
 # Copies of runs go to a directory of the node's own here: nobody shares one.
@@ -88,7 +88,7 @@ def test_what_is_left_half_done_is_finished_by_the_next_run(inventory: Path) -> 
 
     new_node(inventory)
     bootstrap(inventory)
-    # bootstrap has done node_name's work.
+    # bootstrap has done hostname's work.
     inside("hostnamectl set-hostname somebody")
     died_in = [role for role in ROLES if die_in(role, inventory)]
     assert died_in == list(ROLES)

@@ -1,0 +1,78 @@
+"""The Ansible half is plain Ansible: names of tasks, files of roles, plugins with a reason (docs/decisions)."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tree
+from test_roles import read, tasks_of
+
+VERBS = {
+    *"Add Apply Arm Ask Assert Authorize Back Build Check Collect Compare Configure Confirm Connect Copy".split(),
+    *"Create Delete Disable Distribute Download Enable Export Fetch Fill Find Gather Give Install Keep".split(),
+    *"Launch Let Limit Link Load Look Make Mount Move Print Prove Pull Read Reconnect Refresh Reload".split(),
+    *"Remove Report Reset Restart Restore Resume Run Save Say Set Show Start Stop Synchronize Undo Unmount".split(),
+    *"Update Validate Verify Wait Write".split(),
+}
+# Not written anew yet. A role or playbook leaves this list when it is.
+OLD_ROLES = {
+    *("bootstrap", "corpus", "docker", "gpu_watch", "nfs", "notify", "nvidia_driver"),
+    *(
+        "object_storage",
+        "overlay",
+        "python_env",
+        "run_copies",
+        "safe_change",
+        "script",
+        "tensorboard",
+        "trainer",
+        "wsl",
+    ),
+}
+PLAIN = [role for role in tree.roles() if role.name not in OLD_ROLES]
+FOLDERS = {"defaults", "files", "handlers", "meta", "molecule", "tasks", "templates", "vars"}
+
+
+def names(path: Path) -> Iterator[str]:
+    for task in tasks_of(read(path)):
+        if isinstance(task.get("name"), str) and "ansible.builtin.import_playbook" not in task:
+            yield task["name"]
+
+
+def test_the_list_of_old_roles_is_true() -> None:
+    missing = OLD_ROLES - {role.name for role in tree.roles()}
+    assert not missing, f"there are no such roles any more: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("role", PLAIN, ids=lambda role: role.name)
+def test_task_names_begin_with_a_verb(role: Path) -> None:
+    paths = [*role.glob("tasks/*.yml"), *role.glob("handlers/*.yml")]
+    wrong = [
+        f"{tree.relative(path)}: {name}"
+        for path in paths
+        for name in names(path)
+        if name.split()[0] not in VERBS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("role", PLAIN, ids=lambda role: role.name)
+def test_a_role_has_the_folders_of_a_role(role: Path) -> None:
+    """No module, filter or program of its own beside Ansible's."""
+    found = {path.name for path in role.iterdir() if path.is_dir()} - FOLDERS
+    assert not found, f"{tree.relative(role)}: {sorted(found)}"
+    meta = {path.name for path in (role / "meta").iterdir()}
+    assert meta == {"argument_specs.yml"}, f"{tree.relative(role)}/meta: {sorted(meta)}"
+
+
+def test_every_decision_is_a_page_with_what_is_given_up() -> None:
+    pages = sorted((tree.ROOT / "docs/decisions").glob("*.md"))
+    assert pages
+    for number, page in enumerate(pages, start=1):
+        assert page.name.startswith(f"{number:04}-"), tree.relative(page)
+        text = page.read_text(encoding="utf-8")
+        for heading in ("Context", "Decision", "What is given up"):
+            assert re.search(rf"^## {heading}$", text, re.MULTILINE), (
+                f"{tree.relative(page)} has no {heading!r}"
+            )
