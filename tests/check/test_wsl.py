@@ -79,7 +79,8 @@ def test_over_a_switch_of_its_own_our_firewall_stands(tmp_path: Path) -> None:
 def test_files_and_windows_time_come_from_the_first_node_with_a_kernel_of_its_own(tmp_path: Path) -> None:
     folder = inventory(tmp_path / "mixed", BESIDE)
     wanted = {
-        "cluster_server": "node1", "timesync_peers": ["192.168.50.21", "192.168.50.22"], "nfs_source": "192.168.50.21:/srv/aura",
+        "cluster_server": "node1", "timesync_peers": ["192.168.50.21", "192.168.50.22"],
+        "nfs_source": "192.168.50.21:/srv/aura",
         "nfs_clients": ["192.168.50.20", "192.168.50.22", "192.168.50.23"], "wsl_time_server": "192.168.50.21",
         "wsl_peers": ["192.168.50.20", "192.168.50.21", "192.168.50.22"],
     }  # fmt: skip
