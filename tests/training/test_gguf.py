@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +21,9 @@ from aura.model import export, gguf_file, sample
 from aura.model.family import model_of
 from by_heart import DIALOGUE, SMALL, learnt_by_heart, spanish_lines, tuned_run
 from services import asked
-from tokenizers import Tokenizer, pre_tokenizers
+from test_prepare import documents_of
+from tokenizers import Tokenizer
+from trainers import Trainer
 
 CONTEXT = 224
 FAMILIES = [
@@ -131,10 +134,73 @@ def test_what_llama_cpp_would_read_otherwise_is_refused(corpus: Corpus, tmp_path
     parameters, file = model_of(config).state_dict(), corpus.path / TOKENIZER
     with pytest.raises(ConfigError, match=r"no model of family=hrm-text: --gguf is for gpt2 and qwen3"):
         export.export(config, parameters, file, tmp_path / "final", ["F16"])
-    other = Tokenizer.from_file(str(file))
-    other.pre_tokenizer = pre_tokenizers.Whitespace()
-    other.save(str(tmp_path / TOKENIZER))
-    config = resolve("gpt2-nano", {"vocab_size": corpus.vocab_size})
-    with pytest.raises(ConfigError, match=r"llama\.cpp would cut text in another way than this tokenizer"):
-        export.export(config, parameters, tmp_path / TOKENIZER, tmp_path / "final", ["F16"])
     assert not (tmp_path / "final").exists()
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("model.ignore_merges", {"model": {"ignore_merges": True}}),
+        ("model.unk_token", {"model": {"unk_token": END_OF_TEXT}}),
+        ("model.byte_fallback", {"model": {"byte_fallback": True}}),
+        ("model.dropout", {"model": {"dropout": 0.1}}),
+        ("model.end_of_word_suffix", {"model": {"end_of_word_suffix": "</w>"}}),
+        ("model.one_that_is_new", {"model": {"one_that_is_new": 7}}),
+        ("pre_tokenizer", {"pre_tokenizer": {"add_prefix_space": True}}),
+        ("pre_tokenizer", {"pre_tokenizer": {"use_regex": False}}),
+        ("pre_tokenizer", {"pre_tokenizer": {"type": "Whitespace"}}),
+        ("normalizer", {"normalizer": {"type": "NFC"}}),
+        ("decoder", {"decoder": {"type": "WordPiece"}}),
+        ("added_tokens", {"added": {"special": False}}),
+        ("added_tokens", {"added": {"lstrip": True}}),
+        ("model.vocab", {"vocab": "é"}),
+        ("model.merges", {"merges": 1}),
+    ],
+    ids=lambda given: given if isinstance(given, str) else None,
+)
+def test_what_is_not_known_to_be_equal_is_refused(part: str, change: dict[str, Any]) -> None:
+    made = json.loads(train(spanish_lines(50), 300).json)
+    assert not gguf_file.not_known_there(made)
+    for name, values in change.items():
+        if name == "added":
+            made["added_tokens"][0] |= values
+        elif name == "vocab":
+            made["model"]["vocab"].pop("é" if "é" in made["model"]["vocab"] else "Ã")
+        elif name == "merges":
+            made["model"]["merges"] += made["model"]["merges"][:values]
+        else:
+            made[name] = {**(made[name] or {}), **values}
+    assert gguf_file.not_known_there(made) == {part}
+
+
+def test_ids_of_the_corpus_are_compared_through_llama_cpp(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of what a property does not tell: a word that no merge makes, and that is taken at once all the same."""
+    made = json.loads(tokenizer.to_str())
+    made["model"]["vocab"]["ĠDulcinea"] = tokenizer.get_vocab_size()
+    made["model"]["ignore_merges"] = True
+    (tmp_path / TOKENIZER).write_text(json.dumps(made))
+    config = resolve("gpt2-nano", {**SMALL, "vocab_size": tokenizer.get_vocab_size() + 1})
+    write = partial(export.export, config, model_of(config).state_dict(), tmp_path / TOKENIZER)
+    with pytest.raises(ConfigError, match=r"of its model\.ignore_merges: --gguf is for byte-level BPE"):
+        write(tmp_path / "final", ["F16"])
+    monkeypatch.setattr(gguf_file, "not_known_there", lambda made: set())
+    write(tmp_path / "equal", ["F16"], spanish_lines(20))
+    with pytest.raises(ConfigError, match=r"of 1 of 2 pieces of the corpus, .* begins with 'Que Dulcinea'"):
+        write(tmp_path / "final", ["F16"], ["hola", "Que Dulcinea"])
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["equal"]
+
+
+def test_the_sample_is_the_text_that_the_run_is_validated_on(
+    reference: list[Trainer], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(gguf_file, "compare_ids", lambda file, tokenizer, texts: heard.extend(texts))
+    path = max((reference[0].run_dir / export.CHECKPOINTS).glob("checkpoint-step-*"))
+    export.export_checkpoint(path, tmp_path / "final", ["F16"])
+    assert "".join(heard) == "".join(documents_of(corpus, "validation"))
+    heard.clear()
+    monkeypatch.setattr(export, "_corpus_of", lambda run: tmp_path)  # it is no longer there
+    export.export_checkpoint(path, tmp_path / "final", ["F16"])
+    assert not heard

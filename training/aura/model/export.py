@@ -46,7 +46,7 @@ from aura.storage.address import appears_at_once
 MODEL, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
 FILES = {MODEL, CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS}
 GGUF_FILES = {*map(gguf_file.name_of, gguf_file.FORMATS), gguf_file.MODELFILE}
-CHECKPOINTS = "checkpoints"  # in the directory of a run
+CHECKPOINTS, MODEL_CONFIG = "checkpoints", "model_config.json"  # in the directory of a run
 
 
 def export(
@@ -55,11 +55,13 @@ def export(
     tokenizer_path: Path,
     output: Path,
     gguf: Sequence[str] = (),
+    texts: Sequence[str] = (),
 ) -> None:
     """Write the model with these parameters (named as in aura/model) and its tokenizer to the directory `output`.
     Which of its tokens are special stands beside `tokenizer_path`.
 
-    `gguf`: in which formats llama.cpp's file is wanted too (gguf_file.FORMATS).
+    `gguf`: in which formats llama.cpp's file is wanted too (gguf_file.FORMATS); `texts`: of which it must make the
+    same token ids, where it is installed.
 
     It appears all at once. An earlier export in `output` is replaced; anything else there is left alone: ConfigError.
     Raises DataError when it cannot be written, or when the tokenizer has more tokens than the model has rows.
@@ -100,6 +102,8 @@ def export(
             (temporary / gguf_file.MODELFILE).write_text(
                 gguf_file.modelfile(file.name, special), encoding="utf-8"
             )
+        if gguf:
+            gguf_file.compare_ids(file, tokenizer, texts)
         (temporary / MODEL).chmod(0o640)  # as checkpoints: what copies runs is another user, in this group
         publish(temporary, output)
         for path in output.parent.glob(f".old-{left}"):
@@ -145,8 +149,20 @@ def adds_tokens(tokenizer: Tokenizer) -> bool:
 
 def export_checkpoint(path: Path, output: Path, gguf: Sequence[str] = ()) -> None:
     """`export` of a verified checkpoint, with the tokenizer of its run directory."""
-    config = from_values(verified_state(path)["config"])
-    export(config, load_file(path / manifest.MODEL), tokenizer_of(path), output, gguf)
+    state, tokenizer = verified_state(path), tokenizer_of(path)
+    texts: Sequence[str] = ()
+    if gguf and (corpus := _corpus_of(run_of(path))):
+        texts = gguf_file.sample_of_corpus(corpus, state.get("corpus", ""), read_tokenizer(tokenizer))
+    config = from_values(state["config"])
+    export(config, load_file(path / manifest.MODEL), tokenizer, output, gguf, texts)
+
+
+def _corpus_of(run: Path) -> Path | None:
+    """Where it was when the run was last started; None of a run of an earlier release."""
+    try:
+        return Path(json.loads((run / MODEL_CONFIG).read_text(encoding="utf-8"))["corpus"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def load(path: Path) -> LanguageModel:

@@ -6,21 +6,28 @@ Matrices are in 16 bits, or in 8 with a scale for 32 of them; the rest is in fp3
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+import numpy as np
+from tokenizers import Tokenizer, pre_tokenizers
 from torch import Tensor
 
 from aura.config import TrainConfig
 from aura.corpus import chatml
+from aura.corpus.corpus import NOT_LEARNT, read_corpus
 from aura.corpus.special_tokens import TOKENS, is_tuned
-from aura.errors import ConfigError
+from aura.errors import ConfigError, DataError
 from aura.families.known import FAMILIES
+from aura.model import llama_cpp
 
 FORMATS = ("F16", "Q8_0")
 MODELFILE = "Modelfile"
+SAMPLE, PIECE = 100_000, 500  # tokens of a file of the corpus, and of one text that is compared
+SHOWN = 80  # characters of a text
+KNOWN_OF_MODEL = ("model.type", "model.vocab", "model.merges")  # all else has to be off
+AS_GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # kinds of tokens there
 
 
@@ -29,14 +36,70 @@ def name_of(kind: str) -> str:
 
 
 def check(config: TrainConfig, tokenizer: Tokenizer) -> None:
-    """Raises ConfigError where llama.cpp has no such model, or would cut text in another way."""
+    """Raises ConfigError where llama.cpp has no such model, or is not known to make the same ids of every text."""
     if not FAMILIES[config.family].names.gguf:
         raise ConfigError("no_gguf_of_family", family=config.family)
-    made: dict[str, Any] = json.loads(tokenizer.to_str())
-    cut = made["pre_tokenizer"] or {}
-    as_gpt2 = cut.get("type") == "ByteLevel" and cut.get("use_regex", True) and not cut["add_prefix_space"]
-    if made["model"]["type"] != "BPE" or made["normalizer"] or not as_gpt2:
-        raise ConfigError("no_gguf_of_tokenizer")
+    if unknown := sorted(not_known_there(json.loads(tokenizer.to_str()))):
+        raise ConfigError("no_gguf_of_tokenizer", parts=", ".join(unknown))
+
+
+def not_known_there(made: dict[str, Any]) -> set[str]:
+    """The parts of a tokenizer.json that are other than llama.cpp's "gpt-2" is known to have them.
+
+    Known: tried with every character that Unicode 15 has. Letters that are newer are cut in other places.
+    """
+    model, cut = made["model"], made["pre_tokenizer"] or {}
+    unlike = {f"model.{name}" for name, value in model.items() if value} - set(KNOWN_OF_MODEL)
+    vocabulary = model["vocab"] if model["type"] == "BPE" else {}
+    if not vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet()):
+        unlike.add("model.vocab")  # it lacks bytes, or is of another kind
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
+    if len(set(merges)) < len(merges):
+        unlike.add("model.merges")  # the first of two counts there, the last here
+    if {"use_regex": True, **cut, "trim_offsets": True} != AS_GPT2:
+        unlike.add("pre_tokenizer")
+    if (made["decoder"] or {}).get("type") != "ByteLevel":
+        unlike.add("decoder")
+    if made["normalizer"]:
+        unlike.add("normalizer")
+    if any(
+        {name for name, value in token.items() if value is True} - {"normalized"} != {"special"}
+        for token in made["added_tokens"]
+    ):
+        unlike.add("added_tokens")
+    return unlike
+
+
+def compare_ids(file: Path, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+    """Those that llama.cpp makes of these texts with this GGUF, where it is installed. Raises ConfigError where one is
+    another."""
+    if not (texts and llama_cpp.is_installed()):
+        return
+    try:
+        theirs = llama_cpp.token_ids(file, texts)
+    except ValueError as error:
+        raise ConfigError("gguf_not_read", error=error) from None
+    plain = Tokenizer.from_str(tokenizer.to_str())
+    plain.encode_special_tokens = True
+    ours = [encoding.ids for encoding in plain.encode_batch(list(texts), add_special_tokens=False)]
+    if unlike := [text for text, one, other in zip(texts, ours, theirs, strict=True) if one != other]:
+        raise ConfigError("gguf_ids_differ", count=len(unlike), of=len(texts), text=repr(unlike[0][:SHOWN]))
+
+
+def sample_of_corpus(path: Path, fingerprint: str, tokenizer: Tokenizer) -> list[str]:
+    """The beginning of the validation text, of every part, in pieces; none where the corpus is not there any more."""
+    try:
+        corpus = read_corpus(path)
+    except (DataError, OSError):
+        return []
+    if corpus.fingerprint != fingerprint:
+        return []
+    pieces = []
+    for entry in corpus.files["validation"]:
+        ids = np.fromfile(path / entry["name"], f"<u{corpus.bytes_per_token}", SAMPLE)
+        ids = ids & np.asarray(NOT_LEARNT - 1).astype(ids.dtype)
+        pieces += [ids[begin : begin + PIECE].tolist() for begin in range(0, len(ids), PIECE)]
+    return tokenizer.decode_batch(pieces)
 
 
 def write(

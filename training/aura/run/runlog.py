@@ -193,6 +193,7 @@ def write_model_config(
         **asdict(config),
         "parameters": parameters,
         "step_tokens": step_tokens,  # of all ranks; a later launch with another number of them keeps it
+        "corpus": str(corpus.path.resolve()),
         "corpus_fingerprint": corpus.fingerprint,
         "corpus_tokens": corpus.tokens,
         "tokenizer_sha256": corpus.tokenizer_sha256,
