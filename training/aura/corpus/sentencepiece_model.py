@@ -101,7 +101,8 @@ class SentencePiece:
     def _is_same(self, tokenizer: Tokenizer, text: str) -> bool:
         """Of two ways that a unigram finds equally likely, "--" "-" and "-" "--", rounding decides: 32 bits there, 64
         bits here. So the order may differ."""
-        ids, own = tokenizer.encode(text, add_special_tokens=False).ids, self.processor.encode(text)
+        ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids  # hears signals
+        own = self.processor.encode(text)
         return bool(ids == own or (self.is_unigram and sorted(ids) == sorted(own)))
 
 
