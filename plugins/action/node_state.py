@@ -67,10 +67,8 @@ class ActionModule(ActionBase):
 
     def look_of(self, role: str) -> Look:
         path = self.folder_of(role) / "meta/look.yml"
-        if not path.is_file():
-            raise AnsibleActionFail(
-                f"The role {role} has no meta/look.yml, so it is not known what it wants to see."
-            )
+        if not path.is_file():  # a role in plain Ansible looks by itself
+            return {}
         return self._templar.template(self._loader.load_from_file(str(path), trusted_as_template=True) or {})
 
     @staticmethod

@@ -51,3 +51,13 @@ def problems(role: str, node: dict[str, Any], others: dict[str, Any] | None = No
             {"check": False, "hostname": "node1", **known, **settings}, node, others or {}
         )
     )
+
+
+def preflight_sentences(role: str, node: dict[str, Any], **variables: Any) -> str:
+    """What the last task of the role's preflight.yml says of a node. node: what the tasks before it have registered."""
+    task = loaded(f"roles/{role}/tasks/preflight.yml")[-1]
+    known = {"preflight_problems": [], "inventory_hostname": "node1"} | variables_of(role) | task["vars"]
+    found = Templar(loader=DataLoader(), variables=known | node | variables).template(
+        task["ansible.builtin.set_fact"]["preflight_problems"]
+    )
+    return " ".join(problem["sentence"] for problem in found)

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from expressions import problems, says
+from expressions import preflight_sentences, says
 
+# What a node answers: who is connected, its addresses, other firewalls, their chains.
 SEEN: dict[str, Any] = {
-    "cards": [{"name": "lan0", "addresses": ["10.9.0.1/24", "fe80::1/64"]}],
-    "session": {"client": "10.8.0.9", "here": "10.9.0.1", "port": 22},
-    "ufw": False, "firewalld": False,
-}  # fmt: skip
+    "client": "10.8.0.9",
+    "here": "10.9.0.1",
+    "port": 22,
+    "addresses": ["10.9.0.1"],
+    "other": [],
+    "chains": [],
+}
 SETTINGS: dict[str, Any] = {
     "address": "10.9.0.1",
     "peers": ["10.9.0.1", "10.9.0.2"],
@@ -25,24 +29,33 @@ SETTINGS: dict[str, Any] = {
     "person": "",
 }
 TRAINING = Path(__file__).parents[2] / "training"
-ELSEWHERE = {"client": "192.168.1.9", "here": "192.168.1.57", "port": 22}
+ELSEWHERE = {"client": "192.168.1.9", "here": "192.168.1.57", "addresses": ["192.168.1.57"]}
+
+
+def problems(seen: dict[str, Any], **settings: Any) -> str:
+    ssh = f"{seen['client']} 50000 {seen['here']} {seen['port']}"
+    answers = {
+        "__firewall_host": {"stdout_lines": [ssh, " ".join(seen["addresses"]), *seen["other"]]},
+        "__firewall_chains": {"stdout_lines": seen["chains"]},
+    }
+    return preflight_sentences(
+        "firewall", answers, **{f"firewall_{name}": value for name, value in settings.items()}
+    )
 
 
 def test_a_node_that_does_not_have_its_address_yet_may_be_looked_at() -> None:
     """--tags preflight and --check on a bare node. The controller may come from elsewhere later."""
-    assert problems("firewall", SEEN, **SETTINGS) == ""
-    bare = {**SEEN, "cards": [{"name": "lan0", "addresses": ["192.168.1.57/24"]}]}
-    assert problems("firewall", bare, **SETTINGS) == ""
-    assert problems("firewall", {**bare, "session": ELSEWHERE}, **SETTINGS) == ""
-    elsewhere = problems("firewall", {**SEEN, "session": ELSEWHERE}, **SETTINGS)
-    assert "the firewall would lock you out" in elsewhere
+    assert problems(SEEN, **SETTINGS) == ""
+    assert problems({**SEEN, "addresses": ["192.168.1.57"]}, **SETTINGS) == ""
+    assert problems({**SEEN, **ELSEWHERE}, **SETTINGS) == ""
+    assert "the firewall would lock you out" in problems({**SEEN, "client": "192.168.1.9"}, **SETTINGS)
 
 
 def test_an_address_that_the_provider_translates_is_none_of_the_machine_s() -> None:
     """Said before anything is changed: a rented machine gets no address from us."""
     rented = SETTINGS | {"address_is_there": True}
-    assert problems("firewall", SEEN, **rented) == ""
-    said = problems("firewall", SEEN, **rented | {"address": "203.0.113.7"})
+    assert problems(SEEN, **rented) == ""
+    said = problems(SEEN, **rented | {"address": "203.0.113.7"})
     assert "has the address 203.0.113.7 (lan_address). It has 10.9.0.1: name one" in said
     assert "public_address: 203.0.113.7" in said
 
@@ -53,25 +66,29 @@ def test_an_address_that_the_provider_translates_is_none_of_the_machine_s() -> N
         ({"admin_networks": []}, "firewall_admin_networks is empty"),
         ({"ssh_port": 2222}, "Set firewall_ssh_port"),
         ({"ssh_port": 2222, "admin_ports": [8080]}, "Set firewall_ssh_port"),
-        ({"peers": ["node1"]}, "neither a network nor an address: node1"),
+        (
+            {"peers": ["node1"]},
+            "neither an address nor a network, as 192.168.50.0/24 with zeros at its end: node1",
+        ),
+        ({"peers": []}, "firewall_peers is empty"),
     ],
 )
 def test_settings_that_would_lock_people_out_are_refused(settings: dict[str, Any], sentence: str) -> None:
-    assert sentence in problems("firewall", SEEN, **SETTINGS | settings)
+    assert sentence in problems(SEEN, **SETTINGS | settings)
 
 
 def test_who_has_come_to_a_controller_that_is_this_node_gets_in_again() -> None:
-    own = {**SEEN, "session": {"client": "10.9.0.1", "here": "10.9.0.1", "port": 22}}
-    assert problems("firewall", own, **SETTINGS) == ""
-    assert problems("firewall", own, **SETTINGS | {"person": "10.8.0.7"}) == ""
-    assert "connected from 192.168.1.9" in problems("firewall", own, **SETTINGS | {"person": "192.168.1.9"})
-    bare = {**own, "cards": [{"name": "lan0", "addresses": ["10.9.0.9/24"]}]}  # it has not moved yet
-    assert "connected from 192.168.1.9" in problems("firewall", bare, **SETTINGS | {"person": "192.168.1.9"})
+    own = {**SEEN, "client": "10.9.0.1", "here": "10.9.0.1"}
+    assert problems(own, **SETTINGS) == ""
+    assert problems(own, **SETTINGS | {"person": "10.8.0.7"}) == ""
+    assert "connected from 192.168.1.9" in problems(own, **SETTINGS | {"person": "192.168.1.9"})
+    bare = {**own, "addresses": ["10.9.0.9"]}  # it has not moved yet
+    assert "connected from 192.168.1.9" in problems(bare, **SETTINGS | {"person": "192.168.1.9"})
     # From itself, whatever it is called, nobody is kept out; and sshd does not always know.
     for person in ("127.0.0.1", "::1", "10.9.0.1", "UNKNOWN"):
-        assert problems("firewall", own, **SETTINGS | {"person": person}) == ""
+        assert problems(own, **SETTINGS | {"person": person}) == ""
     # On the other nodes it is the controller that counts.
-    assert problems("firewall", SEEN, **SETTINGS | {"person": "192.168.1.9"}) == ""
+    assert problems(SEEN, **SETTINGS | {"person": "192.168.1.9"}) == ""
 
 
 @pytest.mark.parametrize(
@@ -90,16 +107,22 @@ def test_who_has_come_to_a_controller_that_is_this_node_gets_in_again() -> None:
     ],
 )
 def test_a_service_for_the_neighbours_is_a_port_that_is_nobody_elses(service: str, said: str) -> None:
-    found = problems("firewall", SEEN, **SETTINGS, lan_services=[service])
+    found = problems(SEEN, **SETTINGS, lan_services=[service])
     assert said in found
     assert bool(found) == bool(said)
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
-    said = problems("firewall", {**SEEN, "ufw": True, "firewalld": True}, **{**SETTINGS, "peers": []})
-    assert "firewall_peers is empty" in said
-    assert "sudo ufw disable" in said
-    assert "disable --now firewalld" in said
+def test_other_firewalls_are_named() -> None:
+    said = problems(
+        {**SEEN, "other": ["ufw", "firewalld"], "chains": ["ip filter INPUT"]}, **SETTINGS | {"peers": []}
+    )
+    assert (
+        "firewall_peers is empty" in said and "sudo ufw disable" in said and "disable --now firewalld" in said
+    )
+    assert "INPUT" not in said  # it is theirs
+    assert "drops what ours lets in, since a packet has to pass both: ip filter INPUT" in problems(
+        {**SEEN, "chains": ["ip filter INPUT"]}, **SETTINGS
+    )
 
 
 # Two machines. `cables CARD:NETWORK…` joins them; $other is the other process, which also has 10.9.0.3 in the LAN.
@@ -247,7 +270,7 @@ knock to-the-lan 10.9.0.2 10.9.0.1 2049
 @pytest.mark.skipif(not namespaces_work(), reason="needs nft, and the right to make network namespaces")
 def test_with_an_overlay_a_peer_comes_and_is_reached_by_its_card_alone(tmp_path: Path) -> None:
     assert who_gets_in(
-        tmp_path, OVERLAY, peers=["10.4.0.1", "10.4.0.2"], peers_card="aura0", members=["10.9.0.1", "10.9.0.2"],
+        tmp_path, OVERLAY, peers=["10.4.0.1", "10.4.0.2"], peer_interface="aura0", members=["10.9.0.1", "10.9.0.2"],
         member_services=["udp/123", "udp/51820"],
     ) == {
         "self": "in", "peer": "in", "to-a-peer": "in", "lives": "True",

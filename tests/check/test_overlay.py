@@ -100,7 +100,7 @@ SAYS = {
     "nfs_source": ("192.168.50.20:/srv/aura", "10.201.0.20:/srv/aura"),
     "firewall_address": ("192.168.50.20", "192.168.50.20"),
     "firewall_peers": (list(LAN.values()), list(ADDRESSES.values())),
-    "firewall_peers_card": ("", "aura0"),
+    "firewall_peer_interface": ("", "aura0"),
     "firewall_members": ([], list(LAN.values())),
     "timesync_peers": (list(LAN.values())[1:], list(LAN.values())[1:]),
     "timesync_clients": (list(LAN.values()), list(LAN.values())),

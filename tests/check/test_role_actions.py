@@ -249,34 +249,6 @@ def option(name: str) -> dict[str, Any]:
     return dict(specs["argument_specs"]["main"]["options"][name])
 
 
-def test_what_differs_from_the_rules_that_shall_be_in_force() -> None:
-    filters = tree.module("roles/firewall/filter_plugins/firewall_difference.py")
-    difference, rules = filters.firewall_difference, filters.firewall_marked('comment "@mark@"\n')
-    table = "table inet aura {\n\tset visitors {\n\t\telements = { 10.0.0.9 }\n\t}\n}\n"
-    files = [{"path": "/rules", "content": rules, "mode": "0644"}, {"path": "/wants", "link": "/unit"}]
-    ours = {"kind": "file", "mode": "0644", "owner": "root", "group": "root", "sha256": sum_of(rules)}
-    seen: dict[str, Any] = {
-        "files": {"/rules": ours, "/wants": {"kind": "link", "target": "/unit"}},
-        "table": table,
-        "table_comment": sum_of('comment ""\n'),
-        # Visitors come and go.
-        "texts": {
-            "/run/aura-firewall.loaded": sum_of("table inet aura {\n\tset visitors {\n\t}\n}\n") + "\n"
-        },
-        "units": {"aura-firewall.service": {"active": True, "reload": False}},
-    }
-    assert difference(seen, files) == ""
-    for changed, sentence in (
-        ({"files": {**seen["files"], "/rules": {**ours, "mode": "0600"}}}, "the rules, or the unit"),
-        ({"files": {**seen["files"], "/wants": {"kind": "absent"}}}, "the rules, or the unit"),
-        ({"table": ""}, "the rules are not loaded"),
-        ({"table_comment": "other"}, "other rules are loaded"),
-        ({"table": table.replace("aura {", "aura { counter")}, "somebody has changed"),
-        ({"units": {"aura-firewall.service": {"active": True, "reload": True}}}, "the unit that loads"),
-    ):
-        assert difference({**seen, **changed}, files).startswith(sentence)
-
-
 def test_what_shall_be_absent_has_no_text() -> None:
     action = tree.plugin("action/write_files").ActionModule(*[None] * 6)
     entry = {"path": "/a", "content": "x", "template": "x.j2", "absent": True}

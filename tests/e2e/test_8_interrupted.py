@@ -12,10 +12,10 @@ import pytest
 from lab_cluster import ROOT, lab
 from one_node import NAME, ansible, bootstrap, inside, inventory_of_one, new_node
 
-# Not among them: packages (changes nothing where it is alone), and what asks for a graphics card or a kernel of its own
-# (nvidia_driver, nfs).
+# Not among them: packages (changes nothing where it is alone), what goes through rollback (see its scenario), and what
+# asks for a graphics card or a kernel of its own (nvidia_driver, nfs).
 ROLES = (
-    *("base", "safe_change", "network", "firewall", "hostname", "sshd"),
+    *("base", "network", "hostname"),
     *("timesync", "python_env", "trainer", "tensorboard", "run_copies"),
 )
 # Copies of runs go to a directory of the node's own here: nobody shares one.

@@ -54,15 +54,17 @@ def somebody_else(passwd: str, name: str, admin: str, number: int) -> str:
 def bootstrap_problem(answers: Mapping[str, Answer], name: str, user: str, admin: str, number: int) -> str:
     """What a person has to do before this node can take part; nothing where all is well.
 
-    answers: `release` (os-release), `taken` (getent), `root` (sudo), as they were registered. user: as whom we come.
+    answers: `release` (os-release), `taken` (getent), `root` (sudo), `sshd` (what keeps the key out), as they were
+    registered. user: as whom we come.
     """
-    release, root = answers["release"], answers["root"]
+    release, root, sshd = answers["release"], answers["root"], answers.get("sshd", {})
     if release.get("unreachable"):
         return not_let_in(str(release["msg"]), name, user)
     said = [
         unknown_system(release["stdout"], name),
         somebody_else(answers["taken"]["stdout"], name, admin, number),
         not_root(root, name, user) if root.get("failed") else "",
+        *(f"{name}: {sentence}" for sentence in re.findall(r"(?m)^problem: (.*\S)", sshd.get("stdout", ""))),
     ]
     return "\n".join(filter(None, said))
 
