@@ -60,6 +60,28 @@ def test_a_check_shows_the_keys_and_asks_and_records_nothing(tmp_path: Path, hos
     assert not (tmp_path / "state").exists()
 
 
+def test_a_check_of_bootstrap_logs_in_nowhere_by_password(tmp_path: Path) -> None:
+    """A stand-in for ssh: it answers, and writes down how it was called."""
+    tools = {
+        "ssh-keyscan": f'echo "# x:22 SSH-2.0-x\nx ssh-ed25519 {PUBLIC["node0"]}"',
+        "ssh": f'echo "$*" >>{tmp_path}/asked; echo "Permission denied (publickey,password)." >&2; exit 255',
+    }
+    for name, text in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "group_vars").symlink_to(tree.ROOT / "inventory/lan/group_vars")
+    hosts = {"node0": {"lan_address": "192.168.50.20", "host_keys": "accept"}}
+    (tmp_path / "hosts.json").write_text(json.dumps({"cluster": {"hosts": hosts}}))
+    (tmp_path / "password").write_text("secret")
+    passwords = [f"--{kind}-password-file={tmp_path}/password" for kind in ("connection", "become")]
+    words = ["-i", str(tmp_path / "hosts.json"), "playbooks/bootstrap.yml", "--check", *passwords]
+    code, said = run(words, [], PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert code == 0 and "Nothing was looked at on node0" in said, said
+    calls = (tmp_path / "asked").read_text().splitlines()
+    assert calls and all("BatchMode=yes" in call and "accept-new" not in call for call in calls), calls
+    assert not (tmp_path / "state").exists()
+
+
 @pytest.mark.parametrize("typed", [["y"], []], ids=["a person", "a file"])
 def test_what_somebody_vouches_for_is_recorded(tmp_path: Path, typed: list[str]) -> None:
     file = tmp_path / "FILE"
