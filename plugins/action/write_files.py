@@ -13,10 +13,10 @@ FROM = {"template": "ansible.builtin.template", "copy": "ansible.builtin.file"}
 class ActionModule(ActionBase):
     """`template` and `copy` name a file of the role, in templates/ and files/; the node gets its text.
 
-    Nobody is asked where node_state has just seen that all of them are as they shall be. `through`: see the module.
+    Nobody is asked where node_state has just seen that all of them are as they shall be.
     """
 
-    _VALID_ARGS = frozenset(("files", "through"))
+    _VALID_ARGS = frozenset(("files",))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
@@ -25,12 +25,9 @@ class ActionModule(ActionBase):
         kept = variables.get("ansible_facts", {}).get("node_looks")
         seen = kept["seen"]["files"] if kept else {}
         as_it_shall_be = filter_loader.get("as_it_shall_be").j2_function
-        through = {"through": self._task.args["through"]} if "through" in self._task.args else {}
-        if not through and all(
-            file["path"] in seen and as_it_shall_be(file, seen[file["path"]]) for file in files
-        ):
+        if all(file["path"] in seen and as_it_shall_be(file, seen[file["path"]]) for file in files):
             return {"changed": False, "paths": []}
-        return self._execute_module("write_files", {"files": files, **through}, task_vars=variables)
+        return self._execute_module("write_files", {"files": files}, task_vars=variables)
 
     def _filled(self, file: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         text = (*FROM, "content") if file.get("absent") else FROM

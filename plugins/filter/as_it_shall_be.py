@@ -7,7 +7,7 @@ from typing import Any
 
 
 def as_it_shall_be(file: dict[str, Any], seen: dict[str, Any]) -> bool:
-    """file: as write_files and safe_change take it. seen: what node_state says of its path."""
+    """file: as write_files takes it. seen: what node_state says of its path."""
     if file.get("absent"):
         return seen["kind"] == "absent" and not file.get("original")
     if "link" in file:

@@ -9,15 +9,11 @@ directory (true) and absent (true: it goes, a directory with all that is in it).
 owner and group (root), and original: what lies there before the first change is kept, and comes back with absent;
 where nothing was ever changed, absent leaves it as it is. A file with a secret has a task of its own, with no_log. (The
 action of the same name fills in template and copy.)
-through: the plan of a change that undoes itself unless it is confirmed (role safe_change), beside its files: nothing is
-written here, all is handed to the node's program safe-change. Its `why` says what there is to do beside new files.
-
-The answer: paths, what was made, written or taken away; with `through` id, for the program's other commands.
+The answer: paths, what was made, written or taken away.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -27,7 +23,6 @@ from ansible.module_utils.node_files import file_state
 
 ORIGINALS = "/var/backups/aura/originals"
 EDITED = "/var/backups/aura/edited"
-SAFE_CHANGE = "/usr/local/lib/aura/safe-change"
 KINDS = ("content", "link", "directory", "absent")
 Entry = dict  # of str
 
@@ -171,26 +166,17 @@ class Quiet(AnsibleModule):
         pass
 
 
-def begin(module: Quiet, plan: Entry) -> Entry:
-    code, said, complaint = module.run_command([SAFE_CHANGE, "begin"], data=json.dumps(plan))
-    if code:
-        module.fail_json(msg=complaint.strip() or said.strip())
-    return {"id": json.loads(said)["id"]}
-
-
 def main() -> None:
     module = Quiet(
         argument_spec={
             "files": {"type": "list", "elements": "dict", "required": True},
-            "through": {"type": "dict"},
         },
         supports_check_mode=True,
     )
-    files, plan = module.params["files"], module.params["through"]
     done, diff = [], []
     os.umask(0o022)  # hardened images have 027: directories on the way to a file would be closed to aura
     try:
-        for asked in map(wanted, files):
+        for asked in map(wanted, module.params["files"]):
             entry, path = with_original(asked), asked["path"]
             there = now(path)
             differs = not same(entry, there)
@@ -200,20 +186,17 @@ def main() -> None:
                     "before_header": path, "before": shown(path, there),
                     "after_header": path, "after": shown(path, entry),
                 })  # fmt: skip
-            if module.check_mode or plan:
+            if module.check_mode:
                 continue
             if differs:
                 write(asked, entry)
             forget(asked)
     except (ValueError, OSError, LookupError) as error:
         module.fail_json(msg=f"{error}.", paths=done)
-    answer = {"changed": bool(done or plan), "paths": done, "diff": diff}
-    if plan and (why := plan.pop("why", "")):
-        diff.append({"prepared": why + "\n"})
+    answer = {"changed": bool(done), "paths": done, "diff": diff}
     if answer["changed"] and not module.check_mode:
         # What was seen of the node before does not hold any more (node_state).
         answer["ansible_facts"] = {"node_looks": {}}
-        answer |= begin(module, {**plan, "files": files}) if plan else {}
     module.exit_json(**answer)
 
 

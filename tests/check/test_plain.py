@@ -23,7 +23,6 @@ OLD_ROLES = {
         "overlay",
         "python_env",
         "run_copies",
-        "safe_change",
         "script",
         "tensorboard",
         "trainer",

@@ -18,7 +18,7 @@ STEPS = {"preflight", "install", "configure", "run"}
 # What a task does that changes nothing.
 LOOKS = ("node_state", "preflight", "assert", "debug", "set_fact", "import_tasks")
 # The others' way to change something: without it they could not. Its README says so.
-WITHOUT_SWITCH = {"rollback", "safe_change"}
+WITHOUT_SWITCH = {"rollback"}
 # What is done as a whole: a driver with its restart, an address, a time daemon in place of another one, a release.
 ONE_PIECE = {"network", "trainer"}
 # What a module does, as a step: the one that a task with it must have, and must not have.

@@ -50,10 +50,8 @@ def all_in(network: str) -> dict[str, list[str]]:
 
 
 def nothing_waits(cluster: Cluster) -> bool:
-    script = (
-        "ls /var/lib/aura-safe-change; systemctl list-units --all --plain --no-legend 'aura-safe-change-*'"
-    )
-    return all("current" not in (said := cluster.sh(node, script)) and "-undo" not in said for node in MOVED)
+    script = "aura-rollback status; systemctl list-units --all --plain --no-legend 'aura-rollback-*'"
+    return all("pending" not in (said := cluster.sh(node, script)) and "-undo" not in said for node in MOVED)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ SETTINGS = "run_copies_enabled: true\nrun_copies_directory: /srv/aura/runs\n"
 STATE = r"""
 cd /
 for path in etc/netplan etc/hosts etc/hostname etc/aura etc/aura-firewall.nft etc/chrony etc/ssh/sshd_config.d \
-    etc/systemd/system etc/sudoers.d usr/local/lib/aura usr/local/sbin opt/aura/current var/lib/aura-safe-change; do
+    etc/systemd/system etc/sudoers.d usr/local/lib/aura usr/local/sbin opt/aura/current; do
   [ -e $path ] && find $path \( -type f -o -type l -o -type d \) ! -name '*.dpkg-*' \
     -printf '%p %y %M %u %g %l ' \( -type f -exec sha256sum {} \; -o -printf '\n' \)
 done | sed 's/  .*//' | sort
