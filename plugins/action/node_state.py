@@ -34,6 +34,8 @@ class ActionModule(ActionBase):
             return self.seen(merged([look, more]), variables)
         looks = []
         for role in self._task.args["roles"]:
+            if not (self.folder_of(role) / "meta/look.yml").is_file():
+                continue  # it is written in plain Ansible
             # Where only the role itself knows its variables, it will ask by itself.
             with suppress(AnsibleUndefinedVariable):
                 looks.append(self.look_of(role))
