@@ -9,6 +9,12 @@ import pytest
 from lab_cluster import Cluster
 
 
+def test_site_changes_nothing_the_second_time(cluster: Cluster) -> None:
+    said = cluster.ansible("site.yml")
+    assert said[said.index("PLAY RECAP") :].count("changed=0 ") == 5, said
+    assert "changed: [" not in said
+
+
 def test_one_role_alone_is_what_it_was_too(cluster: Cluster) -> None:
     """docs/operations.md, "One role, one step": with what each role is told, and without what others have found."""
     for role in ("firewall", "trainer"):
