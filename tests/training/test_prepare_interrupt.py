@@ -65,7 +65,8 @@ def test_a_signal_is_answered_at_once_and_nothing_is_left(
     words = [*write_input(folder, phase), "--output", str(folder / "c"), "--workers", str(workers)]
     before = set(folder.iterdir())
     with subprocess.Popen(
-        [sys.executable, str(script), phase, *words],
+        # A shell without job control starts what is in its background with SIGINT ignored.
+        ["env", "--default-signal=INT", sys.executable, str(script), phase, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -99,10 +99,9 @@ def refusal_of(error: AuraError | OSError) -> AuraError:
     if not error.filename:
         raise error
     where = {"path": error.filename, "reason": error.strerror}
-    if error.errno in OF_A_NAME:
-        return ConfigError("file_refused", **where)
-    where["reason"] = why_not_written(error)
-    return AuraError("file_fails", **where) if waiting_mends(error) else ConfigError("file_fails", **where)
+    return (
+        ConfigError("file_refused", **where) if error.errno in OF_A_NAME else AuraError("file_fails", **where)
+    )
 
 
 class Parser(argparse.ArgumentParser):
