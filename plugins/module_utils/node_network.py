@@ -1,27 +1,18 @@
-"""The network cards of this machine, and what netplan is told about them."""
+"""The network cards of this machine."""
 
 from __future__ import annotations
 
 import array
-import contextlib
 import fcntl
-import glob
 import json
 import os
-import re
-import select
 import socket
 import struct
-import time
 
 from ansible.module_utils import node_files
 
 SIOCETHTOOL = 0x8946
 ETHTOOL_GPERMADDR = 0x20
-ARP = 0x0806
-IPV4 = 0x0800
-# In netplan's own order: of files with the same name the first counts.
-NETPLAN = ("/run/netplan", "/etc/netplan", "/usr/lib/netplan", "/lib/netplan")
 
 
 def read(path: str) -> str:
@@ -98,99 +89,3 @@ def cards(addresses: str, routes: str, nm_devices: str) -> list[dict[str, object
             "manager": manager,
         })  # fmt: skip
     return found
-
-
-def texts_of(pattern: str) -> dict[str, str]:
-    """Whole: what cannot be read is no empty file."""
-    found: dict[str, str] = {}
-    for path in sorted(glob.glob(pattern)):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            found[path] = file.read()
-    return found
-
-
-def netplan_files() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for place in NETPLAN:
-        # Where /lib is /usr/lib.
-        if not place.startswith("/lib") or not os.path.islink(os.path.dirname(place)):
-            found |= texts_of(f"{place}/*.yaml")
-    return found
-
-
-def netplan_originals() -> dict[str, str]:
-    """What the role static_network has taken out of others' files, each as it was; oldest first."""
-    return texts_of("/var/backups/aura/etc/netplan/*.yaml.*")
-
-
-def owner(card: str, address: str) -> str:
-    """MAC address of the other machine in the card's LAN that has the address, or "". Three questions, as one may get
-    lost; about a second. They name no sender, as before a machine takes an address (RFC 5227), so that no table in the
-    LAN is spoilt; whoever has the address answers, also who does not answer a ping.
-    """
-    own = {read(path) for path in glob.glob("/sys/class/net/*/address")}
-    wanted = socket.inet_aton(address)
-    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ARP)) as lan:
-        lan.bind((card, ARP))
-        mac = lan.getsockname()[4]
-        frame = struct.pack("!6s6sH", b"\xff" * 6, mac, ARP)
-        frame += struct.pack("!HHBBH6s4s6s4s", 1, IPV4, 6, 4, 1, mac, bytes(4), bytes(6), wanted)
-        for _ in range(3):
-            with contextlib.suppress(OSError):
-                lan.send(frame)
-            until = time.monotonic() + 0.4
-            while select.select([lan], [], [], max(0.0, until - time.monotonic()))[0]:
-                heard = lan.recv(2048)
-                sender = heard[22:28].hex(":")
-                if heard[28:32] == wanted and sender not in own:
-                    return sender
-    return ""
-
-
-def owners(addresses: list[str], found: list[dict[str, object]]) -> dict[str, dict[str, str]]:
-    """By address and card: who else has it in that card's LAN. Not asked for an address that this node has, nor for
-    what is none: the role that asked will say so."""
-    own = {str(one).partition("/")[0] for card in found for one in card["addresses"]}  # type: ignore[attr-defined]
-    linked = [str(card["name"]) for card in found if card["kind"] == "ethernet" and card["carrier"]]
-    return {
-        address: {card: owner(card, address) for card in linked}
-        for address in addresses
-        if address not in own and is_address(address)
-    }
-
-
-def silent(name_servers: list[str]) -> list[str]:
-    """Those at which no name server answers. Whatever it answers will do: a router without a way into the internet
-    knows no names."""
-    return [address for address in name_servers if not _answers(address)]
-
-
-def _answers(address: str) -> bool:
-    """Asks for the root's name servers, three times: a question may get lost."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    question = os.urandom(2) + b"\x01\x00\x00\x01" + bytes(6) + b"\x00\x00\x02\x00\x01"
-    with socket.socket(family, socket.SOCK_DGRAM) as asking:
-        asking.settimeout(2)
-        for _ in range(3):
-            with contextlib.suppress(OSError):
-                asking.connect((address, 53))
-                asking.send(question)
-                if asking.recv(4096)[:2] == question[:2]:
-                    return True
-    return False
-
-
-def is_address(text: str) -> bool:
-    try:
-        socket.inet_pton(socket.AF_INET, text)
-    except OSError:
-        return False
-    return True
-
-
-def of_ifupdown(found: list[dict[str, object]]) -> list[str]:
-    """The cards that /etc/network/interfaces configures too."""
-    paths = ["/etc/network/interfaces", *glob.glob("/etc/network/interfaces.d/*")]
-    text = "\n".join(map(read, paths))
-    names = [str(card["name"]) for card in found]
-    return [name for name in names if re.search(rf"^\s*iface\s+{re.escape(name)}\s", text, re.MULTILINE)]

@@ -1,4 +1,4 @@
-"""What a node is now: packages, files, units, users, network, firewall, sshd, GPUs. The only way a role looks.
+"""What a node is now: packages, files, units, users, cards, GPUs. How roles look that are not plain Ansible yet.
 
 One call answers all that a role wants to know of a node, and changes nothing. Roles call the action of the same name,
 which reads meta/look.yml of the role and runs this module as root.
@@ -9,10 +9,8 @@ What is asked, lists:
     texts      text files to read; ~NAME/ is a user's home
     uids       numbers of which it is wanted who has them
     mounts     directories of which it is wanted what is mounted
-    addresses  of which it is wanted who else has them
-    name_servers  addresses at which one shall answer
     modules    modules of the kernel
-and switches: network, firewall, sshd, gpu, upgrades, clock.
+and switches: network, gpu, upgrades.
 
 The answer, whose keys are always there:
     missing    those of `packages` that are not installed
@@ -33,15 +31,6 @@ The answer, whose keys are always there:
     modules    by name: whether the kernel has it or can load it
     session    the connection over which this was asked: client and here (addresses) and port; "" and 0 without SSH
     cards      the network cards; see module_utils/node_network.py
-    owners     by those of `addresses` that the node does not have itself, and by card: the MAC address of who has it in
-               that card's LAN, or empty
-    silent     those of `name_servers` at which none answers
-    ifupdown   the cards that /etc/network/interfaces configures
-    netplan    the texts of netplan's files, by path; netplan_before: originals of such files that the role
-               static_network has kept in /var/backups/aura
-    ufw, firewalld   whether they are active
-    table      the nftables table `inet aura` as nft lists it, "" when it is not loaded; table_comment: its own comment
-    sshd       what sshd -T says: lists of values by keyword; sshd_socket: whether ssh.socket listens in its place
     gpu        cards on the PCI bus, driver, smi, elsewhere, machine; see module_utils/node_gpu.py
     upgrades   packages that apt would upgrade, from the lists that the node has: package, installed ("" when it is
                new), candidate, security, together (whether playbooks/upgrade.yml alone moves it), held (whether a hold
@@ -49,8 +38,6 @@ The answer, whose keys are always there:
     reboot_required   whether something installed waits for the next boot
     start      what a restart meets; see module_utils/node_start.py
     wsl        whether the node is Linux under Windows (WSL 2)
-    clock      source: the address whose time chrony follows, empty while it follows nobody else's; offset: the seconds
-               by which it still finds the clock wrong
     hostname, machine (x86_64, say)
     now        the node's time, in seconds since the epoch
     distribution, distribution_version ("22.04"), distribution_major_version: as in ansible_facts
@@ -71,14 +58,7 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_files import file_state, name_of, read
 from ansible.module_utils.node_gpu import gpu
-from ansible.module_utils.node_network import (
-    cards,
-    netplan_files,
-    netplan_originals,
-    of_ifupdown,
-    owners,
-    silent,
-)
+from ansible.module_utils.node_network import cards
 from ansible.module_utils.node_packages import missing, said, waiting
 from ansible.module_utils.node_start import in_wsl, start
 
@@ -237,65 +217,24 @@ def distribution() -> dict[str, str]:
     }
 
 
-def network(wanted: bool, addresses: list[str], name_servers: list[str]) -> dict[str, object]:
+def network(wanted: bool) -> dict[str, object]:
     if not wanted:
-        return {"cards": [], "netplan": {}, "netplan_before": {}, "owners": {}, "silent": [], "ifupdown": []}
+        return {"cards": []}
     nm_devices = (
         said("nmcli", "--terse", "--fields", "DEVICE,STATE", "device") if shutil.which("nmcli") else ""
     )
-    found = cards(
-        said("ip", "-json", "-details", "address"),
-        said("ip", "-json", "-4", "route", "show", "default"),
-        nm_devices,
-    )
-    return {
-        "cards": found,
-        "netplan": netplan_files(),
-        "netplan_before": netplan_originals(),
-        "owners": owners(addresses, found),
-        "silent": silent(name_servers),
-        "ifupdown": of_ifupdown(found),
-    }
-
-
-def firewall(wanted: bool) -> dict[str, object]:
-    if not wanted:
-        return {"ufw": False, "firewalld": False, "table": "", "table_comment": ""}
-    table = said("nft", "--stateless", "list", "table", "inet", "aura")
-    comment = re.search(r'^\tcomment "([^"]*)"', table, re.MULTILINE)
-    return {
-        "ufw": bool(re.search(r"^ENABLED=yes", read("/etc/ufw/ufw.conf"), re.MULTILINE)),
-        "firewalld": said("systemctl", "is-active", "firewalld.service").strip() == "active",
-        "table": table,
-        "table_comment": comment[1] if comment else "",
-    }
-
-
-def sshd(wanted: bool) -> dict[str, object]:
-    if not wanted:
-        return {"sshd": {}, "sshd_socket": False}
-    settings: dict[str, list[str]] = {}
-    for line in said("sshd", "-T").splitlines():
-        keyword, _, value = line.partition(" ")
-        settings.setdefault(keyword.lower(), []).append(value)
-    return {"sshd": settings, "sshd_socket": said("systemctl", "is-active", "ssh.socket").strip() == "active"}
-
-
-def clock(wanted: bool) -> dict[str, object]:
-    # Identifier, address, stratum, the source's time, offset, …, leap status. 7F7F0101 is this node's own clock.
-    says = said("chronyc", "-n", "-c", "tracking").strip().split(",") if wanted else []
-    if len(says) < 14 or says[0] in ("00000000", "7F7F0101") or says[-1] == "Not synchronised":
-        return {"clock": {"source": "", "offset": 0.0}}
-    return {"clock": {"source": says[1], "offset": abs(float(says[4]))}}
+    addresses = said("ip", "-json", "-details", "address")
+    routes = said("ip", "-json", "-4", "route", "show", "default")
+    return {"cards": cards(addresses, routes, nm_devices)}
 
 
 def main() -> None:
     lists = {
         name: {"type": "list", "elements": "str", "default": []}
-        for name in "packages files texts units users groups mounts addresses name_servers modules".split()
+        for name in "packages files texts units users groups mounts modules".split()
     }
     numbers = {"uids": {"type": "list", "elements": "int", "default": []}}
-    names = ("network", "firewall", "sshd", "gpu", "upgrades", "clock")
+    names = ("network", "gpu", "upgrades")
     switches = {name: {"type": "bool", "default": False} for name in names}
     module = AnsibleModule(argument_spec={**lists, **numbers, **switches}, supports_check_mode=True)
     asked, now = module.params, time.time()
@@ -320,11 +259,8 @@ def main() -> None:
         hostname=socket.gethostname(),
         machine=platform.machine(),
         now=now,
-        **network(asked["network"], asked["addresses"], asked["name_servers"]),
-        **firewall(asked["firewall"]),
-        **sshd(asked["sshd"]),
+        **network(asked["network"]),
         gpu=gpu(asked["gpu"]),
-        **clock(asked["clock"]),
         **system,
         ansible_facts=system,
     )

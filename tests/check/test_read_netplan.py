@@ -60,7 +60,7 @@ def test_ours_goes_under_the_id_that_is_there_and_a_static_address_moves(
     answer = read(tmp_path, files, monkeypatch, capsys)
     assert answer["problems"] == []
     assert answer["id"] == netplan_id
-    assert answer["moved"] == {str(tmp_path / name): files[name] for name in moved}
+    assert answer["moved"] == [str(tmp_path / name) for name in moved]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ Arguments: the interface's name, its MAC address, the path of our own netplan fi
 
 id        the netplan ID under which other files configure the interface; its own name if none does
 renderer  who has the interface: networkd or NetworkManager
-moved     files with a static address, which ours replaces: {path: text}
+moved     files with a static address, which ours replaces
 cloud     whether cloud-init writes netplan files here
 problems  why a netplan file of ours cannot configure the interface: sentences
 """
@@ -99,8 +99,8 @@ def read_own(path, mac):
 
 
 def read_files(name, mac, own):
-    """The netplan ID, the files that move away with their texts, and problems."""
-    ids, moved, problems = read_own(own, mac), {}, []
+    """The netplan ID, the files that move away, and problems."""
+    ids, moved, problems = read_own(own, mac), [], []
     for path in sorted(str(path) for path in Path(NETPLAN).glob("*.yaml")):
         if path == own:
             continue
@@ -110,7 +110,7 @@ def read_files(name, mac, own):
             found, moves, wrong = [], False, [f"{path} cannot be read: {' '.join(str(error).split())[:200]}"]
         problems += wrong
         if moves:
-            moved[path] = text_of(path)
+            moved.append(path)
         else:
             ids |= {netplan_id: path for netplan_id in found if netplan_id not in ids}
     if len(ids) > 1:
