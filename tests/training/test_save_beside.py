@@ -225,15 +225,21 @@ def test_a_disk_that_becomes_read_only_ends_it_and_once_mended_it_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("number", "waits"),
-    [(errno.ENOSPC, True), (errno.ENOMEM, True), (errno.ESTALE, True), (errno.EDQUOT, False), (errno.EFBIG, False),
-     (errno.EROFS, False), (errno.EACCES, False), (errno.EPERM, False), (errno.EIO, False)],
+    ("number", "waits", "remedy"),
+    [(errno.ENOSPC, True, ""), (errno.ENOMEM, True, ""), (errno.ESTALE, True, ""), (errno.EDQUOT, False, "quota"),
+     (errno.EFBIG, False, "no file may be so large"), (errno.EROFS, False, "mounted read-only"),
+     (errno.EACCES, False, "the right to write"), (errno.EPERM, False, "the right to write"),
+     (errno.EIO, True, "dmesg")],
 )  # fmt: skip
-def test_what_waiting_mends_and_what_a_person_does_about_the_rest(number: int, waits: bool) -> None:
+def test_what_waiting_mends_and_what_a_person_does_about_the_rest(
+    number: int, waits: bool, remedy: str
+) -> None:
     error = OSError(number, os.strerror(number), "/runs/a")
     assert waiting_mends(error) == waits
-    assert (why_not_written(error) == os.strerror(number)) == waits
-    assert refusal_of(error).exit_code == (1 if waits else EXIT_USAGE)
+    said = why_not_written(error)
+    assert remedy in said and (said != os.strerror(number)) == bool(remedy)
+    of_a_name = number in (errno.EROFS, errno.EACCES, errno.EPERM)
+    assert refusal_of(error).exit_code == (EXIT_USAGE if of_a_name else 1)
 
 
 def test_where_nobody_can_save_all_go_on_when_a_disk_has_room(

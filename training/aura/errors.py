@@ -19,8 +19,9 @@ EXIT_DATA = 65  # what was read or computed cannot be trusted: starting again do
 EXIT_GPU = 69  # a GPU of this node is sick: starting again does not help, without this node it may
 FOR_GOOD = (EXIT_USAGE, EXIT_DATA, EXIT_GPU)  # nobody starts it again, and all ranks end with it
 EXIT_TEMPORARY = 75  # start me again: the gang broke, or this rank was turned away
-# Why a file cannot be written, and what a person has to do about it (aura/texts): until then it fails as it does now.
-# What is in no such table may pass by itself: a disk that is full gets room, a file server comes back.
+# Why a file cannot be written, and what a person has to do about it (aura/texts): until then it fails as it does now,
+# but for EIO, which one bad sector gives once. What is in no such table may pass by itself: a disk that is full gets
+# room, a file server comes back.
 REMEDIES = {
     errno.EDQUOT: "remedy_quota",
     errno.EFBIG: "remedy_file_size",
@@ -144,7 +145,7 @@ def reason_of(error: Exception) -> str:
 
 def waiting_mends(error: Exception | None) -> bool:
     """May a file that could not be written be written later, without anybody who has seen to it?"""
-    return not (isinstance(error, OSError) and error.errno in REMEDIES)
+    return not (isinstance(error, OSError) and error.errno in REMEDIES.keys() - {errno.EIO})
 
 
 def why_not_written(error: Exception) -> str:
