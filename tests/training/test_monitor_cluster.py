@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aura.commands import monitor
-from aura.commands.monitor_cluster import table
+from aura.commands.monitor_cluster import read_one, table
 from aura.errors import ConfigError
 
 GPU = {
@@ -51,9 +51,9 @@ def test_every_node_and_card_has_a_line() -> None:
     })  # fmt: skip
     assert [" ".join(line.split()) for line in lines] == [
         "node device load memory °C W link Mbit/s rank state step loss tokens/s ETA",
-        "node0 NVIDIA RTX 4090 97% 12.0 / 24.0 GB 71 321 420+398 of 1000 0/3 training 40/900 3.2199 15400 2:05",
+        "node0 NVIDIA RTX 4090 97% 12.0 / 24.0 GB 71 321 420+398 / 1000 0/3 training 40/900 3.2199 15400 2:05",
         "GPU is lost - - - - - 1/3 training 40/900 - 15400 -",
-        "node1 CPU 12% 8.0 / 64.0 GB - - 420+398 of 1000 2/3 training 40/900 3.2199 15400 2:05 stale 200 s",
+        "node1 CPU 12% 8.0 / 64.0 GB - - 420+398 / 1000 2/3 training 40/900 3.2199 15400 2:05 stale 200 s",
         "node2 no answer: Connection refused",
         "strategy=sharded wire=int4",
     ]
@@ -97,6 +97,12 @@ def test_a_rank_stands_beside_its_own_card(
 def test_a_node_without_a_trainer_has_a_line_too() -> None:
     _, line = table({"node0": [None, [], 1000]})
     assert line.split()[:2] == ["node0", "CPU"]
+
+
+def test_a_node_that_prints_more_than_json_has_a_line_too() -> None:
+    assert read_one({"stdout": "[null, [], 1000]"}) == [None, [], 1000]
+    _, line = table({"node0": read_one({"stdout": "Disk is full\n[null, [], 1000]"})})
+    assert line.startswith("node0    no answer: 'Disk is full")
 
 
 def test_elsewhere_than_on_the_controller_it_says_where_it_works(

@@ -50,8 +50,11 @@ def read(inventory: Path | None) -> Nodes:
 
 def read_one(said: Json) -> list[Any] | str:
     """said: what Ansible says of one node."""
-    if said.get("stdout"):
-        return list(json.loads(said["stdout"]))
+    if printed := said.get("stdout"):
+        try:
+            return list(json.loads(printed))
+        except ValueError as error:  # something on the node prints more
+            return f"{printed.strip()[:60]!r}: {error}"
     return (str(said.get("msg", "")).strip().splitlines() or [""])[-1]
 
 
@@ -108,7 +111,7 @@ def device_line(node: str, device: Json, rank: Json | None, load: Json, now: flo
     if device.get("used_bytes") is not None:
         memory = f"{device['used_bytes'] / GIB:.1f} / {device['total_bytes'] / GIB:.1f} GB"
     if links and node:
-        link = f"{links[-1]['sent']:.0f}+{links[-1]['received']:.0f} of {links[-1]['speed']}"
+        link = f"{links[-1]['sent']:.0f}+{links[-1]['received']:.0f} / {links[-1]['speed']}"
     if status.get("eta") is not None:
         eta = f"{status['eta'] // 3600:.0f}:{status['eta'] % 3600 // 60:02.0f}"
     line = ROW.format(
