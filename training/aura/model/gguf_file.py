@@ -62,11 +62,13 @@ def not_known_there(made: dict[str, Any]) -> set[str]:
         unlike.add("decoder")
     if made["normalizer"]:
         unlike.add("normalizer")
-    if any(
-        {name for name, value in token.items() if value is True} - {"normalized"} != {"special"}
+    odd = [
+        repr(token["content"])
         for token in made["added_tokens"]
-    ):
-        unlike.add("added_tokens")
+        if {name for name, value in token.items() if value is True} - {"normalized"} != {"special"}
+    ]
+    if odd:
+        unlike.add(f"added_tokens ({', '.join(odd[:3])}{', …' if len(odd) > 3 else ''})")
     return unlike
 
 
