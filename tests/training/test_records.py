@@ -113,10 +113,17 @@ def test_a_list_is_read_a_little_at_a_time_and_goes_on_anywhere(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"[", "at element 1, Expecting value"),
-        (b'[{"text": "uno"}', r"at element 2, ']' is missing before ''"),
+        (b"[", r"at element 1, it ends without '\]'"),
+        (b'[{"text": "uno"}', r"at element 2, it ends without '\]'"),
+        (b'[{"text": "uno"},\n', r"at element 2, it ends without '\]'"),
+        (b'[{"text": "uno", ', r"at element 1, it ends without '\]'"),
         (b'[{"text": "uno"} {"text": "dos"}]', r"at element 2, ']' is missing before '\{'"),
-        (b'[{"text": "uno"}, {"text": "cor', "at element 2, Unterminated string"),
+        (b'[{"text": "uno"}, {"text": "cor', r"at element 2, it ends without '\]'"),
+        (b'[{"text": "uno" "n": 1}]', "at element 1, Expecting ',' delimiter: .\"n\": 1"),
+        (
+            b'[{"text": "uno" "n": "' + b"a" * 500 + b'"}]',
+            'at element 1, Expecting \',\' delimiter: ."n": "aaa',
+        ),
         (b'[{"text": "uno"}]\n{"text": "dos"}\n', r"at element 2, behind the list stands '\{'"),
         (
             '[{"text": "año"}]'.encode("cp1252"),

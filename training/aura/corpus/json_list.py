@@ -11,6 +11,8 @@ from aura.corpus.running_text import CHUNK
 from aura.texts import console
 
 SPACE = " \t\n\r"
+SHOWN = 40  # characters
+STUMP = 16  # characters: no number, word or escape that is cut off is longer
 
 
 def _number(digits: str) -> int | float:
@@ -52,7 +54,9 @@ class JsonList:
                 return ""
 
     def _take(self, wanted: str) -> None:
-        if (found := self._next()) != wanted:
+        if not (found := self._next()):
+            raise ValueError(console.text("list_ends"))
+        if found != wanted:
             raise ValueError(console.text("list_lacks", wanted=wanted, found=found))
         self.place += 1
 
@@ -61,10 +65,14 @@ class JsonList:
         while True:
             try:
                 value, end = DECODER.raw_decode(self.text, self.place)
-            except (ValueError, RecursionError):
-                if not self._read():
-                    raise
-                continue
+            except json.JSONDecodeError as error:
+                is_cut = error.pos >= len(self.text) or error.msg.startswith("Unterminated string")
+                if (is_cut or len(self.text) - error.pos < STUMP) and self._read():
+                    continue
+                if is_cut:
+                    raise ValueError(console.text("list_ends")) from None
+                # Its position is one in what was read last: nobody finds that in the file.
+                raise ValueError(f"{error.msg}: {self.text[error.pos : error.pos + SHOWN]!r}") from None
             if end < len(self.text) or not self._read():  # the rest of a number may come yet
                 self.place = end
                 return value
