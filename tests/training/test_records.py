@@ -82,6 +82,22 @@ def test_a_number_of_any_length_that_nobody_asked_for_is_no_hindrance(tmp_path: 
         read(LocalFiles([tmp_path / "a.jsonl"], "id"))
 
 
+@pytest.mark.parametrize("blank", ["", "\n \r\n"])
+def test_a_list_begins_with_the_first_line_that_is_not_empty(blank: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(
+        b"\xef\xbb\xbf" + f'{blank} ["uno",\n {json.dumps({"text": "dos"})}]'.encode()
+    )
+    source = LocalFiles([tmp_path / "a.json"])
+    empty = blank.count("\n")
+    documents = source.documents(None, Problems(1, print), nothing)
+    assert next(documents) == "dos"
+    assert source.position == [0, empty + 2]
+    texts, counts, said = read(source, limit=1)
+    assert (texts, counts) == (["dos"], {"broken": 1, "empty": empty})
+    assert "a.json, element 1 is not a JSON object with a text under 'text'" in said[-1]
+    assert read(source, [0, empty + 1])[0] == ["dos"] and read(source, [0, empty + 2])[0] == []
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize(

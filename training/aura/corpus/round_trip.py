@@ -15,10 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from aura.corpus.sentencepiece_model import SentencePiece
-from aura.corpus.tokenizer import Prepared, one_sentence
+from aura.corpus.tokenizer import Prepared, has_byte_level, one_sentence
 from aura.errors import DataError
 from aura.texts import console
 
@@ -62,6 +62,10 @@ class RoundTrip:
             self.tokenizer.decoder = (
                 decoders.Fuse()
             )  # otherwise spaces are put between pieces, and hide those lost
+        self.spelt: dict[int, str] = {}  # added words: this decoder would read their letters as bytes
+        if has_byte_level(decoder):
+            added = self.tokenizer.get_added_tokens_decoder()
+            self.spelt = {number: _bytes_as_letters(token.content) for number, token in added.items()}
         self.unknown = _unknown_token(described["model"])
         self.tried = set(tried)
 
@@ -69,12 +73,17 @@ class RoundTrip:
         """None for a text that comes back as it was. Raises DataError where the tokenizer fails."""
         with one_sentence(self.name, error=DataError):
             encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            ids = [encoding.ids for encoding in encodings]
-            decoded = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
+            decoded = self._decoded([encoding.ids for encoding in encodings])
         return [
             None if back.strip() == text.strip() else Change(text, back, self._lost(text, back))
             for text, back in zip(texts, decoded, strict=True)
         ]
+
+    def _decoded(self, ids: list[list[int]]) -> list[str]:
+        if all(map(self.spelt.keys().isdisjoint, ids)):
+            return self.tokenizer.decode_batch(ids, skip_special_tokens=False)
+        token, decode = self.tokenizer.id_to_token, self.tokenizer.decoder.decode
+        return [decode([self.spelt.get(number) or token(number) for number in text]) for text in ids]
 
     def _lost(self, text: str, back: str) -> int:
         """Characters of the text, behind the tokenizer's own normalizer, that do not come back. White space counts
@@ -219,6 +228,12 @@ def _shortened(text: str) -> str:
 def _spaces(text: str) -> str:
     """SentencePiece's sign for a space is one."""
     return text.replace("▁", " ")
+
+
+def _bytes_as_letters(text: str) -> str:
+    """As a byte-level BPE writes it: "España" is "EspaÃ±a"."""
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return "".join(piece for piece, _ in letters.pre_tokenize_str(text))
 
 
 def _unknown_token(model: dict[str, Any]) -> str | None:
