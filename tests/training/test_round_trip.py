@@ -41,6 +41,7 @@ FAMILIES: dict[str, tuple[str, str | None, str | None]] = {
     "BPE that drops": ("bpe", None, lost("año", "ao")),
     "BPE": ("bpe", UNKNOWN, lost("año", r"a\[UNK\]o")),
     "byte-level BPE": ("bytes", None, None),
+    "byte-level BPE without a decoder": ("bytes without decoder", None, None),
     "byte-level BPE without an alphabet": ("few bytes", None, lost("año", "ao")),
     "Unigram that fails": ("unigram", None, FAILS),
     "Unigram": ("unigram", UNKNOWN, lost("año", r"a\[UNK\]o")),
@@ -59,11 +60,15 @@ def drawn(family: str, unknown: str | None) -> Tokenizer:
         made = Tokenizer(models.BPE(unk_token=unknown))
         made.pre_tokenizer = pre_tokenizers.Whitespace()
         trainer = trainers.BpeTrainer(vocab_size=80, special_tokens=special, show_progress=False)
-    elif family in ("bytes", "few bytes"):
+    elif family in ("bytes", "few bytes", "bytes without decoder"):
         made = Tokenizer(models.BPE())
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet() if family == "bytes" else []
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.pre_tokenizer = byte_level
+        if family == "bytes without decoder":
+            made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(), byte_level])
+        else:
+            made.decoder = decoders.ByteLevel()
+        alphabet = [] if family == "few bytes" else pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
     elif family == "unigram":
         letters = [(letter, -2.0) for letter in [*LETTERS, " ", "\n", "perro"]]

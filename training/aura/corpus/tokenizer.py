@@ -94,6 +94,8 @@ def load(name: str, say: Callable[[str], None]) -> Prepared:
             tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    if tokenizer.decoder is None and has_byte_level(json.loads(tokenizer.to_str())["pre_tokenizer"]):
+        tokenizer.decoder = decoders.ByteLevel()  # "aÃ±o" is "año"; no id changes
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     # What ends an answer of a tuned model ends no document.
     end = _chosen(settings.get("bos_token" if is_tuned(settings) else "eos_token"), ENDS, vocabulary)
@@ -105,6 +107,13 @@ def load(name: str, say: Callable[[str], None]) -> Prepared:
         pad = PAD
         say(console.text("no_padding_token", name=name, token=pad))
     return _prepared(tokenizer, end, pad, str(path) if path.suffix == ".model" else "")
+
+
+def has_byte_level(part: dict[str, Any] | None) -> bool:
+    """Does this pre-tokenizer or decoder of a tokenizer.json write bytes as letters, alone or in a sequence?"""
+    part = part or {}
+    steps = part.get("pretokenizers", part.get("decoders", []))
+    return part.get("type") == "ByteLevel" or any(map(has_byte_level, steps))
 
 
 def _prepared(tokenizer: Tokenizer, end: str, pad: str, sentencepiece: str = "") -> Prepared:

@@ -58,8 +58,6 @@ def not_known_there(made: dict[str, Any]) -> set[str]:
         unlike.add("model.merges")  # the first of two counts there, the last here
     if {"use_regex": True, **cut, "trim_offsets": True} != AS_GPT2:
         unlike.add("pre_tokenizer")
-    if (made["decoder"] or {}).get("type") != "ByteLevel":
-        unlike.add("decoder")
     if made["normalizer"]:
         unlike.add("normalizer")
     odd = [
