@@ -213,7 +213,7 @@ def test_sentencepieces_own_symbols_have_its_ids(kind: str, tmp_path: Path) -> N
         remove_extra_whitespaces=False,
     )  # fmt: skip
     texts = [*KNOWN, "<br>la casa\n\n<b> una<br>red  <br> y\n ñ"]
-    corpus, _ = prepare(model, texts, tmp_path)
+    corpus, _ = prepare(model, [*texts, "<s>la red</s>", "una <unk>"], tmp_path)
     made = Tokenizer.from_file(str(corpus.path / "tokenizer.json"))
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     for text in texts:
