@@ -139,6 +139,14 @@ def test_text_comes_back_or_is_refused(name: str, tmp_path: Path) -> None:
         assert not any("come up only now" in sentence for sentence in said)
 
 
+def test_an_added_word_with_an_accent_is_no_loss(tmp_path: Path) -> None:
+    """The library's decoder makes "a\ufffdo" of it, but a model learns its id."""
+    made = drawn("bytes", None)
+    made.add_tokens(["año"])
+    _, said = prepare(made, FOREIGN, tmp_path)
+    assert not any("'año'" in sentence for sentence in said)
+
+
 def test_what_a_tokenizer_says_of_itself_is_said_and_not_refused(tmp_path: Path) -> None:
     """Lower case, no accents, no line breaks."""
     made = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
