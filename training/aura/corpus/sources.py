@@ -170,11 +170,13 @@ def read_lines(
 ) -> Iterator[str | None]:
     """A document from every line; with `column` a line is a JSON object that has it under this name, or all of them
     are one list."""
-    number, offset = 0, 0
+    number, offset, begun = 0, 0, False
     while line := stream.readline(LONGEST_LINE):
-        if column and not number and line.removeprefix(BOM_UTF8).lstrip()[:1] == b"[":
-            yield from read_list(path, line, stream, skip, problems, column)
+        first = b"" if begun else line.removeprefix(BOM_UTF8).strip()[:1]
+        if column and first == b"[":
+            yield from read_list(path, line, stream, skip - number, problems, column)
             return
+        begun = begun or bool(first)
         number, offset, text = number + 1, offset + len(line), None
         place = console.text("place_line", path=path, number=number)
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
