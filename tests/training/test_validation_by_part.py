@@ -3,11 +3,14 @@ corpus, in a validation, and in all that a run writes."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
+import shutil
 import unicodedata
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +21,7 @@ from aura.cluster.ranks import Ranks
 from aura.commands import compare
 from aura.config import resolve
 from aura.corpus import shards
-from aura.corpus.corpus import TOKENIZER, Corpus, read_corpus
+from aura.corpus.corpus import META, TOKENIZER, Corpus, read_corpus
 from aura.corpus.encode import document_hash
 from aura.corpus.mixture import Mixture, Part
 from aura.corpus.prepare import build
@@ -127,6 +130,23 @@ def test_bits_per_byte_are_of_the_text_whatever_the_tokenizer_makes_of_it(
     assert bits.whole == pytest.approx(expected, rel=1e-12) and bits.parts == {}
     whole = [json.loads(line)["text"] for line in decomposed.read_text(encoding="utf-8").splitlines()]
     assert corpus.text_bytes == sum(len(text.encode()) for text in whole)
+
+
+def of_earlier_release(corpus: Corpus, path: Path) -> Corpus:
+    """The same text and settings, without the bytes of each file; its fingerprint is that of all that is there."""
+    shutil.copytree(corpus.path, path)
+    meta = json.loads((path / META).read_text())
+    for entry in chain(*meta["files"].values()):
+        entry.pop("text_bytes", None)
+    meta.pop("fingerprint")
+    digest = hashlib.sha256(json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    (path / META).write_text(json.dumps({**meta, "fingerprint": digest}))
+    return read_corpus(path)
+
+
+def test_a_corpus_has_the_fingerprint_that_an_earlier_release_gave_it(mixed: Corpus, tmp_path: Path) -> None:
+    assert "text_bytes" in mixed.files["validation"][0]
+    assert of_earlier_release(mixed, tmp_path / "c").fingerprint == mixed.fingerprint
 
 
 def test_a_corpus_of_an_earlier_release_gets_an_estimate_and_says_so(mixed: Corpus) -> None:

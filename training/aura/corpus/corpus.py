@@ -12,7 +12,8 @@ Of dialogues (aura/corpus/dialogues.py) it is the same, and the model that shall
     train-00000.bin …     uint32; NOT_LEARNT is added to what is read and not learnt. Each window begins with a dialogue
 
 
-The fingerprint is the SHA-256 of everything else in meta.json: equal fingerprints mean equal corpora.
+The fingerprint is the SHA-256 of everything else in meta.json, but for what is only counted in the files: equal
+fingerprints mean equal corpora, and a corpus keeps its own where a release counts more.
 Standard library only, so that `aura fingerprint` answers at once.
 """
 
@@ -35,6 +36,10 @@ END_OF_TEXT = "<|endoftext|>"
 LARGEST_VOCABULARY = 65536  # of a tokenizer that is trained here: uint16
 NOT_LEARNT = 1 << 31
 INITIAL = "initial.safetensors"
+COUNTED = (
+    "text_bytes",
+    "learnt_tokens",
+)  # of every file, and in no fingerprint: earlier releases did not count them
 
 
 def bytes_per_token(vocab_size: int) -> int:
@@ -70,6 +75,10 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 def fingerprint_of(meta: dict[str, Any]) -> str:
     body = {key: value for key, value in meta.items() if key != "fingerprint"}
+    body["files"] = {
+        split: [{key: value for key, value in entry.items() if key not in COUNTED} for entry in files]
+        for split, files in meta.get("files", {}).items()
+    }
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
