@@ -312,6 +312,28 @@ def test_a_shard_that_lacks_something_is_known_before_the_work(
     assert place.journal.read_text() == before
 
 
+def test_what_an_earlier_release_has_begun_is_gone_on_with(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted no bytes of text by shard."""
+    whole = build(LocalFiles([lines]), tmp_path / "whole", SETTINGS)
+    with stopped_at(5, monkeypatch):
+        build(LocalFiles([lines]), tmp_path / "c", SETTINGS)
+    file = Workplace(tmp_path / "c").journal
+    journal = json.loads(file.read_text())
+    assert journal["shards"]["train"]["entries"]
+    for state in journal["shards"].values():
+        for counted in (state, *state["entries"]):
+            del counted["text_bytes"]
+    file.write_text(json.dumps(journal))
+    with stopped_at(1, monkeypatch):
+        build(LocalFiles([lines]), tmp_path / "c", SETTINGS)
+    made = build(LocalFiles([lines]), tmp_path / "c", SETTINGS)
+    assert (made.fingerprint, made.text_bytes) == (whole.fingerprint, whole.text_bytes)
+    first, *_, last = made.files["train"]
+    assert "text_bytes" not in first and last == whole.files["train"][-1]
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
 def test_a_damaged_journal_is_one_sentence(
     content: str, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -47,9 +47,10 @@ class ShardWriter:
         self.documents: int = state["documents"]
         for entry in self.entries:
             self._check(directory / entry["name"], entry["bytes"])
-        self._open(state["tokens"], state["text_bytes"])
+        self._open(state["tokens"], state.get("text_bytes"))
 
-    def _open(self, tokens: int = 0, text_bytes: int = 0) -> None:
+    def _open(self, tokens: int = 0, text_bytes: int | None = 0) -> None:
+        """`text_bytes`: None where an earlier release has begun this shard and not counted them."""
         self.path = self.directory / f"{self.name}-{len(self.entries):05d}.bin"
         if tokens:
             self._check(self.path, tokens * self.width)
@@ -87,7 +88,8 @@ class ShardWriter:
             self.file.write(data)
             self.digest.update(data)
             self.tokens += len(data) // self.width
-            self.text_bytes += int(sizes[begin:stop].sum())
+            if self.text_bytes is not None:
+                self.text_bytes += int(sizes[begin:stop].sum())
             begin = stop
         self.documents += len(lengths)
         return finished
@@ -104,7 +106,8 @@ class ShardWriter:
         self.flush()
         self.file.close()
         entry = {"name": self.path.name, "tokens": self.tokens, "bytes": self.tokens * self.width}
-        self.entries.append({**entry, "text_bytes": self.text_bytes, "sha256": self.digest.hexdigest()})
+        counted = {} if self.text_bytes is None else {"text_bytes": self.text_bytes}
+        self.entries.append({**entry, **counted, "sha256": self.digest.hexdigest()})
 
     def close(self) -> list[dict[str, Any]]:
         """Of every shard its entry in meta.json."""
@@ -133,8 +136,6 @@ class Workplace:
         try:
             journal: dict[str, Any] = json.loads(self.journal.read_text(encoding="utf-8"))
             begun = journal["request"]
-            if any("text_bytes" not in state for state in journal.get("shards", {}).values()):
-                raise KeyError  # of an earlier release
         except (ValueError, TypeError, KeyError):
             raise DataError("journal_damaged", file=self.journal, directory=self.path) from None
         if begun == request:

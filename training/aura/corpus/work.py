@@ -75,7 +75,7 @@ class Work:
         self.position: Any = None
         self.problems = Problems(settings.max_errors, listener.say)
         self.skipped = dict(self.problems.counts)
-        self.smallest, self.largest = 2**64, 0
+        self.text_bytes, self.smallest, self.largest = 0, 2**64, 0
         self.tried = ""  # characters that the tokenizer was checked with
         self.losses = 0  # that were said
 
@@ -103,7 +103,7 @@ class Work:
         self.position, self.skipped = journal["position"], journal["skipped"]
         self.counts = np.array(journal["counts"])
         self.problems.counts |= self.skipped
-        self.smallest, self.largest = journal["hashes"]
+        self.text_bytes, self.smallest, self.largest = journal["text"]
         self._open_shards(journal["shards"])
 
     def _open_shards(self, states: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ class Work:
             "position": self.position,
             "skipped": self.skipped,
             "counts": self.counts.tolist(),
-            "hashes": [self.smallest, self.largest],
+            "text": [self.text_bytes, self.smallest, self.largest],
             "shards": {writer.name: writer.state() for writer in self._writers()},
         }
 
@@ -219,6 +219,7 @@ class Work:
         ids = part.ids[: int(lengths.sum())]
         if count == 0:
             return False
+        self.text_bytes += int(sizes.sum())
         self.smallest = min(self.smallest, int(hashes.min()))
         self.largest = max(self.largest, int(hashes.max()))
         training = hashes > np.uint64(min(self.cut, 2**64 - 1))
@@ -258,7 +259,7 @@ class Work:
             "tokens": {split: sum(entry["tokens"] for entry in entries[split]) for split in SPLITS},
             "documents": documents,
             "skipped": self.skipped,
-            "text_bytes": sum(entry["text_bytes"] for entry in chain(*entries.values())),
+            "text_bytes": self.text_bytes,
             "unigram_entropy": unigram_entropy(self.counts),
             "files": entries,
         }
