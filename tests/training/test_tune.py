@@ -14,6 +14,7 @@ from aura.commands import cli
 from aura.config import resolve
 from aura.corpus import chatml
 from aura.corpus.corpus import INITIAL, Corpus
+from aura.corpus.text_bytes import bits_per_byte
 from aura.corpus.windows import IGNORED, Windows, check_corpus
 from aura.errors import EXIT_DATA, ConfigError, DataError
 from aura.model import export, sample, tuning
@@ -22,6 +23,8 @@ from aura.model.loss import LinearCrossEntropy
 from aura.plan.auto import tuned
 from dialogue_files import BASE, SEQ_LEN, prepared, twenty
 from safetensors.torch import load_file
+from test_prepare import refuse
+from test_validation_by_part import of_earlier_release
 from torch.nn import functional
 from trainers import Trainer, at_step, complete, send_self, start
 
@@ -135,6 +138,13 @@ def test_the_same_command_goes_on_and_another_model_is_refused(base: Path, tmp_p
     for records, *words in ((twenty(), "--validation-fraction", "0.5"), (twenty()[1:],)):
         refused = prepared(base, tmp_path, records, *words, code=EXIT_DATA)
         assert refused.fingerprint == first.fingerprint
+
+
+def test_dialogues_of_an_earlier_release_are_the_same(base: Path, tmp_path: Path) -> None:
+    now = prepared(base, tmp_path, twenty())
+    old = of_earlier_release(now, tmp_path / "old")
+    assert old.fingerprint == now.fingerprint and "learnt_tokens" not in old.files["validation"][0]
+    assert bits_per_byte(old, refuse).whole == pytest.approx(bits_per_byte(now, refuse).whole)
 
 
 def test_what_has_begun_goes_on_whatever_its_model_has_learnt_since(

@@ -12,6 +12,7 @@ import unicodedata
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,7 +138,8 @@ def of_earlier_release(corpus: Corpus, path: Path) -> Corpus:
     shutil.copytree(corpus.path, path)
     meta = json.loads((path / META).read_text())
     for entry in chain(*meta["files"].values()):
-        entry.pop("text_bytes", None)
+        for counted in ("text_bytes", "learnt_tokens"):
+            entry.pop(counted, None)
     meta.pop("fingerprint")
     digest = hashlib.sha256(json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     (path / META).write_text(json.dumps({**meta, "fingerprint": digest}))
@@ -149,13 +151,31 @@ def test_a_corpus_has_the_fingerprint_that_an_earlier_release_gave_it(mixed: Cor
     assert of_earlier_release(mixed, tmp_path / "c").fingerprint == mixed.fingerprint
 
 
-def test_a_corpus_of_an_earlier_release_gets_an_estimate_and_says_so(mixed: Corpus) -> None:
-    entries = [
-        {key: value for key, value in entry.items() if key != "text_bytes"}
-        for entry in mixed.files["validation"]
-    ]
+def test_a_corpus_of_an_earlier_release_has_the_bytes_of_its_tokens(mixed: Corpus, tmp_path: Path) -> None:
+    old = of_earlier_release(mixed, tmp_path / "c")
+    now, before = bits_per_byte(mixed, refuse), bits_per_byte(old, refuse)
+    assert (before.whole, before.parts) == (pytest.approx(now.whole), pytest.approx(now.parts))
+    assert list(before.parts) == ["largo", "corto"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "NFC"}},
+        {"decoder": {"type": "Fuse"}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+        {"pre_tokenizer": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_where_tokens_do_not_tell_them_it_gets_an_estimate_and_says_so(
+    change: dict[str, Any], mixed: Corpus, tmp_path: Path
+) -> None:
+    old = of_earlier_release(mixed, tmp_path / "c")
+    file = old.path / TOKENIZER
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
     said: list[str] = []
-    bits = bits_per_byte(replace(mixed, files={**mixed.files, "validation": entries}), said.append)
+    bits = bits_per_byte(old, said.append)
     assert bits.whole == pytest.approx(of_one_nat(sum(mixed.tokens.values()), mixed.text_bytes))
     assert bits.parts == {} and "are an estimate, by the mean of all its text" in said[0]
 
