@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.corpus.files import Advance
+from aura.corpus.interrupt import work_directory
 from aura.corpus.listener import NOBODY
 from aura.corpus.sources import Problems, Source
 from aura.durable import replace_text
@@ -106,13 +106,9 @@ class Cleaned:
                 examples[reason].append(text[:EXAMPLE_CHARS])
 
         work = self.record.with_name(f"{self.record.name}.work")
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        try:
+        with work_directory(work):
             for number, reason, text in self.cleaner(self._different(problems, remove), work):
                 remove(number, reason, text)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
         return {"documents": self._read, "examples": examples, "removed": removed}
 
     def _different(

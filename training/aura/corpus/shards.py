@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from aura.corpus.encode import Ids
-from aura.corpus.interrupt import interruptible
+from aura.corpus.interrupt import interruptible, unremoved
 from aura.durable import flush, replace_text
 from aura.errors import ConfigError, DataError, why_not_written
 from aura.storage.address import appears_at_once
@@ -188,6 +188,8 @@ class Workplace:
         if self.journal.is_file():
             return text("left_to_go_on", path=self.path)
         self._remove()
+        if left := unremoved():
+            return text("work_directory_left", path=left[0])
         return text("nothing_left", path=self.output.parent)
 
 
