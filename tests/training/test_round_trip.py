@@ -183,6 +183,32 @@ def test_a_rare_character_is_met_where_it_first_stands(
     assert sum("come up only now" in sentence for sentence in said) == 1
 
 
+@pytest.mark.parametrize(
+    ("affix", "known", "lacks"),
+    [("end_of_word_suffix", "montañas, red", "cañ"), ("continuing_subword_prefix", "ñandú, red", "caña")],
+)
+def test_a_character_is_met_also_where_words_did_not_have_it(
+    affix: str, known: str, lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a vocabulary has an entry for every place of a letter, at the beginning, inside and at the end of a word."""
+    monkeypatch.setattr(round_trip, "SAMPLE", 30)
+    options: dict[str, Any] = {affix: "##"}
+    made = Tokenizer(models.BPE(**options))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(vocab_size=200, show_progress=False, **options)
+    made.train_from_iterator([*KNOWN, known], trainer)
+    texts = [known, *KNOWN * 3]
+    assert sum(prepare(made, texts, tmp_path)[0].tokens.values())
+    (tmp_path / "c").rename(tmp_path / "known")
+    for read, refusal in (
+        (999, rf"loses text: .*'{lacks},?' becomes"),
+        (60, rf"only now\. .*'{lacks},?' becomes"),
+    ):
+        monkeypatch.setattr(round_trip, "READ", read)
+        with pytest.raises(DataError, match=refusal):
+            prepare(made, [*texts, f"la {lacks}, el cable"], tmp_path)
+
+
 def test_words_around_a_rare_character_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_trip, "SAMPLE", 30)
     monkeypatch.setattr(round_trip, "READ", 300)

@@ -18,7 +18,7 @@ import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ WHITE = re.compile(r"\s")
 WORDS_AT_ONCE = 256
 
 Ids = NDArray[np.unsignedinteger[Any]]
-Arguments = tuple[str, int, str, str, str]  # Encoder's
+Arguments = tuple[str, int, str, str, list[str]]  # Encoder's
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Encoder:
     tokenizer that was not trained here, and may lose characters other than those that were `tried`."""
 
     def __init__(
-        self, tokenizer_json: str, end_of_text: int, dtype: str, name: str = "", tried: str = ""
+        self, tokenizer_json: str, end_of_text: int, dtype: str, name: str = "", tried: Iterable[str] = ()
     ) -> None:
         self.name = name or TOKENIZER
         self.tokenizer = Tokenizer.from_str(tokenizer_json)

@@ -48,9 +48,10 @@ class Change:
 
 
 class RoundTrip:
-    """A tokenizer's name and its tokenizer.json -> what comes back of texts. `tried`: characters that were."""
+    """A tokenizer's name and its tokenizer.json -> what comes back of texts. `tried`: characters that were, as the
+    vocabulary has them: where it has other entries for the end of a word, "ñ" and "ñ</w>" are two."""
 
-    def __init__(self, name: str, tokenizer_json: str, tried: str = "") -> None:
+    def __init__(self, name: str, tokenizer_json: str, tried: Iterable[str] = ()) -> None:
         self.name = name
         described = json.loads(tokenizer_json)
         self.tokenizer = Tokenizer.from_str(tokenizer_json)
@@ -67,6 +68,11 @@ class RoundTrip:
             added = self.tokenizer.get_added_tokens_decoder()
             self.spelt = {number: _bytes_as_letters(token.content) for number, token in added.items()}
         self.unknown = _unknown_token(described["model"])
+        # Without an unknown token, what such a vocabulary lacks is dropped, and nothing counts it at the end.
+        affixes = [
+            described["model"].get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix")
+        ]
+        self.affixes = affixes if any(affixes) and not self.unknown else None
         self.tried = set(tried)
 
     def changes(self, texts: list[str]) -> list[Change | None]:
@@ -101,13 +107,30 @@ class RoundTrip:
 
     def around_new(self, text: str) -> list[str]:
         """The surroundings of every character that was not tried before."""
-        new = set(text) - self.tried
+        if self.affixes:
+            text = self._normal(text)
+            first = self._places_in_words(text)
+        else:
+            first = {character: text.index(character) for character in set(text) - self.tried}
+        new = first.keys() - self.tried
         self.tried |= new
-        return [_surroundings(text, place) for place in sorted(map(text.index, new))]
+        return [_surroundings(text, place) for place in sorted(first[piece] for piece in new)]
+
+    def _places_in_words(self, text: str) -> dict[str, int]:
+        """Of every character, as the vocabulary has it, the first."""
+        assert self.affixes
+        prefix, suffix = self.affixes
+        before, places = self.tokenizer.pre_tokenizer, dict[str, int]()
+        for word, (begin, end) in before.pre_tokenize_str(text) if before else [(text, (0, len(text)))]:
+            for number, character in enumerate(word):
+                piece = f"{prefix or ''}{character}" if number else character
+                piece += (suffix or "") if number == len(word) - 1 else ""
+                places.setdefault(piece, min(begin + number, end - 1))
+        return places
 
     def lost_of_new(self, texts: list[str]) -> list[Change]:
         """Of characters that were not tried before: the first examples of what is lost."""
-        if self.tried.issuperset(set().union(*texts)):
+        if not self.affixes and self.tried.issuperset(set().union(*texts)):
             return []
         return self.examples([(0, part) for text in texts for part in self.around_new(text)], lost=True)
 
@@ -169,9 +192,9 @@ def check(
     most: int,
     accept: bool,
     say: Callable[[str], None],
-) -> str:
+) -> list[str]:
     """Does this tokenizer keep the text, and is it what SentencePiece makes of it? `most`: characters that are read.
-    Returns the different characters that were tried. Raises DataError, ConfigError.
+    Returns what was tried, as `RoundTrip` has it. Raises DataError, ConfigError.
     """
     trip, tried = RoundTrip(name, prepared.json), Tried()
     theirs = SentencePiece(Path(prepared.sentencepiece)) if prepared.sentencepiece else None
@@ -189,7 +212,7 @@ def check(
         if tried.lost and not accept:
             raise DataError("tokenizer_loses_text", loss=sentence)
         say(sentence)
-    return "".join(sorted(trip.tried))
+    return sorted(trip.tried)
 
 
 def _sample(documents: Iterable[str], trip: RoundTrip, most: int) -> Iterator[tuple[int, str]]:
@@ -197,11 +220,8 @@ def _sample(documents: Iterable[str], trip: RoundTrip, most: int) -> Iterator[tu
     read = 0
     for number, text in enumerate(documents, start=1):
         for part in SPANS.findall(text):
-            if read < SAMPLE:
-                trip.tried.update(part)
-                yield number, part
-            else:
-                yield from ((number, some) for some in trip.around_new(part))
+            new = trip.around_new(part)
+            yield from ((number, some) for some in ([part] if read < SAMPLE else new))
             read += len(part)
             if read >= most:
                 return

@@ -76,7 +76,7 @@ class Work:
         self.problems = Problems(settings.max_errors, listener.say)
         self.skipped = dict(self.problems.counts)
         self.text_bytes, self.smallest, self.largest = 0, 2**64, 0
-        self.tried = ""  # characters that the tokenizer was checked with
+        self.tried: list[str] = []  # characters that the tokenizer was checked with
         self.losses = 0  # that were said
 
     def check_tokenizer(self, loaded: Prepared) -> None:
