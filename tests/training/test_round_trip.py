@@ -13,6 +13,7 @@ import sentencepiece
 from aura.corpus import dialogues, round_trip
 from aura.corpus.corpus import Corpus
 from aura.corpus.listener import Silence
+from aura.corpus.mixture import Mixture, Part
 from aura.corpus.prepare import build
 from aura.corpus.sources import LocalFiles
 from aura.corpus.special_tokens import count_ids, with_special_tokens
@@ -181,6 +182,37 @@ def test_a_rare_character_is_met_where_it_first_stands(
     assert not (tmp_path / "c.partial").exists()
     _, said = prepare(made, texts, tmp_path, workers=workers, accept_lossy=True)
     assert sum("come up only now" in sentence for sentence in said) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("first", "second", "most", "example"),
+    [
+        ([*KNOWN * 9, "el año"], None, 30, None),
+        (["el perro lee", "el año", *KNOWN * 9], None, 30, "'año' becomes 'ao'"),
+        ([*KNOWN * 9, "el año"], KNOWN, None, None),
+        ([*KNOWN * 9, "el año"], ["el perro", "una caña"], None, "'caña' becomes 'caa'"),
+    ],
+)
+def test_text_that_is_not_taken_refuses_nothing(
+    first: list[str], second: list[str] | None, most: int | None, example: str | None, workers: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Behind the last document that is asked for, and read ahead for a mixture in which another part is used up."""
+    monkeypatch.setattr(round_trip, "READ", 10)
+    file, parts = tmp_path / "tokenizer.json", []
+    drawn("bpe", None).save(str(file))
+    for number, texts in enumerate([first, second] if second else [first]):
+        jsonl = tmp_path / f"{number}.jsonl"
+        jsonl.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        parts.append(Part(str(number), 0.5, LocalFiles([jsonl])))
+    source = Mixture(parts) if second else parts[0].source
+    settings = Settings(None, 0.3, tokenizer=str(file), max_tokens=most, workers=workers)
+    if example:
+        with pytest.raises(DataError, match=f"only now.*{example}"):
+            build(source, tmp_path / "c", settings)
+    else:
+        assert sum(build(source, tmp_path / "c", settings).tokens.values())
 
 
 @pytest.mark.parametrize(

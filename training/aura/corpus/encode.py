@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from aura.corpus.corpus import TOKENIZER
-from aura.corpus.round_trip import Change, RoundTrip
+from aura.corpus.round_trip import New, RoundTrip
 from aura.corpus.tokenizer import one_sentence
 from aura.errors import AuraError, DataError
 
@@ -45,7 +45,7 @@ WHITE = re.compile(r"\s")
 WORDS_AT_ONCE = 256
 
 Ids = NDArray[np.unsignedinteger[Any]]
-Arguments = tuple[str, int, str, str, list[str]]  # Encoder's
+Arguments = tuple[str, int, str, str, set[str]]  # Encoder's
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Encoded:
     sizes: NDArray[np.int64]  # UTF-8 bytes per document
     hashes: NDArray[np.uint64]  # per document; see document_hash
     parts: NDArray[np.int64]  # per document: of a mixture which one, otherwise 0
-    lost: tuple[Change, ...] = ()  # where characters that occur for the first time do not come back
+    new: tuple[New, ...] = ()  # characters that were not tried before; of each its first document
 
 
 def document_hash(text: bytes) -> int:
@@ -96,7 +96,7 @@ class Encoder:
         return [np.array(encoding.ids, self.dtype).tobytes() for encoding in encodings]
 
     def __call__(self, texts: list[str]) -> Encoded:
-        lost = self.round_trip.lost_of_new(texts) if self.round_trip else []
+        new = self.round_trip.try_new(texts) if self.round_trip else []
         ids = self.words.encode(texts) if self.words else self.library(texts)
         data = [text.encode() for text in texts]
         width = self.dtype.itemsize
@@ -106,7 +106,7 @@ class Encoder:
             sizes=np.array([len(part) for part in data], np.int64),
             hashes=np.array([document_hash(part) for part in data], np.uint64),
             parts=np.zeros(len(data), np.int64),
-            lost=tuple(lost),
+            new=tuple(new),
         )
 
 

@@ -218,6 +218,12 @@ def _joined(documents: list[_Document]) -> Encoded:
         sizes=column("sizes"),
         hashes=column("hashes"),
         parts=np.array([one.part for one in documents]),
+        new=tuple(
+            (place, *found)
+            for place, one in enumerate(documents)
+            for number, *found in one.encoded.new
+            if number == one.number
+        ),
     )
 
 

@@ -47,6 +47,10 @@ class Change:
         return console.text("tokenizer_example", place=place, before=before, after=after)
 
 
+# The number of a text in its batch, a character in it, and where that does not come back, an example.
+New = tuple[int, str, Change | None]
+
+
 class RoundTrip:
     """A tokenizer's name and its tokenizer.json -> what comes back of texts. `tried`: characters that were, as the
     vocabulary has them: where it has other entries for the end of a word, "ñ" and "ñ</w>" are two."""
@@ -105,16 +109,16 @@ class RoundTrip:
         normalizer = self.tokenizer.normalizer
         return normalizer.normalize_str(text) if normalizer else text
 
-    def around_new(self, text: str) -> list[str]:
-        """The surroundings of every character that was not tried before."""
+    def around_new(self, text: str, tried: set[str]) -> dict[str, str]:
+        """Every character that is not yet among those `tried`, and is then, with its surroundings."""
         if self.affixes:
             text = self._normal(text)
             first = self._places_in_words(text)
         else:
-            first = {character: text.index(character) for character in set(text) - self.tried}
-        new = first.keys() - self.tried
-        self.tried |= new
-        return [_surroundings(text, place) for place in sorted(first[piece] for piece in new)]
+            first = {character: text.index(character) for character in set(text) - tried}
+        new = sorted(first.keys() - tried, key=first.__getitem__)
+        tried.update(new)
+        return {piece: _surroundings(text, first[piece]) for piece in new}
 
     def _places_in_words(self, text: str) -> dict[str, int]:
         """Of every character, as the vocabulary has it, the first."""
@@ -128,11 +132,22 @@ class RoundTrip:
                 places.setdefault(piece, min(begin + number, end - 1))
         return places
 
-    def lost_of_new(self, texts: list[str]) -> list[Change]:
-        """Of characters that were not tried before: the first examples of what is lost."""
-        if not self.affixes and self.tried.issuperset(set().union(*texts)):
+    def try_new(self, texts: list[str]) -> list[New]:
+        """Of every character that was not tried before: the first of these texts that has it. It stays new, because
+        that text may not get into the corpus."""
+        tried = set(self.tried)
+        new = [
+            (number, *found)
+            for number, text in enumerate(texts)
+            for found in self.around_new(text, tried).items()
+        ]
+        if not new:
             return []
-        return self.examples([(0, part) for text in texts for part in self.around_new(text)], lost=True)
+        changes = self.changes([around for _, _, around in new])
+        return [
+            (number, piece, self.examples([(0, around)], True)[0] if change and change.lost else None)
+            for (number, piece, around), change in zip(new, changes, strict=True)
+        ]
 
     def examples(self, texts: list[tuple[int, str]], lost: bool) -> list[Change]:
         """The shortest parts of these that are changed: of lost letters a few, otherwise one of each kind. With each
@@ -192,7 +207,7 @@ def check(
     most: int,
     accept: bool,
     say: Callable[[str], None],
-) -> list[str]:
+) -> set[str]:
     """Does this tokenizer keep the text, and is it what SentencePiece makes of it? `most`: characters that are read.
     Returns what was tried, as `RoundTrip` has it. Raises DataError, ConfigError.
     """
@@ -212,7 +227,7 @@ def check(
         if tried.lost and not accept:
             raise DataError("tokenizer_loses_text", loss=sentence)
         say(sentence)
-    return sorted(trip.tried)
+    return trip.tried
 
 
 def _sample(documents: Iterable[str], trip: RoundTrip, most: int) -> Iterator[tuple[int, str]]:
@@ -220,7 +235,7 @@ def _sample(documents: Iterable[str], trip: RoundTrip, most: int) -> Iterator[tu
     read = 0
     for number, text in enumerate(documents, start=1):
         for part in SPANS.findall(text):
-            new = trip.around_new(part)
+            new = trip.around_new(part, trip.tried).values()
             yield from ((number, some) for some in ([part] if read < SAMPLE else new))
             read += len(part)
             if read >= most:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -76,7 +76,7 @@ class Work:
         self.problems = Problems(settings.max_errors, listener.say)
         self.skipped = dict(self.problems.counts)
         self.text_bytes, self.smallest, self.largest = 0, 2**64, 0
-        self.tried: list[str] = []  # characters that the tokenizer was checked with
+        self.tried: set[str] = set()  # characters that the tokenizer was checked with
         self.losses = 0  # that were said
 
     def check_tokenizer(self, loaded: Prepared) -> None:
@@ -170,19 +170,24 @@ class Work:
         return encode(read(self.source, self.position, self.problems))
 
     def _encoded_batches(self, batches: Iterator[Batch]) -> Generator[tuple[Batch, Encoded], None, None]:
-        """Raises DataError where characters are lost that occur for the first time."""
         name = self.settings.tokenizer or ""
         arguments = (self.tokenizer.json, self.tokenizer.end_of_text_id, f"<u{self.width}", name, self.tried)
-        with closing(encode_all(batches, arguments, self.settings.workers)) as encoded:
-            for batch, part in encoded:
-                if part.lost and self.losses < round_trip.EXAMPLES:
-                    examples = round_trip.listed(part.lost)
-                    loss = console.text("text_is_lost_later", name=name, examples=examples)
-                    if not self.settings.accept_lossy:
-                        raise DataError("tokenizer_loses_text", loss=loss)
-                    self.listener.say(loss)
-                    self.losses += len(part.lost)
-                yield batch, part
+        return encode_all(batches, arguments, self.settings.workers)
+
+    def _judge(self, new: Iterable[round_trip.New]) -> None:
+        """Of documents that are taken. Raises DataError where characters are lost that occur for the first time."""
+        lost: dict[round_trip.Change, None] = {}
+        for _, piece, change in new:
+            if change and piece not in self.tried:
+                lost[change] = None
+            self.tried.add(piece)
+        if lost and self.losses < round_trip.EXAMPLES:
+            examples = round_trip.listed([*lost][: round_trip.EXAMPLES])
+            loss = console.text("text_is_lost_later", name=self.settings.tokenizer, examples=examples)
+            if not self.settings.accept_lossy:
+                raise DataError("tokenizer_loses_text", loss=loss)
+            self.listener.say(loss)
+            self.losses += len(lost)
 
     def run(self) -> None:
         """Encode and write what is left, with a journal now and then."""
@@ -220,6 +225,7 @@ class Work:
         if count == 0:
             return False
         self.text_bytes += int(sizes.sum())
+        self._judge(one for one in part.new if one[0] < count)
         self.smallest = min(self.smallest, int(hashes.min()))
         self.largest = max(self.largest, int(hashes.max()))
         training = hashes > np.uint64(min(self.cut, 2**64 - 1))
