@@ -20,6 +20,7 @@ from aura.corpus.special_tokens import count_ids, with_special_tokens
 from aura.corpus.work import Settings
 from aura.errors import AuraError, ConfigError, DataError
 from test_prepare import documents_of
+from test_prepare_resume import stopped_at, take_steps
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 KNOWN = ["el perro lee", "la red lee el cable", "un cable\ny una red", "la casa"]
@@ -249,6 +250,23 @@ def test_words_around_a_rare_character_are_whole(tmp_path: Path, monkeypatch: py
     texts = ["cable " * 30] + [f"{'cable ' * 40}{word}{' cable' * 40}" for word in WORDS]
     corpus, _ = prepare(made, texts, tmp_path)
     assert sum(corpus.tokens.values()) == 30 + 81 * len(WORDS) + 1 + len(WORDS)
+
+
+def test_what_was_tried_is_not_new_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_steps(monkeypatch, chars=1, tokens=2000)
+    made = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate([*WORDS, UNKNOWN])}, UNKNOWN)
+    )
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    texts = [f"{' '.join(WORDS)} {'red ' * number}" for number in range(9)] + ["".join(WORDS)]
+    monkeypatch.setattr(round_trip, "READ", 10)
+    with stopped_at(9, monkeypatch):
+        prepare(made, texts, tmp_path)
+    corpus, _ = prepare(made, texts, tmp_path)
+    (tmp_path / "c").rename(tmp_path / "interrupted")
+    assert prepare(made, texts, tmp_path)[0].fingerprint == corpus.fingerprint
 
 
 def test_a_tokenizer_that_fails_later_is_one_sentence(

@@ -104,6 +104,7 @@ class Work:
         self.counts = np.array(journal["counts"])
         self.problems.counts |= self.skipped
         self.text_bytes, self.smallest, self.largest = journal["text"]
+        self.tried = set(journal.get("tried", []))  # an earlier release did not write it down
         self._open_shards(journal["shards"])
 
     def _open_shards(self, states: dict[str, Any]) -> None:
@@ -134,6 +135,7 @@ class Work:
             "skipped": self.skipped,
             "counts": self.counts.tolist(),
             "text": [self.text_bytes, self.smallest, self.largest],
+            "tried": sorted(self.tried),
             "shards": {writer.name: writer.state() for writer in self._writers()},
         }
 
