@@ -219,9 +219,9 @@ def _joined(documents: list[_Document]) -> Encoded:
         hashes=column("hashes"),
         parts=np.array([one.part for one in documents]),
         new=tuple(
-            (place, *found)
+            (place, piece, change)
             for place, one in enumerate(documents)
-            for number, *found in one.encoded.new
+            for number, piece, change in one.encoded.new
             if number == one.number
         ),
     )
