@@ -52,7 +52,7 @@ def netplan(machine: Machine, address: str, gateway: str, renderer: str = "netwo
     settings = {"addresses": [address], "routes": [{"to": "default", "via": gateway, "on-link": True}]}
     match = {"match": {"macaddress": machine.mac}, "renderer": renderer, "dhcp4": False}
     text = {"network": {"version": 2, "ethernets": {"0-aura": match | settings}}}
-    command = "netplan apply"
+    command = f"netplan generate && networkctl reload && networkctl reconfigure {card}"
     if renderer == "NetworkManager":
         load = "netplan generate && nmcli connection reload"
         command = f"{load} && (nmcli connection up netplan-0-aura || nmcli device connect {card})"
