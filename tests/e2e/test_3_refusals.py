@@ -137,6 +137,7 @@ def test_where_one_rank_cannot_start_none_goes_on(cluster: Cluster) -> None:
     finally:
         cluster.sh("node2", "systemctl unmask --runtime aura-train@0.service")
     assert "node2: Failed to enable unit" in output
+    assert "node0: " in output  # the others say where they were
     for node in NODES:
         assert "inactive" in cluster.sh(node, "systemctl is-active aura-train@0.service || true")
         assert "disabled" in cluster.sh(node, "systemctl is-enabled aura-train@0.service || true")
