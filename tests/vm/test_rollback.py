@@ -115,7 +115,11 @@ def test_the_timer_restores_the_old_files(machine: Machine, change: Callable[[Ma
     before = state(machine)
     begin(machine, 60, change(machine))
     wait_for("it is active", lambda: state(machine) != before, 50)
-    wait_for("the machine takes it back", lambda: state(machine) == before, 240)
+    try:
+        wait_for("the machine takes it back", lambda: state(machine) == before, 240)
+    except AssertionError as late:
+        script = f"{SCRIPT} status; journalctl --no-pager --lines=60 --unit='aura-rollback*' --unit=systemd-networkd"
+        raise AssertionError(f"{late}\n{before}\nand now\n{state(machine)}\n{machine.exec(script)}") from late
     wait_for("somebody gets in", lambda: answers(machine.address), 60)
 
 

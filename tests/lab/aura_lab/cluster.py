@@ -49,14 +49,14 @@ def existing(name: str) -> Node:
     return node
 
 
-def setup(kind: str) -> Path:
+def setup(kind: str, suite: str) -> Path:
     """Everything that `up` needs and that may be cached: packages of this machine, the node image."""
     host.require_root()
     with host.locked():
         require_own_lab()
         if not network.exists():
             host.require_namespaces()
-        return _image(kind)
+        return _image(kind, suite)
 
 
 def base() -> Path:
@@ -66,9 +66,9 @@ def base() -> Path:
         return image.build(image.recipe(image.BASE))
 
 
-def _image(kind: str) -> Path:
+def _image(kind: str, suite: str) -> Path:
     host.setup(vms=kind == VM.kind)
-    return image.build(image.recipe(kind), in_use={node.image for node in _existing()})
+    return image.build(image.recipe(kind, suite), in_use={node.image for node in _existing()})
 
 
 def up(wanted: Iterable[Node], internet: bool = True) -> None:
@@ -97,7 +97,8 @@ def _up(wanted: list[Node], started: list[Node], internet: bool) -> None:
     if not network.exists():
         host.require_namespaces()
     known = _existing()
-    images = {kind: str(_image(kind)) for kind in sorted({node.kind for node in wanted})}
+    kinds = sorted({(node.kind, node.suite) for node in wanted})
+    images = {kind: str(_image(*kind)) for kind in kinds}
     memory = host.read_json(_MEMORY)
     if memory.get("boot_id") != host.boot_id() or memory.get("checkout") != str(host.REPOSITORY):
         if known:
@@ -110,7 +111,7 @@ def _up(wanted: list[Node], started: list[Node], internet: bool) -> None:
     network.up(memory["internet"])
     _write_inventory_state()
 
-    nodes = [_prepare(node, images[node.kind]) for node in wanted]
+    nodes = [_prepare(node, images[node.kind, node.suite]) for node in wanted]
     to_start = [node for node in nodes if node.leader() is None]
     fresh = [node for node in to_start if not node.created]
     started.extend(replace(node) for node in to_start)  # as they were: `created` says what to undo

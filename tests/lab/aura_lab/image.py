@@ -143,7 +143,9 @@ class Recipe:
     def packages(self) -> list[str]:
         if self.kind == BASE:
             return ["ca-certificates"]
-        resolver = ["systemd-resolved"] if self.distribution == "debian" else []
+        # A part of systemd itself in Ubuntu and in Debian 11.
+        part_of_systemd = self.distribution == "ubuntu" or self.codename == "bullseye"
+        resolver = [] if part_of_systemd else ["systemd-resolved"]
         machine = [*VM_PACKAGES, KERNEL[self.distribution]] if self.kind == "vm" else []
         return [*PACKAGES, *resolver, *machine]
 
@@ -176,7 +178,8 @@ class Recipe:
         return f"{self.family}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def recipe(kind: str) -> Recipe:
+def recipe(kind: str, suite: str = "") -> Recipe:
+    """`suite`: another release of this machine's distribution, from the same apt sources."""
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', Path("/etc/os-release").read_text(), re.MULTILINE))
     distribution, codename = release.get("ID", ""), release.get("VERSION_CODENAME", "")
     if distribution not in ("debian", "ubuntu") or not codename:
@@ -184,7 +187,17 @@ def recipe(kind: str) -> Recipe:
             "The lab's nodes are made from this machine's own apt sources: Debian or Ubuntu only."
         )
     sources = _sources(distribution, codename)
+    if suite and suite != codename:
+        sources = [_of_suite(line, codename, suite) for line in sources]
+        codename = suite
     return Recipe(kind, distribution, codename, sources, _apt_settings(), _authorities(), _pip_settings())
+
+
+def _of_suite(source: str, codename: str, suite: str) -> str:
+    """A line of apt's sources for another release; `main` and `universe` are in each."""
+    kind, uri, name, *parts = source.split()
+    parts = [part for part in parts if part in ("main", "universe")]
+    return " ".join([kind, uri, name.replace(codename, suite), *parts])
 
 
 def _sources(distribution: str, codename: str) -> list[str]:

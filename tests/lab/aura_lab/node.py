@@ -34,6 +34,7 @@ class Node(ABC):
     address: str
     nic: str
     netplan: str
+    suite: str = ""  # of the distribution; empty: this machine's own
     image: str = ""
     rate: str = network.FULL_RATE
     cut: bool = False
