@@ -1,4 +1,4 @@
-"""Which driver a node's cards need, and whether it may be installed: from what node_state has seen alone."""
+"""Which driver a node's cards need, and whether it may be installed: from the fact `gpu` (modules/gpu_facts.py)."""
 
 from __future__ import annotations
 
@@ -174,10 +174,10 @@ def not_ours(driver: Found, seen: Seen, distribution: str) -> str:
     return ""
 
 
-def forbidden(driver: Found, node: Seen, kernel: str) -> str:
+def forbidden(driver: Found, seen: Seen, kernel: str, live: bool) -> str:
     """What makes it useless to install or to load a driver: empty when nothing does."""
-    loaded, machine = node["gpu"]["driver"], node["gpu"]["machine"]
-    if node["start"]["live"]:
+    loaded, machine = seen["driver"], seen["machine"]
+    if live:
         return (
             "it runs a live system (from a USB stick, say), which starts again without whatever is installed now. "
             "Install Ubuntu on its disk."
@@ -252,10 +252,12 @@ def numbers(version: str) -> list[int]:
 
 
 class Settings(NamedTuple):
-    """branch: what is installed where nothing fits. power_limit: [W], 0 for none."""
+    """branch: what is installed where nothing fits. power_limit: [W], 0 for none. live: whether the system forgets."""
 
     branch: str
     power_limit: int = 0
+    distribution: str = "Ubuntu"
+    live: bool = False
 
 
 def install_command(packages: list[str]) -> str:
@@ -299,12 +301,12 @@ def are_ready(seen: Seen, limit: int) -> bool:
     return seen["machine"]["devices"] and limited and all(card["persistence"] for card in cards)
 
 
-def decided(node: Seen, settings: Settings, generations: list[str]) -> dict[str, Any]:
+def decided(seen: Seen, settings: Settings, generations: list[str]) -> dict[str, Any]:
     """The decision about a node whose cards can train."""
-    seen, machine = node["gpu"], node["gpu"]["machine"]
+    machine = seen["machine"]
     kernel = kernel_kind(machine["packages"], machine["kernel"])
     driver = found_driver(machine["packages"], kernel)
-    problem = not_ours(driver, seen, node["distribution"])
+    problem = not_ours(driver, seen, settings.distribution)
     if problem:
         return {"problem": problem}
     why = unfit(driver, generations, machine)
@@ -312,7 +314,7 @@ def decided(node: Seen, settings: Settings, generations: list[str]) -> dict[str,
         problem = power_problem(seen["smi"], settings.power_limit)
         ready = are_ready(seen, settings.power_limit)
         return {"driver": driver.version, "problem": problem, "ready": ready}
-    problem = forbidden(driver, node, kernel)
+    problem = forbidden(driver, seen, kernel, settings.live)
     if problem:
         return {"problem": problem}
     if why and (held := held_driver(driver, machine, settings)):
@@ -341,31 +343,31 @@ def card_line(card: Seen) -> str:
     return f"{card['name']}, {card['memory_mib']} MiB, driver {card['driver']}, {card['uuid']}{limit}"
 
 
-def driver_decision(node: Seen, enabled: bool = True, **settings: Any) -> dict[str, Any]:
-    """What is to be done about the driver of a node.
+def driver_decision(
+    gpu: Seen, runs: list[str], enabled: bool = True, power_limit: int = 0, **settings: Any
+) -> dict[str, Any]:
+    """What to do about the driver of a node.
 
-    node: the answer of node_state. settings: see Settings. The answer has ours: whether there are cards to look after;
+    gpu: the fact. runs: the units of a run that are active. settings: see Settings. The answer has
+    ours: whether there are cards to look after;
     action: `none`, `install` (of packages; command: what a person would type for it; a restart may follow), `load` (the
-    modules are there) or `restart`; why: in words; driver: the version (of what is to be installed: the branch) that
-    runs when that is done; ready: whether the cards are as ranks need them; problem: a sentence when nothing of this
-    can be done; own, start, script: whether and how the node comes back from a restart, and what that would end.
+    modules are there) or `restart`; why: the reason; ready: whether the cards are as ranks need them;
+    driver: the version that runs when that is done (of what is to be installed: the branch);
+    problem: a sentence where nothing of this can be done; runs: as given.
     """
-    seen, units = node["gpu"], node["units"]
-    script = units["aura-script.service"]["active"]
     answer = {
         "action": "none", "why": "", "problem": "", "packages": [], "command": "", "driver": "", "ready": False,
-        "ours": bool(enabled and seen["cards"] and not seen["elsewhere"]),
-        "own": node["session"]["client"] == node["session"]["here"], "start": node["start"], "script": script,
+        "ours": bool(enabled and gpu["cards"] and not gpu["elsewhere"]), "runs": runs,
     }  # fmt: skip
     if not answer["ours"]:
         return answer
-    told = Settings(**{**settings, "power_limit": int(settings.get("power_limit", 0))})
+    told = Settings(power_limit=int(power_limit), **settings)
     # An old card beside one that can train is nobody's business.
-    generations = list(dict.fromkeys(card["generation"] for card in seen["cards"]))
+    generations = list(dict.fromkeys(card["generation"] for card in gpu["cards"]))
     generations = [name for name in generations if name != TOO_OLD]
-    problem = cards_problem(seen, generations, told)
-    answer |= {"problem": problem} if problem else decided(node, told, generations)
-    if answer["action"] == "install" and (script or units["aura-train@0.service"]["active"]):
+    problem = cards_problem(gpu, generations, told)
+    answer |= {"problem": problem} if problem else decided(gpu, told, generations)
+    if answer["action"] == "install" and runs:
         answer["problem"] = (
             f"a run is active there, and its driver cannot be changed under it ({answer['why']}). End the run first: "
             "ansible-playbook playbooks/stop.yml."

@@ -11,8 +11,7 @@ import os
 import platform
 import re
 
-from ansible.module_utils.node_network import read
-from ansible.module_utils.node_packages import said
+from ansible.module_utils.node_read import read_file, read_output
 from ansible.module_utils.node_start import efi_variable, in_container, in_wsl
 
 PCI = "/sys/bus/pci/devices"
@@ -52,14 +51,14 @@ def generation(device_id: str) -> str:
 
 
 def card_on_bus(place: str) -> dict[str, object]:
-    device_id = f"10de:{read(f'{place}/device').removeprefix('0x')}"
+    device_id = f"10de:{read_file(f'{place}/device').removeprefix('0x')}"
     driver = f"{place}/driver"
     return {
         "pci": os.path.basename(place),
         "device_id": device_id,
         "generation": generation(device_id),
         "capability": CAPABILITY[generation(device_id)],
-        "boot_vga": read(f"{place}/boot_vga") == "1",
+        "boot_vga": read_file(f"{place}/boot_vga") == "1",
         "bound": os.path.basename(os.path.realpath(driver)) if os.path.islink(driver) else "",
     }
 
@@ -68,9 +67,11 @@ def pci_devices() -> tuple[list[dict[str, object]], int]:
     """NVIDIA's graphics cards on the PCI bus, and the number of its NVSwitches."""
     cards, switches = [], 0
     for place in sorted(glob.glob(f"{PCI}/*")):
-        if read(f"{place}/vendor") != NVIDIA:
+        if read_file(f"{place}/vendor") != NVIDIA:
             continue
-        kind = read(f"{place}/class")  # 0x030000 VGA, 0x030200 3D controller, 0x068000 bridge of another kind
+        kind = read_file(
+            f"{place}/class"
+        )  # 0x030000 VGA, 0x030200 3D controller, 0x068000 bridge of another kind
         switches += kind.startswith("0x0680")
         if kind.startswith("0x03"):
             cards.append(card_on_bus(place))
@@ -79,7 +80,7 @@ def pci_devices() -> tuple[list[dict[str, object]], int]:
 
 def loaded_driver() -> str:
     """The version of the kernel module that is loaded now; empty when none is."""
-    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)*)\b", read("/proc/driver/nvidia/version"))
+    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)*)\b", read_file("/proc/driver/nvidia/version"))
     return found[1] if found else ""
 
 
@@ -94,7 +95,7 @@ def number(text: str) -> float:
 def ask_smi(program: str) -> list[dict[str, object]]:
     """What nvidia-smi says of each card; nothing where it fails, or hangs as a broken driver does."""
     query = f"--query-gpu={','.join(FIELDS)}"
-    return smi_cards(said(program, query, "--format=csv,noheader,nounits", strict=True, patience=60))
+    return smi_cards(read_output(program, query, "--format=csv,noheader,nounits", strict=True))
 
 
 def smi_cards(answer: str) -> list[dict[str, object]]:
@@ -123,11 +124,11 @@ def smi_cards(answer: str) -> list[dict[str, object]]:
     return cards
 
 
-def packages() -> dict[str, dict[str, str]]:
+def read_packages() -> dict[str, dict[str, str]]:
     """The installed ones among PACKAGES: version, who made the package, and whether it shall stay as it is (`hold`)."""
     # dpkg-query fails when one of the patterns fits nothing, and answers for the others all the same.
     shape = "${Package}\t${Version}\t${db:Status-Status}\t${Maintainer}\t${db:Status-Want}\n"
-    answer = said("dpkg-query", "--show", "--showformat", shape, *PACKAGES)
+    answer = read_output("dpkg-query", "--show", "--showformat", shape, *PACKAGES)
     rows = [line.split("\t") for line in answer.splitlines()]
     return {
         row[0]: {"version": row[1], "maintainer": row[3], "want": row[4]}
@@ -138,7 +139,7 @@ def packages() -> dict[str, dict[str, str]]:
 
 def signing_key_enrolled() -> bool:
     """Whether the kernel accepts what DKMS has built here, with Secure Boot."""
-    return "is already enrolled" in said("mokutil", "--test-key", MOK)
+    return "is already enrolled" in read_output("mokutil", "--test-key", MOK)
 
 
 def installed(found: dict[str, dict[str, str]]) -> str:
@@ -147,9 +148,9 @@ def installed(found: dict[str, dict[str, str]]) -> str:
     return next((match[0] for of in of_utils if (match := re.match(r"[\d.]+", of["version"]))), "")
 
 
-def machine(cards: list[dict[str, object]], switches: int) -> dict[str, object]:
+def read_machine(cards: list[dict[str, object]], switches: int) -> dict[str, object]:
     """What the decision about the driver needs to know beside the cards."""
-    secure, found = efi_variable("SecureBoot") == b"\x01", packages()  # as `mokutil --sb-state` says it
+    secure, found = efi_variable("SecureBoot") == b"\x01", read_packages()  # as `mokutil --sb-state` says it
     return {
         "kernel": platform.release(),
         "packages": found,
@@ -167,13 +168,8 @@ def machine(cards: list[dict[str, object]], switches: int) -> dict[str, object]:
     }
 
 
-def gpu(wanted: bool) -> dict[str, object]:
-    """`cards` (on the PCI bus), `driver` (the loaded one's version), `smi` (the cards, as nvidia-smi knows them),
-    `elsewhere` (who has the driver in our place: WSL, container, or nobody), `machine` (only with a card).
-    """
-    found: dict[str, object] = {"cards": [], "driver": "", "smi": [], "elsewhere": "", "machine": {}}
-    if not wanted:
-        return found
+def read_gpus() -> dict[str, object]:
+    """The fact `gpu`: see modules/gpu_facts.py."""
     wsl, container = in_wsl(), in_container()
     cards, switches = pci_devices()
     # A container sees the cards of its host. They are its own when it was given their devices.
@@ -188,5 +184,5 @@ def gpu(wanted: bool) -> dict[str, object]:
         "driver": driver or (str(smi[0]["driver"]) if smi else ""),
         "smi": smi,
         "elsewhere": elsewhere,
-        "machine": machine(cards, switches) if cards and not elsewhere else {},
+        "machine": read_machine(cards, switches) if cards and not elsewhere else {},
     }

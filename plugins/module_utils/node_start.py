@@ -7,7 +7,7 @@ import platform
 import re
 import struct
 
-from ansible.module_utils.node_network import read
+from ansible.module_utils.node_read import read_file
 
 
 def in_container() -> bool:
@@ -22,7 +22,7 @@ def in_wsl() -> bool:
     """
     if os.path.isdir("/run/WSL"):
         return True
-    other = in_container() and read("/run/systemd/container") != "wsl"
+    other = in_container() and read_file("/run/systemd/container") != "wsl"
     return "microsoft" in platform.release().lower() and not other
 
 
@@ -100,15 +100,15 @@ def grub_starts(config: str, environment: str) -> str:
     return ""
 
 
-def start() -> dict[str, object]:
+def read_start() -> dict[str, object]:
     """`passphrase`: a person has to open a disk. `live`: what was installed is gone afterwards. `windows`: who starts
     it in our place, firmware or GRUB, or nobody. `boot_entry`: ours in the firmware, where that starts Windows.
     """
     firmware, entry = firmware_starts()
-    grub = grub_starts(read(f"{GRUB}/grub.cfg"), read(f"{GRUB}/grubenv"))
+    grub = grub_starts(read_file(f"{GRUB}/grub.cfg"), read_file(f"{GRUB}/grubenv"))
     return {
-        "passphrase": asks_passphrase(read("/etc/crypttab")),
-        "live": not in_container() and is_live(read("/proc/cmdline")),
+        "passphrase": asks_passphrase(read_file("/etc/crypttab")),
+        "live": not in_container() and is_live(read_file("/proc/cmdline")),
         "windows": "firmware" if firmware else "GRUB" if grub else "",
         "boot_entry": entry,
     }

@@ -57,10 +57,12 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_files import file_state, name_of, read
-from ansible.module_utils.node_gpu import gpu
+from ansible.module_utils.node_gpu import read_gpus
 from ansible.module_utils.node_network import cards
 from ansible.module_utils.node_packages import missing, said, waiting
-from ansible.module_utils.node_start import in_wsl, start
+from ansible.module_utils.node_start import in_wsl, read_start
+
+NO_GPU: dict[str, object] = {"cards": [], "driver": "", "smi": [], "elsewhere": "", "machine": {}}
 
 
 def texts(paths: list[str]) -> dict[str, str]:
@@ -254,13 +256,13 @@ def main() -> None:
         session=session(),
         upgrades=waiting() if asked["upgrades"] else [],
         reboot_required=os.path.exists("/run/reboot-required"),
-        start=start(),
+        start=read_start(),
         wsl=in_wsl(),
         hostname=socket.gethostname(),
         machine=platform.machine(),
         now=now,
         **network(asked["network"]),
-        gpu=gpu(asked["gpu"]),
+        gpu=read_gpus() if asked["gpu"] else NO_GPU,
         **system,
         ansible_facts=system,
     )

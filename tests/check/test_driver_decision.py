@@ -21,7 +21,7 @@ GPU = tree.plugin("module_utils/node_gpu")
 
 
 def cards(name: str) -> tuple[list[dict[str, Any]], int]:
-    """NVIDIA's cards and the number of its NVSwitches among the lines of `lspci -nn`, as node_state says them."""
+    """NVIDIA's cards and the number of its NVSwitches among the lines of `lspci -nn`, as gpu_facts reads them."""
     found: list[dict[str, Any]] = []
     switches = 0
     for line in RECORDS["cards"][name]["lspci"]:
@@ -38,7 +38,7 @@ def cards(name: str) -> tuple[list[dict[str, Any]], int]:
 
 
 def seen(card: str, machine: str, distribution: str = "Ubuntu", **more: Any) -> dict[str, Any]:
-    """node_state's answer of a recorded node. `more`: what nvidia-smi says of each card (a node with a driver only)."""
+    """The facts of a recorded node, and which runs are active. `more`: what nvidia-smi says of each card."""
     record, (on_bus, switches) = RECORDS["machines"][machine], cards(card)
     names = ("secure_boot", "key_enrolled", "nouveau", "run_file")
     flags = {name: record.get(name, False) for name in names}
@@ -66,10 +66,19 @@ def seen(card: str, machine: str, distribution: str = "Ubuntu", **more: Any) -> 
         },
     }  # fmt: skip
     return {
-        "gpu": gpu, "distribution": distribution, "start": {"live": record.get("live", False)},
-        "session": {"client": "198.51.100.9", "here": "198.51.100.2"},
-        "units": {"aura-script.service": {"active": False}, "aura-train@0.service": {"active": False}},
+        "gpu": gpu, "distribution": distribution, "boot": {"live": record.get("live", False)}, "runs": [],
     }  # fmt: skip
+
+
+def decide(node: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """As roles/nvidia_driver/tasks/decide.yml does it."""
+    told = {
+        "branch": "580-server",
+        "distribution": node["distribution"],
+        "live": node["boot"]["live"],
+        **settings,
+    }
+    return DECISION.driver_decision(node["gpu"], node["runs"], **told)
 
 
 @dataclass(frozen=True)
@@ -214,7 +223,7 @@ ROWS = {
 @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in ROWS.items()])
 def test_what_is_decided(row: Row) -> None:
     node = seen(row.card, row.machine, row.distribution)
-    answer = DECISION.driver_decision(node, **{"branch": "580-server", **row.settings})
+    answer = decide(node, **row.settings)
     assert ("refused" if answer["problem"] else answer["action"]) == row.action, answer
     if row.says:
         assert re.search(row.says, answer["problem"] or answer["why"], re.DOTALL), answer
@@ -226,7 +235,7 @@ def test_what_is_decided(row: Row) -> None:
 def test_a_driver_that_is_held_is_not_replaced(branch: str, is_refused: bool) -> None:
     node = seen("rtx3060", "ubuntu_450")
     node["gpu"]["machine"]["packages"]["nvidia-utils-450-server"]["want"] = "hold"
-    problem = DECISION.driver_decision(node, branch=branch)["problem"]
+    problem = decide(node, branch=branch)["problem"]
     assert ("sudo apt-mark unhold nvidia-utils-450-server)" in problem) == is_refused, problem
 
 
@@ -243,7 +252,7 @@ def test_a_driver_that_is_held_is_not_replaced(branch: str, is_refused: bool) ->
 def test_it_is_known_which_driver_will_run(card: str, machine: str, version: str) -> None:
     """Torch is chosen by it, and comes before the restart."""
     node = seen(card, machine)
-    assert DECISION.driver_decision(node, branch="580-server")["driver"] == version
+    assert decide(node)["driver"] == version
 
 
 @pytest.mark.parametrize(
@@ -252,10 +261,10 @@ def test_it_is_known_which_driver_will_run(card: str, machine: str, version: str
 )
 def test_cards_are_ready_as_their_unit_makes_them(changes: dict[str, Any], limit: int, ready: bool) -> None:
     node = seen("rtx3060", "ubuntu_580_server", **changes)
-    decided = DECISION.driver_decision(node, branch="580-server", power_limit=limit)
+    decided = decide(node, power_limit=limit)
     assert (decided["action"], decided["ready"]) == ("none", ready)
     node["gpu"]["machine"]["devices"] = False
-    assert not DECISION.driver_decision(node, branch="580-server")["ready"]
+    assert not decide(node)["ready"]
 
 
 def test_every_decision_is_in_the_table_of_the_readme() -> None:
@@ -276,15 +285,15 @@ def test_every_record_says_where_it_was_seen_and_is_used() -> None:
 @pytest.mark.parametrize("unit", ["aura-train@0.service", "aura-script.service"])
 def test_nothing_is_installed_under_a_run(unit: str) -> None:
     node = seen("rtx3060", "ubuntu_450")
-    node["units"][unit] = {"active": True}
-    assert "a run is active there" in DECISION.driver_decision(node, branch="580-server")["problem"]
+    node["runs"] = [unit]
+    assert "a run is active there" in decide(node)["problem"]
 
 
 @pytest.mark.parametrize("elsewhere", ["WSL", "container"])
 def test_where_the_driver_is_another_systems_nothing_is_done(elsewhere: str) -> None:
     node = seen("rtx3060", "server")
     node["gpu"] |= {"elsewhere": elsewhere, "machine": {}}
-    assert DECISION.driver_decision(node, branch="580-server")["action"] == "none"
+    assert decide(node)["action"] == "none"
 
 
 # The first and the last number of each run of a generation in the PCI ID database, October 2026.

@@ -1,7 +1,7 @@
 """Which cards of a node train, and which build of torch they get: a table of nodes.
 
-The driver versions are ones that NVIDIA has released; the nodes are synthetic: node_state's shape (its own test reads
-what nvidia-smi writes), with what NVIDIA's list "CUDA GPUs" says of a card's compute capability.
+The driver versions are ones that NVIDIA has released. The nodes are synthetic, in the shape of the fact gpu (its own
+test reads what nvidia-smi writes), with what NVIDIA's list "CUDA GPUs" says of a card's compute capability.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What node_state reads about graphics cards: from the texts that drivers, firmware and files give."""
+"""What gpu_facts reads about graphics cards: from the texts that drivers, firmware and files give."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def test_the_cards_are_those_on_the_bus(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )  # fmt: skip
 def test_the_loaded_driver_says_its_version(text: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GPU, "read", lambda path: text)
+    monkeypatch.setattr(GPU, "read_file", lambda path: text)
     assert GPU.loaded_driver() == version
 
 
@@ -79,19 +79,14 @@ def test_the_driver_that_runs_after_the_next_start_is_the_one_that_is_installed(
     ("says", "enrolled"), [("is already enrolled", True), ("is not enrolled", False), ("", False)]
 )
 def test_a_key_that_the_firmware_knows(says: str, enrolled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GPU, "said", lambda *command, **how: says and f"{command[-1]} {says}\n")
+    monkeypatch.setattr(GPU, "read_output", lambda *command, **how: says and f"{command[-1]} {says}\n")
     assert GPU.signing_key_enrolled() is enrolled
-
-
-def test_nobody_asks_and_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GPU, "pci_devices", lambda: pytest.fail("the PCI bus was read"))
-    assert GPU.gpu(False) == {"cards": [], "driver": "", "smi": [], "elsewhere": "", "machine": {}}
 
 
 def test_without_a_card_no_program_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GPU, "pci_devices", lambda: ([], 0))
-    monkeypatch.setattr(GPU, "said", lambda *command, **how: pytest.fail(f"{command} was started"))
-    assert GPU.gpu(True)["cards"] == []
+    monkeypatch.setattr(GPU, "read_output", lambda *command, **how: pytest.fail(f"{command} was started"))
+    assert GPU.read_gpus()["cards"] == []
 
 
 @pytest.mark.parametrize(
@@ -99,10 +94,10 @@ def test_without_a_card_no_program_is_started(monkeypatch: pytest.MonkeyPatch) -
     [
         ("echo 1; exit 3", {}, "1\n"),
         ("echo 1; exit 3", {"strict": True}, ""),
-        ("echo 1; sleep 5", {"patience": 1}, ""),
+        ("echo 1; sleep 5", {"timeout": 1}, ""),
         ("echo 1", {"strict": True}, "1\n"),
     ],
 )
 def test_what_a_program_says_that_fails_or_hangs(command: str, how: dict[str, Any], says: str) -> None:
-    assert GPU.said("sh", "-c", command, **how) == says
-    assert GPU.said("no-such-program", **how) == ""
+    assert GPU.read_output("sh", "-c", command, **how) == says
+    assert GPU.read_output("no-such-program", **how) == ""

@@ -38,11 +38,11 @@ def test_a_disk_that_waits_for_a_person(crypttab: str, asks: bool) -> None:
 )
 def test_a_system_that_forgets(command_line: str, live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"/proc/cmdline": command_line, "/etc/crypttab": "dm_crypt-0 UUID=0a1b none luks"}
-    monkeypatch.setattr(START, "read", lambda path: texts.get(path, ""))
+    monkeypatch.setattr(START, "read_file", lambda path: texts.get(path, ""))
     monkeypatch.setattr(START, "in_container", lambda: False)
-    assert START.start() | {"passphrase": True, "live": live} == START.start()
+    assert START.read_start() | {"passphrase": True, "live": live} == START.read_start()
     monkeypatch.setattr(START, "in_container", lambda: True)  # the command line is its host's
-    assert START.start()["live"] is False
+    assert START.read_start()["live"] is False
 
 
 def variable(place: Path, name: str, content: bytes) -> None:
@@ -80,8 +80,8 @@ def test_who_the_firmware_starts(
         if numbers:
             variable(tmp_path, name, b"".join(number.to_bytes(2, "little") for number in numbers))
     monkeypatch.setattr(START, "EFI", str(tmp_path))
-    monkeypatch.setattr(START, "read", lambda path: "")
-    found = START.start()
+    monkeypatch.setattr(START, "read_file", lambda path: "")
+    found = START.read_start()
     assert (found["windows"], found["boot_entry"]) == (windows, "0003" if windows else "")
 
 
@@ -122,5 +122,5 @@ menuentry 'Windows Boot Manager (on /dev/sda1)' --class windows --class os $menu
 def test_who_grub_starts(default: str, kept: str, windows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"/boot/grub/grub.cfg": GRUB.format(default=default), "/boot/grub/grubenv": kept}
     monkeypatch.setattr(START, "EFI", "/nonexistent")
-    monkeypatch.setattr(START, "read", lambda path: texts.get(path, ""))
-    assert START.start()["windows"] == ("GRUB" if windows else "")
+    monkeypatch.setattr(START, "read_file", lambda path: texts.get(path, ""))
+    assert START.read_start()["windows"] == ("GRUB" if windows else "")

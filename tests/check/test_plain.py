@@ -17,7 +17,7 @@ VERBS = {
 }
 # Not written anew yet. A role or playbook leaves this list when it is.
 OLD_ROLES = {
-    *("base", "bootstrap", "corpus", "docker", "gpu_watch", "nfs", "notify", "nvidia_driver"),
+    *("base", "bootstrap", "corpus", "docker", "gpu_watch", "nfs", "notify"),
     *(
         "object_storage",
         "overlay",

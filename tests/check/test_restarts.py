@@ -1,42 +1,34 @@
 """Who is asked whether nodes may be restarted for their driver, and what is done with the answer."""
 
-import json
 from pathlib import Path
 
 import pytest
-import tree
-import yaml
-from terminal import at_a_terminal
+from plays import plays_of
+from recorded import HERE, run_plays, with_absolute_paths
+from test_driver_decision import seen
 
-START = {"passphrase": False, "live": False, "windows": "", "boot_entry": ""}
-WAITS = {"action": "restart", "why": "nouveau", "own": False, "start": START, "script": False}
-NODES = {"node0": WAITS | {"own": True}, "node1": WAITS, "node2": WAITS | {"action": "none"}}
+WAITS = seen("rtx3060", "ubuntu_580_nouveau")
+NODES = {"node0": WAITS, "node1": WAITS, "node2": seen("rtx3060", "ubuntu_580_server")}
 
 
-def said(tmp_path: Path, typed: list[str], *words: str, **told: str) -> tuple[int, str]:
-    """What a run of ask_restart.yml and of the first and the last play of restarts.yml says. typed: the answers; told:
+def said(tmp_path: Path, typed: list[str], *words: str, **may: str) -> tuple[int, str]:
+    """What a run of ask_restart.yml and of the first and the last play of restarts.yml says. typed: the answers; may:
     nvidia_driver_reboot of some nodes."""
-    ask = {"ansible.builtin.import_tasks": str(tree.ROOT / "playbooks/tasks/ask_restart.yml")}
-    variables = {"ask_restart_told": "{{ reboot | default(nvidia_driver_reboot) | string | lower }}"}
-    plays = yaml.safe_load((tree.ROOT / "playbooks/restarts.yml").read_text())
+    decide = {"ansible.builtin.include_role": {"name": "nvidia_driver", "tasks_from": "decide"}}
+    ask = {"ansible.builtin.import_tasks": "tasks/ask_restart.yml"}
+    variables = {"ask_restart_answered": "{{ reboot | default(nvidia_driver_reboot) | string | lower }}"}
+    plays = plays_of("restarts")
     assert "restart_now" in plays[1]["hosts"]
     plays[1]["tasks"] = [{"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} restarts now"}}]
-    first = {"hosts": "cluster", "gather_facts": False, "vars": variables, "tasks": [ask]}
-    (tmp_path / "play.yml").write_text(yaml.safe_dump([first, *plays], sort_keys=False))
+    first = {"hosts": "cluster", "vars": variables, "tasks": with_absolute_paths([decide, ask])}
     hosts = {
-        name: {"nvidia_driver_decision": decision, "nvidia_driver_reboot": told.get(name, "ask")}
-        for name, decision in NODES.items()
+        name: {"recorded": of, "nvidia_driver_reboot": may.get(name, "ask")} for name, of in NODES.items()
     }
-    groups = {"cluster": {"hosts": hosts, "vars": {"ansible_connection": "local"}}}
-    (tmp_path / "hosts.json").write_text(json.dumps(groups))
-    # What was decided stays: no card is looked at.
-    decide = tmp_path / "roles/nvidia_driver/tasks/decide.yml"
-    decide.parent.mkdir(parents=True, exist_ok=True)
-    decide.write_text("[]")
-    run = ["ansible-playbook", "-i", str(tmp_path / "hosts.json"), str(tmp_path / "play.yml"), *words]
-    return at_a_terminal(run, typed, ANSIBLE_ROLES_PATH=str(tmp_path / "roles"))
+    hosts["node0"]["connection"] = HERE
+    return run_plays(tmp_path, [first, *plays], hosts, *words, typed=typed)
 
 
+NODE1 = "node1 (driver 580.178.04 is installed, and none is loaded)"
 MAY_NOT = "node1 may not be restarted from here. Type on it: sudo reboot"
 
 
@@ -54,15 +46,15 @@ def test_a_node_restarts_when_somebody_has_said_so(typed: list[str], restarts: b
     assert ("node1 restarts now" in text, MAY_NOT in text) == (restarts, not restarts), text
     assert "node0 is this machine, which is not restarted from here. Type: sudo reboot" in text
     assert "node0 restarts now" not in text
-    assert "node2" not in text.partition("TASK [Say what to type]")[2].partition("PLAY RECAP")[0]
-    assert ("node1 (nouveau)" in text.partition("[Y/n]")[0]) == bool(typed)
+    assert "node2" not in text.partition("TASK [Report what to type]")[2].partition("PLAY RECAP")[0]
+    assert (NODE1 in text.partition("[Y/n]")[0]) == bool(typed)
 
 
 def test_of_which_nodes_it_is_said_in_the_inventory_nobody_is_asked(tmp_path: Path) -> None:
     """The first one in the inventory among them."""
     code, text = said(tmp_path, [""], node0="false", node2="false")
     assert code == 0, text
-    assert "node1 restarts now" in text and "node1 (nouveau)" in text.partition("[Y/n]")[0]
+    assert "node1 restarts now" in text and NODE1 in text.partition("[Y/n]")[0]
     code, text = said(tmp_path, [], "-e", "reboot=false")
     assert code == 0 and MAY_NOT in text
 

@@ -64,8 +64,7 @@ def test_what_windows_does_no_role_of_ours_does(hosts: dict[str, Any], tmp_path:
 
 def test_no_second_chronyd_comes_by_another_way(tmp_path: Path) -> None:
     """It would set the clock as soon as its package is there, against the one that WSL has."""
-    seen: dict[str, Any] = {"gpu": {"cards": [], "smi": []}}
-    facts = json.dumps({"ansible_facts": {"distribution": "Ubuntu", "node_looks": {"seen": seen}}})
+    facts = json.dumps({"ansible_facts": {"distribution": "Ubuntu"}})
     folder = inventory(tmp_path, BESIDE)
     assert told(folder, "node3", "base_packages", known=facts)["base_packages"] == []
     assert told(folder, "node2", "base_packages", known=facts)["base_packages"] == ["chrony", "nftables"]

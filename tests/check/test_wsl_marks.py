@@ -29,7 +29,7 @@ def test_what_is_wsl(
 ) -> None:
     start = tree.plugin("module_utils/node_start")
     monkeypatch.setattr(start.platform, "release", lambda: kernel)
-    monkeypatch.setattr(start, "read", lambda path: container)
+    monkeypatch.setattr(start, "read_file", lambda path: container)
     monkeypatch.setattr(os.path, "exists", lambda path: path in paths)
     monkeypatch.setattr(os.path, "isdir", lambda path: path in paths)
     assert start.in_wsl() is wsl
@@ -53,9 +53,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, driver: str, capability: str = "8.6") -
     monkeypatch.setattr(node_gpu, "in_wsl", lambda: True)
     monkeypatch.setattr(node_gpu, "in_container", lambda: True)
     monkeypatch.setattr(node_gpu, "pci_devices", lambda: ([], 0))
-    monkeypatch.setattr(node_gpu, "said", said)
+    monkeypatch.setattr(node_gpu, "read_output", said)
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/usr/lib/wsl/lib/nvidia-smi")
-    found = node_gpu.gpu(True)
+    found = node_gpu.read_gpus()
     assert asked == ["/usr/lib/wsl/lib/nvidia-smi"]
     return found
 
