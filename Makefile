@@ -131,6 +131,10 @@ lab-down: ## remove the virtual nodes and everything that belongs to them
 
 .PHONY: controller
 controller: $(CONTROLLER) ## install what ansible-playbook needs on this machine, into .venv
+	@case "$$(stat -c %A .)" in ????????w?)
+	    echo "Everybody may write into $(CURDIR), so Ansible ignores the ansible.cfg there: chmod o-w . (On a drive of Windows" >&2
+	    echo "that changes nothing: clone into your home there.)" >&2; exit 1 ;;
+	esac
 	@echo "Ready: source .venv/bin/activate"
 
 .PHONY: backup-keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,30 @@ def test_a_setting_that_is_needed_and_not_there_is_named(tmp_path: Path) -> None
     assert done.returncode != 0
     said = " ".join(done.stdout.split())
     assert "settings.yml has no lan_prefix, admin_networks: inventory/lan has an example." in said, said
+
+
+def test_a_passphrase_that_no_agent_knows_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ansible asks nobody for it. The answer comes by a program in the place of a person at a terminal."""
+    state = tmp_path / "state"
+    state.mkdir()
+    key = state / "id_ed25519"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "a secret", "-f", key], check=True)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+    code, said = checked(tmp_path, TWO)
+    assert code != 0 and "has a passphrase, and no ssh-agent here knows it. Type: ssh-add" in said, said
+    (tmp_path / "group_vars").unlink()
+    answer = tmp_path / "answer"
+    answer.write_text("#!/bin/sh\necho a secret\n")
+    answer.chmod(0o755)
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.PIPE)
+    try:
+        assert agent.stdout and agent.stdout.readline()
+        words = ["env", "SSH_ASKPASS_REQUIRE=force", f"SSH_ASKPASS={answer}", "ssh-add", "-q", str(key)]
+        subprocess.run(words, check=True, timeout=20)
+        code, said = checked(tmp_path, TWO)
+    finally:
+        agent.terminate()
+        agent.wait(10)
+    assert code == 0, said

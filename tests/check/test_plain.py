@@ -17,17 +17,20 @@ VERBS = {
 }
 # Not written anew yet. A role or playbook leaves this list when it is.
 OLD_ROLES = {
-    *("base", "bootstrap", "corpus", "docker", "gpu_watch", "nfs", "notify"),
-    *(
-        "object_storage",
-        "overlay",
-        "python_env",
-        "run_copies",
-        "script",
-        "tensorboard",
-        "trainer",
-        "wsl",
-    ),
+    "base",
+    "corpus",
+    "docker",
+    "gpu_watch",
+    "nfs",
+    "notify",
+    "object_storage",
+    "overlay",
+    "python_env",
+    "run_copies",
+    "script",
+    "tensorboard",
+    "trainer",
+    "wsl",
 }
 PLAIN = [role for role in tree.roles() if role.name not in OLD_ROLES]
 FOLDERS = {"defaults", "files", "handlers", "meta", "molecule", "tasks", "templates", "vars"}

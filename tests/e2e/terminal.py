@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of `ask`, and of -k and -K.
-PROMPTS = (b"] ", b"] \r\n", b"assword: ", b"password]: ")
+# Of site.yml and bootstrap.yml, and of -k and -K.
+PROMPTS = (b"] ", b"] \r\n", b"(yes/no):", b"(yes/no):\r\n", b"assword: ", b"password]: ")
 
 
 def at_a_terminal(

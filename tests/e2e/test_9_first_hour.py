@@ -172,8 +172,10 @@ def test_the_first_hour(person: Person) -> None:
     assert not (person.inventory / "state/known_hosts").exists()
     assert not any(inside("journalctl --unit=ssh | grep -i password || true", name) for name in PCS)
     said = person.bootstrap(keys=True, fails=True)
-    assert "node1 does not let ada in: is that the user that you made there (first_user)" in said, said
-    assert "ubuntu may not become root on node2 (ubuntu is not in the sudoers file" in said
+    assert "node1 bootstrap ada is not let in: is that the user that you made there (first_user)" in said, (
+        said
+    )
+    assert "node2 bootstrap ubuntu may not become root (ubuntu is not in the sudoers file" in said
     assert "Nothing has been changed on any node." in said
     assert states() == bare
     inside("gpasswd --add ubuntu sudo", "pc2")
