@@ -103,6 +103,16 @@ def test_all_that_cannot_be_is_said_of_every_node(tmp_path: Path) -> None:
              "lan_nameservers is empty, which is no list: write [], in brackets."],
             id="other settings",
         ),
+        pytest.param(
+            {**TWO, "check2": {"lan_address": "198.18.50.162", "public_address": "203.0.113.7"}},
+            {"overlay": True, "overlay_network": "10.201.0.0/28"},
+            ["overlay_network is 10.201.0.0/28, which is no network with room for a LAN of /24",
+             "An overlay joins PCs of one LAN, with a Linux of their own; check2 is none"],
+            id="overlay",
+        ),
+        pytest.param(
+            TWO, {"overlay": True, "overlay_network": "overlay"}, ["overlay_network is overlay, which"], id="no network"
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said(

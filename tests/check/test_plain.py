@@ -24,7 +24,6 @@ OLD_ROLES = {
     "nfs",
     "notify",
     "object_storage",
-    "overlay",
     "python_env",
     "run_copies",
     "script",

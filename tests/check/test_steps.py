@@ -122,7 +122,7 @@ def test_it_has_a_switch(role: str) -> None:
 
 @pytest.mark.parametrize(
     "role",
-    ["nfs", "run_copies", "object_storage", "notify", "tensorboard", "gpu_watch", "overlay"],
+    ["nfs", "run_copies", "object_storage", "notify", "tensorboard", "gpu_watch"],
 )
 def test_what_is_switched_off_goes_where_it_was(role: str) -> None:
     tasks = yaml.safe_load((tree.ROOT / f"roles/{role}/tasks/main.yml").read_text())
