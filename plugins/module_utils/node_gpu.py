@@ -63,19 +63,13 @@ def card_on_bus(place: str) -> dict[str, object]:
     }
 
 
-def pci_devices() -> tuple[list[dict[str, object]], int]:
-    """NVIDIA's graphics cards on the PCI bus, and the number of its NVSwitches."""
-    cards, switches = [], 0
-    for place in sorted(glob.glob(f"{PCI}/*")):
-        if read_file(f"{place}/vendor") != NVIDIA:
-            continue
-        kind = read_file(
-            f"{place}/class"
-        )  # 0x030000 VGA, 0x030200 3D controller, 0x068000 bridge of another kind
-        switches += kind.startswith("0x0680")
-        if kind.startswith("0x03"):
-            cards.append(card_on_bus(place))
-    return cards, switches
+def cards_on_bus() -> list[dict[str, object]]:
+    """NVIDIA's graphics cards on the PCI bus: class 0x030000 (VGA) or 0x030200 (3D controller)."""
+    return [
+        card_on_bus(place)
+        for place in sorted(glob.glob(f"{PCI}/*"))
+        if read_file(f"{place}/vendor") == NVIDIA and read_file(f"{place}/class").startswith("0x03")
+    ]
 
 
 def loaded_driver() -> str:
@@ -148,7 +142,7 @@ def installed(found: dict[str, dict[str, str]]) -> str:
     return next((match[0] for of in of_utils if (match := re.match(r"[\d.]+", of["version"]))), "")
 
 
-def read_machine(cards: list[dict[str, object]], switches: int) -> dict[str, object]:
+def read_machine(cards: list[dict[str, object]]) -> dict[str, object]:
     """What the decision about the driver needs to know beside the cards."""
     secure, found = efi_variable("SecureBoot") == b"\x01", read_packages()  # as `mokutil --sb-state` says it
     return {
@@ -164,14 +158,13 @@ def read_machine(cards: list[dict[str, object]], switches: int) -> dict[str, obj
         "secure_boot": secure,
         "key_enrolled": secure and signing_key_enrolled(),
         "devices": all(map(os.path.exists, ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"))),
-        "switches": switches,
     }
 
 
 def read_gpus() -> dict[str, object]:
     """The fact `gpu`: see modules/gpu_facts.py."""
     wsl, container = in_wsl(), in_container()
-    cards, switches = pci_devices()
+    cards = cards_on_bus()
     # A container sees the cards of its host. They are its own when it was given their devices.
     if container and not glob.glob("/dev/nvidia[0-9]*"):
         cards = []
@@ -184,5 +177,5 @@ def read_gpus() -> dict[str, object]:
         "driver": driver or (str(smi[0]["driver"]) if smi else ""),
         "smi": smi,
         "elsewhere": elsewhere,
-        "machine": read_machine(cards, switches) if cards and not elsewhere else {},
+        "machine": read_machine(cards) if cards and not elsewhere else {},
     }

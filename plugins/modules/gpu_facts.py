@@ -10,7 +10,7 @@ ansible_facts.gpu:
                persistence, driver, power_limit, power_default, power_min, power_max [W]
     elsewhere  WSL or container, where the driver is another system's; "" otherwise
     machine    {} without a card of its own; else kernel, packages ({NAME: {version, maintainer, want}}), installed,
-               dkms, run_file, nouveau, secure_boot, key_enrolled, devices, switches: see module_utils/node_gpu.py
+               dkms, run_file, nouveau, secure_boot, key_enrolled, devices: see module_utils/node_gpu.py
 """
 
 from __future__ import annotations

@@ -20,26 +20,22 @@ DECISION = tree.plugin("filter/driver_decision")
 GPU = tree.plugin("module_utils/node_gpu")
 
 
-def cards(name: str) -> tuple[list[dict[str, Any]], int]:
-    """NVIDIA's cards and the number of its NVSwitches among the lines of `lspci -nn`, as gpu_facts reads them."""
+def cards(name: str) -> list[dict[str, Any]]:
+    """NVIDIA's cards among the lines of `lspci -nn`, as gpu_facts reads them."""
     found: list[dict[str, Any]] = []
-    switches = 0
     for line in RECORDS["cards"][name]["lspci"]:
         match = re.match(r"(\S+) .*?\[(\w{4})\]: .*\[(10de:\w{4})\]", line)
-        if not match:
-            continue
-        switches += match[2] == "0680"
-        if match[2].startswith("03"):
+        if match and match[2].startswith("03"):
             found.append({
                 "pci": f"0000:{match[1]}", "device_id": match[3], "boot_vga": not found, "bound": "",
                 "generation": GPU.generation(match[3]), "capability": GPU.CAPABILITY[GPU.generation(match[3])],
             })  # fmt: skip
-    return found, switches
+    return found
 
 
 def seen(card: str, machine: str, distribution: str = "Ubuntu", **more: Any) -> dict[str, Any]:
     """The facts of a recorded node, and which runs are active. `more`: what nvidia-smi says of each card."""
-    record, (on_bus, switches) = RECORDS["machines"][machine], cards(card)
+    record, on_bus = RECORDS["machines"][machine], cards(card)
     names = ("secure_boot", "key_enrolled", "nouveau", "run_file")
     flags = {name: record.get(name, False) for name in names}
     packages = {
@@ -61,7 +57,7 @@ def seen(card: str, machine: str, distribution: str = "Ubuntu", **more: Any) -> 
         ] if answers else [],
         "elsewhere": "",
         "machine": {
-            "kernel": record["kernel"], "packages": packages, "dkms": record.get("dkms", []), "switches": switches,
+            "kernel": record["kernel"], "packages": packages, "dkms": record.get("dkms", []),
             "devices": True, "installed": GPU.installed(packages), **flags,
         },
     }  # fmt: skip
@@ -124,9 +120,7 @@ ROWS = {
     "Maxwell": Row("gtx980m", "server", "install", "no driver", OLD),
     "a card whose name nobody knows": Row("gtx970_without_name", "server", "install", "no driver", OLD),
     "Pascal beside Ampere": Row("gtx1060_and_rtx3060", "server", "install", "no driver", OLD),
-    "Volta with NVSwitch": Row(
-        "v100_and_nvswitch", "server", "install", "no driver", f"{OLD} nvidia-fabricmanager-580"
-    ),
+    "Volta": Row("v100", "server", "install", "no driver", OLD),
     "Blackwell": Row("rtx5090", "server", "install", "no driver", f"{SERVER} {HEADLESS}"),
     "a card newer than all that are known": Row(
         "a_card_to_come", "server", "install", "no driver", f"{SERVER} {HEADLESS}"
@@ -138,7 +132,6 @@ ROWS = {
     "an OEM kernel beside a newer generic one": Row(
         "rtx3060", "oem_beside_generic", "install", "no driver", f"{OEM} {HEADLESS}"
     ),
-    "Ubuntu's driver fits NVSwitch": Row("v100_and_nvswitch", "ubuntu_580_proprietary_fabric", "none"),
     "Ubuntu's driver is too old": Row(
         "rtx3060", "ubuntu_450", "install", "driver 450-server is installed, and Ampere cards and torch need 535",
         f"{SERVER} {HEADLESS}",
@@ -159,10 +152,6 @@ ROWS = {
     "modules for one kernel only": Row(
         "rtx3060", "ubuntu_one_kernel_only", "install", "without the package that brings its modules with each kernel",
         f"{SERVER} {HEADLESS}",
-    ),
-    "NVSwitch without the fabricmanager": Row(
-        "v100_and_nvswitch", "ubuntu_580_proprietary", "install", "without the nvidia-fabricmanager of its version",
-        f"{PROPRIETARY} nvidia-fabricmanager-580",
     ),
     "installed, not loaded": Row("rtx3060", "ubuntu_580_not_loaded", "load", "580.178.04 is installed, and none is"),
     "built by DKMS, not loaded": Row("gtx1060", "dkms_not_loaded", "load", "none is loaded"),
@@ -196,9 +185,6 @@ ROWS = {
     ),
     "a branch that is none": Row(
         "rtx3060", "server", "refused", "branch is '580.178.04'; it is a number", settings={"branch": "580.178.04"}
-    ),
-    "NVSwitch and a branch without -server": Row(
-        "v100_and_nvswitch", "server", "refused", "Say 580-server", settings={"branch": "580"}
     ),
     "Secure Boot, and the driver is built by DKMS": Row(
         "gtx1060", "dkms_and_secure_boot", "refused",

@@ -21,17 +21,14 @@ def test_the_cards_are_those_on_the_bus(tmp_path: Path, monkeypatch: pytest.Monk
     device(tmp_path, "0000:01:00.0", vendor="0x10de", device="0x2504", class_="0x030000", boot_vga="1")
     device(tmp_path, "0000:01:00.1", vendor="0x10de", device="0x228e", class_="0x040300")  # its sound
     device(tmp_path, "0000:41:00.0", vendor="0x10de", device="0x20b0", class_="0x030200")
-    device(tmp_path, "0000:c1:00.0", vendor="0x10de", device="0x1af1", class_="0x068000")  # an NVSwitch
+    device(tmp_path, "0000:c1:00.0", vendor="0x10de", device="0x1af1", class_="0x068000")  # a bridge
     (tmp_path / "0000:01:00.0/driver").symlink_to("../../../../bus/pci/drivers/nouveau")
     monkeypatch.setattr(GPU, "PCI", str(tmp_path))
     ampere = {"generation": "Ampere", "capability": "8.0"}
-    assert GPU.pci_devices() == (
-        [
-            ampere | {"pci": "0000:01:00.0", "device_id": "10de:2504", "boot_vga": True, "bound": "nouveau"},
-            ampere | {"pci": "0000:41:00.0", "device_id": "10de:20b0", "boot_vga": False, "bound": ""},
-        ],
-        1,
-    )
+    assert GPU.cards_on_bus() == [
+        ampere | {"pci": "0000:01:00.0", "device_id": "10de:2504", "boot_vga": True, "bound": "nouveau"},
+        ampere | {"pci": "0000:41:00.0", "device_id": "10de:20b0", "boot_vga": False, "bound": ""},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +81,7 @@ def test_a_key_that_the_firmware_knows(says: str, enrolled: bool, monkeypatch: p
 
 
 def test_without_a_card_no_program_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GPU, "pci_devices", lambda: ([], 0))
+    monkeypatch.setattr(GPU, "cards_on_bus", lambda: [])
     monkeypatch.setattr(GPU, "read_output", lambda *command, **how: pytest.fail(f"{command} was started"))
     assert GPU.read_gpus()["cards"] == []
 

@@ -52,7 +52,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, driver: str, capability: str = "8.6") -
 
     monkeypatch.setattr(node_gpu, "in_wsl", lambda: True)
     monkeypatch.setattr(node_gpu, "in_container", lambda: True)
-    monkeypatch.setattr(node_gpu, "pci_devices", lambda: ([], 0))
+    monkeypatch.setattr(node_gpu, "cards_on_bus", lambda: [])
     monkeypatch.setattr(node_gpu, "read_output", said)
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/usr/lib/wsl/lib/nvidia-smi")
     found = node_gpu.read_gpus()
