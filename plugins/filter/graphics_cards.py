@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-Gpu = dict[str, Any]  # what node_state says: see module_utils/node_gpu.py
+Gpu = dict[str, Any]  # the fact: see modules/gpu_facts.py
 Card = dict[str, Any]
+Answer = dict[str, str]  # {"build": "cu126", "problem": ""}, or no build and a sentence
 
 
 class Build(NamedTuple):
-    """What a build of torch asks for. Compute capabilities: the first and the last with code in it."""
+    """What a build of torch needs: a driver, and cards between two compute capabilities for which it has code."""
 
     driver: tuple[int, ...]
     first: tuple[int, int]
@@ -28,7 +29,7 @@ FREE, ALL, NONE = "free", "all", "none"  # what training_cards may say beside UU
 LEAST_CAPABILITY = min(build.first for build in BUILDS.values())
 
 
-def version(text: str) -> tuple[int, ...]:
+def version_key(text: str) -> tuple[int, ...]:
     """'535.183.01' as (535, 183, 1)."""
     return tuple(int(part) for part in str(text).split(".") if part.isdecimal())
 
@@ -38,43 +39,43 @@ def dotted(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
 
 
-def called(card: Card) -> str:
+def card_name(card: Card) -> str:
     return f"{card['name']} ({card['uuid']})"
 
 
-def told(smi: list[Card], words: list[str]) -> tuple[list[Card], str]:
-    """The cards that training_cards names by their UUIDs or the beginnings of those, as CUDA takes them."""
+def select_by_uuid(smi: list[Card], uuids: list[str]) -> tuple[list[Card], str]:
+    """The cards with these UUIDs, or their beginnings as CUDA takes them; a sentence where one names no single card."""
     found: list[Card] = []
-    for word in words:
-        hits = [card for card in smi if word and card["uuid"].lower().startswith(word.lower())]
+    for uuid in uuids:
+        hits = [card for card in smi if uuid and card["uuid"].lower().startswith(uuid.lower())]
         if len(hits) != 1:
-            there = "; ".join(map(called, smi)) or "none"
+            there = "; ".join(map(card_name, smi)) or "none"
             what = "means several of its cards" if hits else "is none of its cards"
-            return [], f"training_cards names {word}, which {what}. There are: {there}."
+            return [], f"training_cards names {uuid}, which {what}. There are: {there}."
         found += [card for card in hits if card not in found]
     return found, ""
 
 
-def too_old(card: Card) -> bool:
+def is_too_old(card: Card) -> bool:
     """Whether torch cannot use this card of the bus with any driver: a Kepler, or older."""
-    return version(card["capability"]) < LEAST_CAPABILITY
+    return version_key(card["capability"]) < LEAST_CAPABILITY
 
 
-def unseen(gpu: Gpu) -> str:
-    """The sentence about cards on the bus that the driver does not know; empty when it knows all that could train.
+def missing_cards_problem(gpu: Gpu) -> str:
+    """The sentence about cards on the bus that the driver does not know; "" where it knows all that could train.
 
     A card that is too old is nobody's loss beside one that works (a GT 710 for the monitor): drivers for the other do
     not know it. Alone it is, since its owner may count on it.
     """
     known = {card["pci"] for card in gpu["smi"]}
-    lost = [card for card in gpu["cards"] if card["pci"] not in known and not (known and too_old(card))]
-    if not lost:
+    missing = [card for card in gpu["cards"] if card["pci"] not in known and not (known and is_too_old(card))]
+    if not missing:
         return ""
-    which = ", ".join(f"{card['device_id']} at {card['pci']}" for card in lost)
+    which = ", ".join(f"{card['device_id']} at {card['pci']}" for card in missing)
     number = "one NVIDIA card" if len(gpu["cards"]) == 1 else f"{len(gpu['cards'])} NVIDIA cards"
     if gpu["smi"]:
         return f"it has {number}, but nvidia-smi does not see {which}"
-    if all(map(too_old, lost)):
+    if all(map(is_too_old, missing)):
         return (
             f"it has {number} ({which}), too old for torch (Kepler, or before it); training_cards: none in its line of "
             "hosts.yml says that it trains on its processor"
@@ -84,130 +85,130 @@ def unseen(gpu: Gpu) -> str:
 
 
 def training_cards(gpu: Gpu, wanted: str | list[str] = FREE, without_driver: bool = False) -> dict[str, Any]:
-    """The cards that train (in nvidia-smi's order, empty: the processor does), those left out, and what is wrong.
+    """cards: those that train, in nvidia-smi's order (none: the processor does); left_out: the names of the others;
+    problem: what is wrong.
 
-    `wanted`: free (the only card, of several those that drive no display), all, none, or UUIDs.
-    `without_driver`: a card that its driver does not know is no reason to stop.
+    wanted: free (the only card, of several those that drive no display), all, none, or UUIDs.
+    without_driver: a card that its driver does not know is no reason to stop.
     """
     words = [wanted] if isinstance(wanted, str) else [str(word) for word in wanted]
     smi: list[Card] = gpu["smi"]
-    problem = ""
-    if words == [NONE]:
-        cards: list[Card] = []
-    elif (lost := unseen(gpu)) and not without_driver and (not smi or words in ([FREE], [ALL])):
-        cards, problem = [], lost
-    elif words == [ALL]:
-        cards = smi
+    missing = "" if without_driver or words == [NONE] else missing_cards_problem(gpu)
+    cards, problem = smi, ""
+    if missing and (not smi or words in ([FREE], [ALL])):
+        cards, problem = [], missing
+    elif words == [NONE]:
+        cards = []
     elif words == [FREE]:
         # A node's only card trains, display or not. So do several that all drive one: none is worth less than another.
         cards = [card for card in smi if not card["display_active"]] or smi
-    else:
-        cards, problem = told(smi, words)
-    left_out = [] if problem else [called(card) for card in smi if card not in cards]
+    elif words != [ALL]:
+        cards, problem = select_by_uuid(smi, words)
+    left_out = [] if problem else [card_name(card) for card in smi if card not in cards]
     return {"cards": cards, "left_out": left_out, "problem": problem}
 
 
 def misfit(name: str, cards: list[Card], driver: str) -> str:
-    """Why this build cannot use these cards with this driver; empty when it can."""
+    """Why this build cannot use these cards with this driver; "" where it can."""
     build = BUILDS[name]
     for card in cards:
         capability = card["compute_capability"]
-        if not build.first <= version(capability) <= build.last:
+        if not build.first <= version_key(capability) <= build.last:
             end = f" to {dotted(build.last)}" if build.last < (12,) else " on"
             span = f"{name}: from {dotted(build.first)}{end}"
             return f"{name} has no code for {card['name']} (compute capability {capability}; {span})"
-    if version(driver) < build.driver:
+    if version_key(driver) < build.driver:
         return f"{name} needs driver {dotted(build.driver)} or later, and it has {driver}"
     return ""
 
 
-def expected(gpu: Gpu, words: list[str]) -> list[Card]:
-    """The cards of the bus, as far as they are known before a driver has them: who drives a display is a guess."""
+def cards_without_driver(gpu: Gpu, wanted: str | list[str]) -> list[Card]:
+    """The cards of the bus that will train, before a driver knows them: who drives a display is a guess."""
     cards = [
         {**card, "name": card["device_id"], "compute_capability": card["capability"]}
         for card in gpu["cards"]
-        if not too_old(card)
+        if not is_too_old(card)
     ]
-    if words == [NONE]:
+    if wanted in (NONE, [NONE]):
         return []
-    return [card for card in cards if words == [FREE] and not card["boot_vga"]] or cards
+    return [card for card in cards if wanted in (FREE, [FREE]) and not card["boot_vga"]] or cards
 
 
-def torch_build(
-    gpu: Gpu, backend: str = "auto", wanted: str | list[str] = FREE, driver: str = ""
-) -> dict[str, str]:
-    """The build of torch for a node, or why there is none: {"build": "cu126", "problem": ""}.
+def torch_build(gpu: Gpu, backend: str = "auto", wanted: str | list[str] = FREE, driver: str = "") -> Answer:
+    """The build of torch for a node.
 
-    `backend`: auto (by the driver; without one the processor's build), or the name of a build. `wanted`: as in
-    training_cards. `driver`: the one that runs after the next start, where there is one; else the loaded one counts.
+    backend: auto (by the driver; without one the processor's build), or the name of a build. wanted: as in
+    training_cards. driver: the one that runs after the next start, where there is one; else the loaded one counts.
     """
-    if backend not in ("auto", "cpu", *BUILDS):
-        builds = ", ".join(["cpu", *sorted(BUILDS)])
-        return {
-            "build": "",
-            "problem": f"torch_backend is {backend}, but it has to be auto or one of {builds}",
-        }
-    chosen = training_cards(gpu, wanted, without_driver=True)
     if backend == "cpu":
         return {"build": "cpu", "problem": ""}
-    if chosen["problem"] and gpu["smi"]:
-        return {"build": "", "problem": chosen["problem"].rstrip(".")}
-    cards = chosen["cards"] or (
-        expected(gpu, [wanted] if isinstance(wanted, str) else wanted) if driver and not gpu["smi"] else []
-    )
+    if backend not in ("auto", *BUILDS):
+        names = ", ".join(["cpu", *sorted(BUILDS)])
+        return {
+            "build": "",
+            "problem": f"torch_backend is {backend}, but it has to be auto or one of {names}",
+        }
+    selected = training_cards(gpu, wanted, without_driver=True)
+    if selected["problem"] and gpu["smi"]:
+        return {"build": "", "problem": selected["problem"].rstrip(".")}
+    cards = selected["cards"]
+    if driver and not gpu["smi"]:
+        cards = cards_without_driver(gpu, wanted)
     if not cards:
         if backend != "auto" and not gpu["cards"] and not gpu["smi"]:
-            problem = f"torch_backend is {backend}, but it has no NVIDIA card: take cpu, or auto"
-            return {"build": "", "problem": problem}
+            return {
+                "build": "",
+                "problem": f"torch_backend is {backend}, but it has no NVIDIA card: take cpu, or auto",
+            }
         return {"build": "cpu" if backend == "auto" else backend, "problem": ""}
-    reasons = {name: misfit(name, cards, driver or gpu["driver"]) for name in BUILDS}
-    fitting = [name for name in AUTO if not reasons[name]]
+    misfits = {name: misfit(name, cards, driver or gpu["driver"]) for name in BUILDS}
+    fitting = [name for name in AUTO if not misfits[name]]
+    build = backend if backend != "auto" else fitting[0] if fitting else ""
+    if build and not misfits[build]:
+        return {"build": build, "problem": ""}
+    way_out = "install a newer driver, or take torch_backend cpu"
+    if len(cards) > 1:
+        way_out = (
+            "install a newer driver, say with training_cards which cards train, or take torch_backend cpu"
+        )
+    none_fits = f"no build of torch fits ({'; '.join(misfits[name] for name in AUTO)}): {way_out}"
     if backend == "auto":
-        problem = "" if fitting else no_build(cards, reasons)
-        return {"build": fitting[0] if fitting else "", "problem": problem}
-    if not reasons[backend]:
-        return {"build": backend, "problem": ""}
-    way_out = f"take torch_backend {fitting[0]}, or auto" if fitting else no_build(cards, reasons)
-    return {"build": "", "problem": f"torch_backend {reasons[backend]}: {way_out}"}
+        return {"build": "", "problem": none_fits}
+    way_out = f"take torch_backend {fitting[0]}, or auto" if fitting else none_fits
+    return {"build": "", "problem": f"torch_backend {misfits[backend]}: {way_out}"}
 
 
-def no_build(cards: list[Card], reasons: dict[str, str]) -> str:
-    """No build fits: why, and what to do."""
-    advice = "install a newer driver, say with training_cards which cards train, or take torch_backend cpu"
-    if len(cards) == 1:
-        advice = "install a newer driver, or take torch_backend cpu"
-    return f"no build of torch fits ({'; '.join(reasons[name] for name in AUTO)}): {advice}"
+def keep_build(release: str = "", **node: Any) -> dict[str, Any]:
+    """torch_build's arguments for a node, with the build of its release where that fits.
 
-
-def as_before(release: str = "", **of: Any) -> dict[str, Any]:
-    """What torch_build is asked for a node. release: where its link to the release leads, whose name is
-    TRAINER-BUILD-WHEELHOUSE."""
+    release: where its link to the release leads, whose name is TRAINER-BUILD-WHEELHOUSE.
+    """
     _, build, *_ = [*release.rpartition("/")[2].split("-"), ""]
-    told = {**of, "backend": build}
-    return told if of["backend"] == "auto" and build in BUILDS and torch_build(**told)["build"] else of
+    kept = {**node, "backend": build}
+    return kept if node["backend"] == "auto" and build in BUILDS and torch_build(**kept)["build"] else node
 
 
-def torch_builds(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
+def torch_builds(nodes: dict[str, dict[str, Any]]) -> dict[str, Answer]:
     """torch_build for each node of a cluster (its arguments, by the node's name): one build for all cards.
 
     With another build comes another NCCL, which refuses to talk to it where ranks talk NCCL. So every node with cards
     takes the newest build that all of them can use; a build that a node is told stays, and the others follow it where
-    they can. `release`: of a node that keeps the build it has, if that fits: with --limit the others are not seen.
+    they can. release: of a node that keeps the build it has, if that fits: with --limit the others are not seen.
     """
-    nodes = {name: as_before(**of) for name, of in nodes.items()}
-    found = {name: torch_build(**of) for name, of in nodes.items()}
-    of_cards = [name for name, answer in found.items() if answer["build"] not in ("cpu", "")]
-    following = [name for name in of_cards if nodes[name]["backend"] == "auto"]
+    nodes = {name: keep_build(**node) for name, node in nodes.items()}
+    found = {name: torch_build(**node) for name, node in nodes.items()}
+    with_cards = [name for name, answer in found.items() if answer["build"] not in ("cpu", "")]
+    following = [name for name in with_cards if nodes[name]["backend"] == "auto"]
     usable = {
         name: [
             build
             for build in (BUILDS if name in following else [found[name]["build"]])
             if torch_build(**{**nodes[name], "backend": build})["build"]
         ]
-        for name in of_cards
+        for name in with_cards
     }
-    common = [build for build in (*AUTO, *BUILDS) if all(build in of for of in usable.values())]
-    alone = "; ".join(f"{name}: {' or '.join(of)}" for name, of in usable.items())
+    common = [build for build in (*AUTO, *BUILDS) if all(build in builds for builds in usable.values())]
+    alone = "; ".join(f"{name}: {' or '.join(builds)}" for name, builds in usable.items())
     problem = (
         f"no build of torch fits the cards of all nodes ({alone}). Say torch_backend for each of them, in its line of "
         "hosts.yml (between PCs ranks of unlike builds talk gloo; -e backend=nccl is not for them then), "
