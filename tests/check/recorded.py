@@ -49,8 +49,8 @@ SYSTEMCTL = '#!/bin/sh\ncat "${0%/*}/../$NODE"\n'
 def run_plays(
     place: Path, plays: list[dict[str, Any]], hosts: dict[str, Any], *words: str, typed: Sequence[str] | None = None
 ) -> tuple[int, str]:  # fmt: skip
-    """Whether they fail, and what they say. hosts: their variables. typed: answers at a terminal; without it there is
-    none."""
+    """Whether they fail, and what they say. hosts: their variables. typed: answers at a terminal; without any there
+    is none."""
     programs = {"action/gpu_facts.py": FACTS, "action/boot_facts.py": FACTS, "action/node_state.py": OTHERS}
     for name, text in {**programs, "bin/systemctl": SYSTEMCTL}.items():
         (place / name).parent.mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ def said(tmp_path: Path, typed: list[str], *words: str, **may: str) -> tuple[int
     nvidia_driver_reboot of some nodes."""
     decide = {"ansible.builtin.include_role": {"name": "nvidia_driver", "tasks_from": "decide"}}
     ask = {"ansible.builtin.import_tasks": "tasks/ask_restart.yml"}
-    variables = {"ask_restart_answered": "{{ reboot | default(nvidia_driver_reboot) | string | lower }}"}
+    variables = {"ask_restart_setting": "{{ reboot | default(nvidia_driver_reboot) | string | lower }}"}
     plays = plays_of("restarts")
     assert "restart_now" in plays[1]["hosts"]
     plays[1]["tasks"] = [{"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} restarts now"}}]
@@ -35,8 +35,9 @@ MAY_NOT = "node1 may not be restarted from here. Type on it: sudo reboot"
 @pytest.mark.parametrize(
     ("typed", "restarts"),
     [
-        pytest.param([""], True, id="Enter is yes"),
-        pytest.param(["perhaps", "no"], False, id="no, at the second attempt"),
+        pytest.param(["yes"], True, id="yes"),
+        pytest.param([""], False, id="Enter is no word"),
+        pytest.param(["perhaps"], False, id="nor is another one"),
         pytest.param([], False, id="nobody is there"),
     ],
 )
@@ -47,14 +48,14 @@ def test_a_node_restarts_when_somebody_has_said_so(typed: list[str], restarts: b
     assert "node0 is this machine, which is not restarted from here. Type: sudo reboot" in text
     assert "node0 restarts now" not in text
     assert "node2" not in text.partition("TASK [Report what to type]")[2].partition("PLAY RECAP")[0]
-    assert (NODE1 in text.partition("[Y/n]")[0]) == bool(typed)
+    assert (NODE1 in text.partition("(yes/no)")[0]) == bool(typed)
 
 
 def test_of_which_nodes_it_is_said_in_the_inventory_nobody_is_asked(tmp_path: Path) -> None:
     """The first one in the inventory among them."""
-    code, text = said(tmp_path, [""], node0="false", node2="false")
+    code, text = said(tmp_path, ["yes"], node0="false", node2="false")
     assert code == 0, text
-    assert "node1 restarts now" in text and NODE1 in text.partition("[Y/n]")[0]
+    assert "node1 restarts now" in text and NODE1 in text.partition("(yes/no)")[0]
     code, text = said(tmp_path, [], "-e", "reboot=false")
     assert code == 0 and MAY_NOT in text
 
