@@ -99,7 +99,7 @@ def smi_cards(answer: str) -> list[dict[str, object]]:
         values = line.strip().split(", ", len(FIELDS) - 1)
         if len(values) != len(FIELDS):
             continue
-        of = dict(zip(FIELDS, values, strict=True))
+        of = {name: values[place] for place, name in enumerate(FIELDS)}  # Debian 11 has Python 3.9
         cards.append({
             "uuid": of["uuid"],
             "name": of["name"],
