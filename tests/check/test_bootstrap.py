@@ -1,4 +1,4 @@
-"""The first contact: whose host keys are taken, who is asked, what stands in the way, and that a check sends nothing."""
+"""The first contact: whose host keys are taken, who is asked, what stands in the way; a check sends nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every inventory has our variables, wherever it lies, and what it says itself wins."""
 
 import json
-import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -40,46 +40,32 @@ def ours(path: str) -> dict[str, Any]:
 
 
 def test_an_inventory_elsewhere_has_them(inventory: Path) -> None:
+    hosts = HOSTS | {"other": {"hosts": {"c": {}}}}
+    (inventory / "hosts.yml").write_text(yaml.safe_dump(hosts))
     wanted = ours("all/derived.yml") | ours("cluster/connection.yml")
     for source in (inventory, inventory / "hosts.yml"):
         found = variables(source)
         assert {name: found.get(name) for name in wanted} == wanted
+    outside = variables(inventory, "c")
+    assert "cluster_rank0" in outside and "ansible_host" not in outside
 
 
-def test_a_host_outside_the_cluster_has_only_those_of_all(inventory: Path) -> None:
-    (inventory / "hosts.yml").write_text(yaml.safe_dump(HOSTS | {"other": {"hosts": {"c": {}}}}))
-    found = variables(inventory, "c")
-    assert "cluster_rank0" in found
-    assert "ansible_host" not in found
-
-
-# One of ours for all hosts, one for the cluster.
-MINE = {"cluster_state": "mine", "ansible_port": "mine"}
-
-
-@pytest.mark.parametrize("where", ["all", "cluster"])
-def test_the_inventorys_group_vars_win(inventory: Path, where: str) -> None:
-    say(inventory, {**MINE}, f"{where}/settings.yml")
-    assert MINE.items() <= variables(inventory).items()
-
-
-@pytest.mark.parametrize("where", ["all", "cluster"])
-def test_the_variables_in_hosts_yml_win(inventory: Path, where: str) -> None:
-    hosts = HOSTS | {where: HOSTS.get(where, {}) | {"vars": MINE}}
-    (inventory / "hosts.yml").write_text(yaml.safe_dump(hosts))
-    assert MINE.items() <= variables(inventory).items()
-
-
-def test_a_group_of_ours_says_otherwise_than_all_and_the_inventory_wins_over_both(inventory: Path) -> None:
-    name, hosts = "nfs_client_enabled", HOSTS | {"wsl": {"hosts": {"b": {}}}}
-    (inventory / "hosts.yml").write_text(yaml.safe_dump(hosts))
-    assert variables(inventory, "a")[name] == ours("all/derived.yml")[name]
-    assert variables(inventory, "b")[name] == ours("wsl/switches.yml")[name]
-    (inventory / "hosts.yml").write_text(yaml.safe_dump(hosts | {"all": {"vars": {name: "mine"}}}))
-    assert variables(inventory, "b")[name] == "mine"
-
-
-def test_host_vars_win(inventory: Path) -> None:
+def test_what_the_inventory_says_wins(inventory: Path) -> None:
+    """In its group_vars, in hosts.yml and in host_vars; a group of ours says otherwise than all."""
+    mine = {"cluster_state": "mine", "ansible_port": "mine"}  # one of ours for all hosts, one for the cluster
+    for where in ("all", "cluster"):
+        say(inventory, dict(mine), f"{where}/settings.yml")
+        assert mine.items() <= variables(inventory).items(), where
+        shutil.rmtree(inventory / "group_vars")
+        hosts = HOSTS | {where: HOSTS.get(where, {}) | {"vars": mine}}
+        (inventory / "hosts.yml").write_text(yaml.safe_dump(hosts))
+        assert mine.items() <= variables(inventory).items(), where
+    name = "nfs_client_enabled"
+    groups = HOSTS | {"wsl": {"hosts": {"b": {}}}}
+    for said in (False, True):
+        more: dict[str, Any] = {"all": {"vars": {name: "mine"}}} if said else {}
+        (inventory / "hosts.yml").write_text(yaml.safe_dump(groups | more))
+        assert variables(inventory, "b")[name] == ("mine" if said else ours("wsl/switches.yml")[name])
     (inventory / "host_vars").mkdir()
     (inventory / "host_vars/a.yml").write_text(yaml.safe_dump({"ansible_port": 2200}))
     assert variables(inventory)["ansible_port"] == 2200
@@ -110,22 +96,12 @@ def test_what_is_set_to_nothing_is_off(inventory: Path, none: object) -> None:
         assert told(inventory, host, *wanted) == wanted
 
 
-@pytest.mark.parametrize(
-    ("address", "way"),
-    [
-        (
-            "",
-            r"ssh -N -L 6006:127\.0\.0\.1:6006 -p 22 -l aura-admin -i \S+id_ed25519 .* 192\.0\.2\.1 \(then http://127\.0\.0\.1:6006\)",
-        ),
-        ("{{ lan_address }}", r"http://192\.0\.2\.1:6006"),
-    ],
-)
-def test_tensorboard_is_seen_through_ssh_unless_somebody_opens_it(
-    inventory: Path, address: str, way: str
-) -> None:
-    say(inventory, {"tensorboard_address": address} if address else {})
+def test_tensorboard_is_seen_through_ssh_unless_somebody_opens_it(inventory: Path) -> None:
     said = " ".join(told(inventory, "a", "tensorboard_way")["tensorboard_way"].split())
-    assert re.search(way, said), said
+    assert said.startswith("ssh -N -L 6006:127.0.0.1:6006 -p 22 -l aura-admin -i "), said
+    assert said.endswith(" 192.0.2.1 (then http://127.0.0.1:6006)"), said
+    say(inventory, {"tensorboard_address": "{{ lan_address }}"})
+    assert told(inventory, "a", "tensorboard_way")["tensorboard_way"] == "http://192.0.2.1:6006"
 
 
 def test_a_task_that_is_delegated_asks_for_the_key_of_the_host_it_goes_to(

@@ -1,22 +1,16 @@
 """Every role of site.yml can be run alone, left out on a host, and step by step."""
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tree
 import yaml
-from expressions import filled_in, variables_of
 
 STEPS = {"preflight", "install", "configure", "run"}
-# What a task does that changes nothing.
-LOOKS = ("node_state", "preflight", "assert", "debug", "set_fact", "import_tasks")
 # The others' way to change something: without it they could not. Its README says so.
 WITHOUT_SWITCH = {"rollback"}
 # What is done as a whole: a driver with its restart, an address, a time daemon in place of another one, a release.
@@ -104,12 +98,6 @@ def test_it_has_its_name_as_a_tag(role: str) -> None:
     assert role in listed(IMPORTS[role]["tags"]), f"playbooks/site.yml: {role} needs tags: {role}"
 
 
-def test_its_variables_are_looked_at_once(role: str) -> None:
-    """By its problems.py, where it has one (preflight), else by Ansible."""
-    looked_at = (tree.ROOT / f"roles/{role}/problems.py").is_file()
-    assert IMPORTS[role]["ansible.builtin.import_role"].get("rolespec_validate", True) is not looked_at
-
-
 def test_it_has_a_switch(role: str) -> None:
     if role in WITHOUT_SWITCH:
         assert "has no switch" in (tree.ROOT / f"roles/{role}/README.md").read_text()
@@ -120,69 +108,32 @@ def test_it_has_a_switch(role: str) -> None:
     assert f"when: {role}_enabled" in tasks, f"roles/{role}/tasks/main.yml does not heed {role}_enabled"
 
 
-@pytest.mark.parametrize(
-    "role",
-    ["nfs", "run_copies", "object_storage", "notify", "tensorboard", "gpu_watch"],
-)
+@pytest.mark.parametrize("role", "nfs run_copies object_storage notify tensorboard gpu_watch overlay".split())
 def test_what_is_switched_off_goes_where_it_was(role: str) -> None:
-    tasks = yaml.safe_load((tree.ROOT / f"roles/{role}/tasks/main.yml").read_text())
-    remove = {"file": "remove.yml", "apply": {"tags": ["configure", "run"]}}
-    (task,) = (task for task in tasks if task.get("ansible.builtin.include_tasks") == remove)
-    # Of a node that serves and mounts, what is left of either goes (test_nfs.py: another PC becomes the server).
-    switches = ["nfs_client_enabled", "nfs_server_enabled"] if role == "nfs" else [f"{role}_enabled"]
-    for enabled, kind, goes in ((False, "file", True), (False, "absent", False), (True, "file", False)):
-        # Whatever its path
-        seen = {"files": defaultdict(partial(dict, kind=kind)), "texts": defaultdict(str)}
-        known = variables_of(role) | dict.fromkeys(switches, enabled) | {f"__{role}_seen": seen}
-        assert filled_in(f"{{{{ {task['when']} }}}}", known) is goes, (enabled, kind)
-        if role == "nfs" and kind == "file":
-            known |= {"nfs_server_enabled": False}
-            assert filled_in(f"{{{{ {task['when']} }}}}", known) is True
+    includes = [str(step.task.get("ansible.builtin.include_tasks")) for step in steps_in(role)]
+    assert any("remove.yml" in include for include in includes), (
+        f"roles/{role}/tasks/main.yml never removes it"
+    )
 
 
-def test_what_restarts_belongs_to_run_alone(role: str) -> None:
-    """Who says --tags install wants packages, and no PC that starts again."""
-    for step in steps_in(role):
-        service = step.task.get("ansible.builtin.systemd_service", {})
-        if "ansible.builtin.reboot" in step.task or "restarted" in str(service.get("state")):
-            assert step.own == {"run"}, f"{step.where}: {sorted(step.own)}"
+def test_its_tasks_belong_to_the_steps_that_they_are(role: str) -> None:
+    """docs/operations.md, "One role, one step": who says --tags configure starts nothing and installs nothing.
 
-
-def test_its_tasks_belong_to_steps(role: str) -> None:
-    """Who says --tags preflight sees every look and every refusal, and no change."""
-    tasks = yaml.safe_load((tree.ROOT / f"roles/{role}/tasks/main.yml").read_text())
-    # Of a block without tags, the tasks in it have them.
-    for task in chain.from_iterable(
-        [task] if task.get("tags") else task.get("block", [task]) for task in tasks
-    ):
-        if "ansible.builtin.meta" in task:
-            continue
-        steps = listed(task.get("tags"))
-        where = f"roles/{role}/tasks/main.yml: {task['name']}"
-        assert steps, f"{where}: needs tags, some of {', '.join(sorted(STEPS))}"
-        assert steps <= STEPS, f"{where}: {steps - STEPS}"
-        changes = not any(key.rpartition(".")[2] in LOOKS for key in task)
-        wrong = f"{where}: what changes something is no preflight; what looks is"
-        assert ("preflight" in steps) != changes, wrong
-
-
-def test_every_step_reaches_what_belongs_to_it(role: str) -> None:
-    """Also behind an include: a task without a step is run by none of them, and none says so."""
+    What restarts is run alone; only configure can cut the connection. Behind an include a task without a step is run by none.
+    """
     for step in steps_in(role):
         if "ansible.builtin.meta" in step.task or ("block" in step.task and not step.own):
             continue  # the tasks of the block have their own
         own = step.own & STEPS
-        assert own, f"{step.where}: no --tags of a step reaches it"
+        assert own, f"{step.where}: needs tags, some of {', '.join(sorted(STEPS))}"
         assert own <= step.reached, f"{step.where}: --tags {', '.join(own - step.reached)} stops before it"
-
-
-def test_packages_settings_and_services_are_steps(role: str) -> None:
-    """docs/operations.md, "One role, one step": who says --tags configure starts nothing and installs nothing."""
-    if role in ONE_PIECE:
-        return
-    for step in steps_in(role):
+        service = step.task.get("ansible.builtin.systemd_service", {})
+        if "ansible.builtin.reboot" in step.task or "restarted" in str(service.get("state")):
+            assert step.own == {"run"}, f"{step.where}: {sorted(step.own)}"
+        if cuts(step):
+            assert step.own == {"configure"}, f"{step.where}: {sorted(step.own)}"
         for module, (wanted, unwanted) in MODULES.items():
-            if f"ansible.builtin.{module}" in step.task and step.own != {"install"}:
+            if f"ansible.builtin.{module}" in step.task and step.own != {"install"} and role not in ONE_PIECE:
                 assert wanted in step.own, f"{step.where}: needs the tag {wanted}"
                 assert not step.own & unwanted, f"{step.where}: is no {step.own & unwanted}"
 
@@ -209,17 +160,10 @@ def test_what_ends_by_itself_is_waited_for() -> None:
             )
 
 
-def risky(role: str) -> list[Step]:
-    """Every task that can cut the connection."""
-    included = [(step, step.task.get("ansible.builtin.include_role", {})) for step in steps_in(role)]
-    return [step for step, words in included if words.get("tasks_from", "").startswith("change")]
-
-
-def test_only_configure_can_cut_the_connection(role: str) -> None:
-    """Who asks for programs (--tags install) gets no new address, rules or sshd with them."""
-    for step in risky(role):
-        assert step.own == {"configure"}, f"{step.where}: {sorted(step.own)}"
+def cuts(step: Step) -> bool:
+    """Whether the task can cut the connection."""
+    return step.task.get("ansible.builtin.include_role", {}).get("tasks_from", "").startswith("change")
 
 
 def test_what_can_cut_the_connection_is_found() -> None:
-    assert {role for role in IMPORTS if risky(role)} == {"network", "firewall", "sshd"}
+    assert {role for role in IMPORTS if any(map(cuts, steps_in(role)))} == {"network", "firewall", "sshd"}
