@@ -191,22 +191,6 @@ def test_a_scenario_lets_systemd_judge_every_unit(role: Path) -> None:
     assert not open_to_all, f"{open_to_all}: include tests/roles/exposure.yml in verify.yml"
 
 
-def test_a_secret_that_goes_is_not_shown(role: Path) -> None:
-    """--diff would show the file, in site.yml too where something is switched off."""
-
-    def written(task: dict[str, Any]) -> str:
-        text = str(task.get("write_files", ""))
-        return text + "".join(str(value) for name, value in constants.items() if name in text)
-
-    constants = read(role / "vars/main.yml") or {}
-    tasks = [task for path in role.glob("tasks/*.yml") for task in tasks_of(read(path))]
-    of_secrets = [task for task in tasks if task.get("no_log") and "absent': True" not in written(task)]
-    secrets = {name for task in of_secrets for name in re.findall(r"path': '([^']+)'", written(task))}
-    for task in tasks_of(read(role / "tasks/remove.yml")):
-        shown = [name for name in secrets if name in written(task) and not task.get("no_log")]
-        assert not shown, f"roles/{role.name}/tasks/remove.yml: {task['name']}: {shown} needs no_log: true"
-
-
 def test_a_service_that_runs_all_the_time_starts_again(role: Path) -> None:
     for path in (role / "tasks").glob("*.yml"):
         for task in tasks_of(read(path)):

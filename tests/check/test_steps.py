@@ -119,7 +119,7 @@ def test_what_is_switched_off_goes_where_it_was(role: str) -> None:
 def test_its_tasks_belong_to_the_steps_that_they_are(role: str) -> None:
     """docs/operations.md, "One role, one step": who says --tags configure starts nothing and installs nothing.
 
-    What restarts is run alone; only configure can cut the connection. Behind an include a task without a step is run by none.
+    What restarts is run alone; only configure can cut the connection. Without a step, no step runs it.
     """
     for step in steps_in(role):
         if "ansible.builtin.meta" in step.task or ("block" in step.task and not step.own):
