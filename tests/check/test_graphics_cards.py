@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import tree
-from expressions import problems
 
 CARDS = tree.plugin("filter/graphics_cards")
 GPU = tree.plugin("module_utils/node_gpu")
@@ -270,28 +269,3 @@ def test_whoever_says_so_trains_without_the_card_that_has_no_driver() -> None:
     assert CARDS.training_cards(NO_DRIVER, without_driver=True)["problem"] == ""
     half = CARDS.training_cards(ONE_OF_TWO, without_driver=True)
     assert [card["name"] for card in half["cards"]] == ["RTX 3060"]
-
-
-@pytest.mark.parametrize(
-    ("cards", "free", "there", "said"),
-    [
-        ((), 1.5e9, "", "has 1.5 GB free for /opt, and Python, torch and its releases need about 2 GB"),
-        ((), 2.5e9, "", ""),
-        (("RTX 3060",), 2.5e9, "", "need about 14 GB"),
-        (("RTX 3060",), 2.5e9, "abc", "need about 14 GB"),  # of another trainer
-        (("RTX 3060",), 2.5e9, "these", ""),  # they are there already
-    ],
-)
-def test_a_disk_on_which_torch_does_not_fit_is_named(
-    cards: tuple[str, ...], free: float, there: str, said: str
-) -> None:
-    requirements = str(tree.ROOT / "requirements/node.txt")
-    script = tree.ROOT / "roles/python_env/files/download-wheelhouse"
-    these = tree.plugin("filter/releases").wheelhouse("cu130", "Ubuntu 22", requirements, "", script)["name"]
-    texts = {"/opt/aura/wheelhouse.complete": these if there == "these" else there}
-    system = {"distribution": "Ubuntu", "distribution_major_version": "22"}
-    seen = {"gpu": node(*cards), "mounts": {"/opt": {"free": free}}, "texts": texts, **system}
-    answer = problems(
-        "python_env", seen, torch_backend="auto", cards="all", driver="", requirements=requirements
-    )
-    assert said in answer if said else answer == ""

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tree
-import yaml
+from expressions import preflight_sentences, says
 from plays import played
 
 REQUIREMENTS = tree.ROOT / "requirements"
@@ -105,23 +105,51 @@ def test_a_local_wheels_hash_is_recorded_at_first_use_and_holds_from_then_on(tmp
 
 
 def test_a_wheelhouse_is_named_after_all_that_is_in_it(tmp_path: Path) -> None:
-    wheelhouse = tree.plugin("filter/releases").wheelhouse
-    texts = {"node.txt": "numpy==2\n", "torch.in": "torch==2.13.0\n", "torch-cu130.txt": "a", "get": "b"}
+    (tmp_path / "files").mkdir()
+    script = "files/download-wheelhouse"
+    texts = {"node.txt": "numpy==2\n", "torch.in": "torch==2.13.0\n", "torch-cu130.txt": "a", script: "b"}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
 
-    def named(build: str = "cu130", system: str = "Debian 12") -> dict[str, str]:
-        found: dict[str, str] = wheelhouse(build, system, f"{tmp_path}/node.txt", "/cache", f"{tmp_path}/get")
+    def value(name: str, build: str = "cu130", system: str = "debian 12") -> str:
+        settings = {"build": build, "requirements": f"{tmp_path}/node.txt", "cache": "/cache"}
+        known = {f"python_env_{setting}": value for setting, value in settings.items()}
+        read = {"stdout_lines": [system, "", "5000000000"]}
+        found: str = says("python_env", name, role_path=str(tmp_path), __python_env_read=read, **known)
         return found
 
-    assert named()["lock"] == f"{tmp_path}/torch-cu130.txt"
-    assert named("cu132")["lock"] == "/cache/torch-2.13.0-cu132.txt"
-    assert named(system="Ubuntu 22")["python"].startswith("/opt/aura/wheelhouse/python")
-    names = {named()["name"], named("cu132")["name"], named(system="Ubuntu 22")["name"]}
-    for changed in ("node.txt", "torch-cu130.txt", "get"):
+    assert value("__python_env_lock") == f"{tmp_path}/torch-cu130.txt"
+    assert value("__python_env_lock", "cu132") == "/cache/torch-2.13.0-cu132.txt"
+    kinds = [
+        value("__python_env_kind", system=system) for system in ("debian 12", "ubuntu 22.04", "debian 13")
+    ]
+    assert kinds == ["system", "standalone", "standalone"]
+    name = "__python_env_name"
+    names = {value(name), value(name, "cu132"), value(name, system="ubuntu 22.04")}
+    for changed in ("node.txt", "torch-cu130.txt", script):
         (tmp_path / changed).write_text("changed")
-        names.add(named()["name"])
+        names.add(value(name))
     assert len(names) == 6
+
+
+@pytest.mark.parametrize(
+    ("build", "free", "on_node", "sentence"),
+    [
+        ("cpu", 1.5e9, False, "has 1.5 GB free for /opt, and Python, torch and its releases need about 2 GB"),
+        ("cpu", 2.5e9, False, ""),
+        ("cu130", 2.5e9, False, "need about 14 GB"),
+        ("cu130", 2.5e9, True, ""),
+    ],
+)
+def test_a_disk_on_which_torch_does_not_fit_is_named(
+    build: str, free: float, on_node: bool, sentence: str
+) -> None:
+    node = {
+        "__python_env_read": {"stdout_lines": ["debian 12", "", str(int(free))]},
+        "__python_env_on_node": on_node,
+    }
+    found = preflight_sentences("python_env", node, python_env_build=build)
+    assert sentence in found if sentence else found == ""
 
 
 def test_wheels_that_were_brought_along_are_taken_by_the_same_hashes(tmp_path: Path) -> None:
@@ -135,34 +163,34 @@ def test_wheels_that_were_brought_along_are_taken_by_the_same_hashes(tmp_path: P
     (stick / "cpu/torch.txt").write_text(
         f"{wheel.name.replace('-', '==', 1).split('-')[0]} --hash=sha256:{checksum}\n"
     )
-
-    named = "{{ 'cpu' | wheelhouse('Debian 12', python_env_requirements, python_env_cache, '/dev/null') }}"
+    include = "ansible.builtin.include_role"
     tasks = [
-        {"ansible.builtin.set_fact": {"__python_env": named}},
-        yaml.safe_load((tree.ROOT / "roles/python_env/tasks/wheelhouse.yml").read_text())[-1],
-        {"ansible.builtin.include_role": {"name": "python_env", "tasks_from": "download"},
-         "vars": {"__python_env_wanted": ["{{ __python_env }}"]}},
-    ]  # fmt: skip
+        {"ansible.builtin.set_fact": {"preflight_problems": []}},
+        {include: {"name": "python_env", "tasks_from": "preflight"}},
+        {"ansible.builtin.debug": {"msg": "{{ preflight_problems | map(attribute='sentence') | join }}"}},
+        {include: {"name": "python_env", "tasks_from": "download"}, "when": "preflight_problems == []"},
+    ]
 
     def said(cache: str) -> str:
         told = {
-            "python_env_requirements": str(node), "python_env_cache": str(tmp_path / cache),
-            "python_env_wheels": str(stick), "ansible_connection": "local",
+            "python_env_requirements": str(node), "python_env_cache": str(tmp_path / cache), "python_env_build": "cpu",
+            "python_env_wheels": str(stick), "ansible_connection": "local", "ansible_become": False,
         }  # fmt: skip
         play = {"hosts": "node0", "gather_facts": False, "vars": told, "tasks": tasks}
         groups: dict[str, Any] = {"cluster": {"hosts": {"node0": {}}}}
         done = played(tmp_path, [play], groups, PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS="")
-        assert (done.returncode == 0) == bool([*tmp_path.glob(f"{cache}/wheelhouse-*/wheels/{wheel.name}")])
+        taken = bool([*tmp_path.glob(f"{cache}/wheelhouse-*/wheels/{wheel.name}")])
+        assert taken == (cache == "good"), done.stdout
         return " ".join(done.stdout.split())
 
-    first = said("good")
-    assert "The controller has downloaded" in first, first
+    assert "The controller has downloaded" in said("good")
     make_wheel(wheel.parent, "Summary: another one by the same name\n")
     assert "DO NOT MATCH THE HASHES" in said("forged")
     node.write_text("# another lock\n")
-    assert f"{stick} has wheels of another version of this repository for torch's build cpu" in said("old")
+    missing = f"{stick} has no wheels of this version of the repository for"
+    assert missing in said("old")
     shutil.rmtree(stick)
-    assert f"{stick} has no wheels for torch's build cpu, which node0 needs." in said("none")
+    assert missing in said("none")
 
 
 def test_make_packages_names_what_the_roles_install(tmp_path: Path) -> None:
