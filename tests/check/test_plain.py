@@ -18,13 +18,11 @@ VERBS = {
 # Not written anew yet. A role or playbook leaves this list when it is.
 OLD_ROLES = {
     "base",
-    "corpus",
     "docker",
     "gpu_watch",
     "nfs",
     "notify",
     "object_storage",
-    "python_env",
     "run_copies",
     "script",
     "tensorboard",
@@ -77,6 +75,19 @@ def test_a_role_has_the_folders_of_a_role(role: Path) -> None:
     assert not found, f"{tree.relative(role)}: {sorted(found)}"
     meta = {path.name for path in (role / "meta").iterdir()}
     assert meta == {"argument_specs.yml"}, f"{tree.relative(role)}/meta: {sorted(meta)}"
+
+
+def test_every_synchronize_checks_the_host_key() -> None:
+    """By itself it takes any machine for the node, sees no known_hosts of ours and no port that is a template."""
+    found = 0
+    for path in [*tree.ROOT.glob("roles/*/tasks/*.yml"), *tree.ROOT.glob("playbooks/**/*.yml")]:
+        for task in tasks_of(read(path)):
+            if settings := task.get("ansible.posix.synchronize"):
+                found += 1
+                where = f"{tree.relative(path)}: {task['name']}"
+                assert settings.get("verify_host") and settings.get("use_ssh_args"), where
+                assert "ansible_port" in str(settings.get("dest_port")), where
+    assert found
 
 
 def test_every_decision_is_a_page_with_what_is_given_up() -> None:
