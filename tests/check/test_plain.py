@@ -25,7 +25,6 @@ OLD_ROLES = {
     "object_storage",
     "run_copies",
     "script",
-    "tensorboard",
     "trainer",
     "wsl",
 }
