@@ -19,11 +19,7 @@ VERBS = {
 OLD_ROLES = {
     "base",
     "docker",
-    "gpu_watch",
     "nfs",
-    "notify",
-    "object_storage",
-    "run_copies",
     "script",
     "trainer",
     "wsl",

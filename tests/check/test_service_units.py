@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tree
-from expressions import filled_in, loaded, problems, says, variables_of
+from expressions import filled_in, loaded, preflight_sentences, says, variables_of
 
 
 def test_a_mixture_is_validated_by_part() -> None:
@@ -39,11 +39,11 @@ def test_a_rank_says_on_which_card_it_trains(visible: str, local: int, card: str
 SECRET = "https://discord.com/api/webhooks/1/abcdef"  # noqa: S105 - made up
 
 
-def unit_of(role: str, tasks: str = "main", **variables: Any) -> str:
+def unit_of(role: str, **variables: Any) -> str:
     """The unit that the role has made by the role service."""
     (told,) = (
         task["vars"]
-        for task in loaded(f"roles/{role}/tasks/{tasks}.yml")
+        for task in loaded(f"roles/{role}/tasks/main.yml")
         if task.get("ansible.builtin.include_role") == {"name": "service"}
     )
     text = "lookup('ansible.builtin.template', 'service.j2')"
@@ -52,7 +52,7 @@ def unit_of(role: str, tasks: str = "main", **variables: Any) -> str:
 
 def test_the_unit_that_tells_a_person_holds_no_address() -> None:
     nodes = {"node1": "192.168.50.21", "node2": "192.168.50.22"}
-    unit = unit_of("notify", "configure", notify_services=[SECRET], notify_name="node1", notify_nodes=nodes)
+    unit = unit_of("notify", notify_services=[SECRET], notify_name="node1", notify_nodes=nodes)
     (start,) = (line for line in unit.splitlines() if line.startswith("ExecStart="))
     assert start.endswith("--node node1 --nodes node1=192.168.50.21 node2=192.168.50.22")
     assert "LoadCredential=webhooks:/etc/aura/webhooks.json" in unit and SECRET not in unit
@@ -71,8 +71,7 @@ def test_copies_are_of_aura_only_without_a_key(bucket: str) -> None:
 
 @pytest.mark.parametrize("role", ["tensorboard", "notify", "gpu_watch"])
 def test_every_service_has_a_user_of_its_own(role: str) -> None:
-    unit = unit_of(role, "configure" if role == "notify" else "main")
-    assert re.search(r"^User=aura-", unit, re.M)
+    assert re.search(r"^User=aura-", unit_of(role), re.M)
 
 
 @pytest.mark.parametrize("tells", [True, False])
@@ -91,20 +90,20 @@ def test_systemd_takes_the_unit_of_what_looks_after_the_cards(tells: bool, tmp_p
 @pytest.mark.parametrize(
     ("role", "settings", "sentence"),
     [
-        ("notify", {"services": [SECRET]}, ""),
-        ("notify", {}, "nobody is named"),
-        ("notify", {"heartbeat_url": SECRET, "heartbeat_seconds": 0}, "at least 1"),
-        ("notify", {"services": [SECRET], "nodes": {"node7": "x"}}, "node1 is not in notify_nodes"),
-        ("gpu_watch", {}, ""),
-        ("gpu_watch", {"interval": 60}, "from 1 to 30"),
         ("object_storage", {"access_key": "a", "secret_key": "b"}, ""),
         ("object_storage", {"access_key": "a"}, "there is no key for object storage"),
         ("object_storage", {"access_key": "a", "secret_key": "two words"}, "no spaces and no line breaks"),
         ("object_storage", {"access_key": "a", "secret_key": "b", "endpoint": "minio.lan"}, "an address such as"),
         ("object_storage", {"access_key": "a", "secret_key": "b", "region": "Madrid, ES"}, "a word such as"),
+        ("run_copies", {}, ""),
+        ("run_copies", {"mount": "/srv/aura"}, ""),
+        ("run_copies", {"bucket": "s3://data/runs"}, ""),
+        ("run_copies", {"directory": "/home/ubuntu/runs"}, "lies in somebody's home"),
+        ("run_copies", {"mount": "/mnt/nas"}, "which is not below /mnt/nas"),
+        ("run_copies", {"bucket": "s3://data"}, "has to be like s3://bucket/directory"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense(role: str, settings: dict[str, Any], sentence: str) -> None:
-    said = problems(role, {}, **{"name": "node1", **settings})
+    said = preflight_sentences(role, {}, **{f"{role}_{name}": value for name, value in settings.items()})
     assert (sentence in said) if sentence else said == ""
-    assert SECRET not in said and "two words" not in said
+    assert "two words" not in said

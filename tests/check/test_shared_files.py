@@ -312,22 +312,3 @@ def test_a_server_that_is_off_is_said_and_a_refusal_ends_the_run(
     sentence = "is not mounted at /srv/aura." if fails else "127.0.0.1 does not answer, so /srv/aura is not"
     assert f"node1: {'127.0.0.1:/srv/aura ' if fails else ''}{sentence}" in words
     assert (REFUSED in words) is (said != [])
-
-
-# --- copies -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({}, ""),
-        ({"mount": "/srv/aura"}, ""),
-        ({"directory": "/home/ubuntu/runs"}, HOME),
-        ({"mount": "/mnt/nas"}, "which is not below /mnt/nas"),
-        ({"rate": -1}, "cannot be negative"),
-        ({"bucket": "s3://data"}, "has to be like s3://bucket/directory"),
-    ],
-)
-def test_copies_have_a_place(settings: dict[str, Any], sentence: str) -> None:
-    said = problems("run_copies", {}, **settings)
-    assert sentence in said if sentence else said == ""
