@@ -1,144 +1,120 @@
 """Where runs and corpora lie on a node, whose they are, and what a reset leaves of them."""
 
+import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tree
-from expressions import filled_in, loaded, problems, says
-from test_shared_files import ABSENT, FREE, HOME, OURS_THERE, SYSTEM, THEIRS
+from expressions import filled_in, loaded, preflight_sentences, says
 
-DIRECTORIES = ("/var/lib/aura", "/var/lib/aura/corpora", "/var/lib/aura/runs", "/opt/aura")
-UNIT_FILE = "/etc/systemd/system/var-lib-aura.mount"
-
-
-def data(directory: str, here: dict[str, Any], there: dict[str, Any], unit: str = "") -> dict[str, Any]:
-    """unit: the text of our mount unit, as far as it matters."""
-    return {
-        "data_directory": directory,
-        "node": {
-            "taken": [], "users": {}, "groups": {},
-            "mounts": {"/var/lib/aura": {**FREE, **here}}
-            | ({directory: {**FREE, **there}} if directory != "/var/lib/aura" else {}),
-            "files": dict.fromkeys([*DIRECTORIES, directory], ABSENT)
-            | {UNIT_FILE: {**ABSENT, "kind": "file" if unit else "absent"}},
-            "texts": {UNIT_FILE: unit},
-        },
-    }  # fmt: skip
+ELSEWHERE = "/mnt/ssd/aura"
+PYTHON = {"own_python": "/usr/bin/python3.10", "python": "/usr/bin/python3.10"}
 
 
-OURS = "What=/mnt/ssd/aura\n"
-ON_SSD = f"AssertPathIsMountPoint=/mnt/ssd\n{OURS}"
+def said_of(directory: str = "/var/lib/aura", journal: str = "1G", **there: str) -> str:
+    """there: what the first task of preflight.yml has read, where it is not empty."""
+    lines = [f"{name}={value}" for name, value in (PYTHON | there).items()]
+    settings = {"base_data_directory": directory, "base_journal_max": journal}
+    return preflight_sentences("base", {"__base_read": {"stdout_lines": lines}}, **settings)
+
+
+OURS = {"named": ELSEWHERE, "mounted": "yes"}
 
 
 @pytest.mark.parametrize(
-    ("seen", "sentence"),
+    ("directory", "there", "sentence"),
     [
-        (data("/var/lib/aura", {"used": True}, {}), ""),
-        (data("/var/lib/aura", {"mounted": True}, {}), ""),  # a partition of its own
-        (data("/mnt/ssd/aura", {}, {}), ""),
-        (data("/mnt/ssd/aura", {"mounted": True}, {}, unit=OURS), ""),  # as roles before wrote it
-        (data("/mnt/ssd/aura", {"mounted": True, "used": True}, OURS_THERE, unit=OURS), ""),
-        (data("/mnt/ssd/aura", {"mounted": True}, {**OURS_THERE, "where": "/mnt/ssd"}, unit=ON_SSD), ""),
-        (data("/mnt/ssd/aura", {}, OURS_THERE), ""),
-        (data("/mnt/ssd/aura", {}, {"owner": "2500", "empty": False}), ""),  # its user is not there yet
-        (data("/mnt/ssd/aura", {}, THEIRS), "which is ubuntu's there and not empty"),
-        (data("ssd", {}, {}), "no absolute path of at least two names"),
-        (data("/home/ubuntu", {}, THEIRS), HOME),
-        (data("/home/ubuntu/data", {}, {}), HOME),
-        (data("/var/lib", {}, {"owner": "root", "empty": False}), SYSTEM),
-        (data("/etc/ssh", {}, {"owner": "root", "empty": False}), SYSTEM),
-        (data("/mnt/ssd/aura", {"used": True}, {}), "there are files in /var/lib/aura, which would be hidden"),
-        (
-            data("/mnt/ssd/aura", {}, {"type": "exfat", "source": "/dev/sdb1"}),
-            "lies on /dev/sdb1 (exfat), where files have no owners",
-        ),
-        (data("/mnt/nas/aura", {}, {"type": "nfs4", "source": "nas:/a"}), "training would wait for the network"),
-        (
-            data("/mnt/ssd/aura", {"mounted": True}, {}, unit="What=/mnt/ssd/aura2\n"),
-            "/var/lib/aura is another directory there already",
-        ),
-        (data("/var/lib/aura", {"mounted": True}, {}, unit=OURS), "and data_directory does not say so"),
+        ("/var/lib/aura", {}, ""),
+        ("/var/lib/aura", {"mounted": "yes"}, ""),  # a partition of its own
+        (ELSEWHERE, {"where": "/", "type": "ext4"}, ""),
+        (ELSEWHERE, OURS, ""),
+        (ELSEWHERE, OURS | {"was_on": "/mnt/ssd", "where": "/mnt/ssd", "file": "/var/lib/aura/runs/x"}, ""),
+        (ELSEWHERE, {"theirs": "ubuntu"}, "which is ubuntu's there and not empty"),
+        ("ssd", {}, "an absolute path of at least two names"),
+        ("/home/ubuntu", {"theirs": "ubuntu"}, "lies in somebody's home"),
+        ("/home/ubuntu/data", {}, "lies in somebody's home"),
+        ("/var/lib", {"theirs": "root"}, "does not belong to the system"),
+        ("/etc/ssh", {"theirs": "root"}, "does not belong to the system"),
+        (ELSEWHERE, {"file": "/var/lib/aura/runs/x"}, "files in /var/lib/aura, which would be hidden"),
+        (ELSEWHERE, {"type": "exfat"}, "which lies on exfat, where files have no owners"),
+        ("/mnt/nas/aura", {"type": "nfs4"}, "a checkpoint waits for the network"),
+        (ELSEWHERE, {"mounted": "yes"}, "is another directory there (mounted by hand)"),
+        (ELSEWHERE, OURS | {"named": "/mnt/ssd/aura2"}, "is another directory there (/mnt/ssd/aura2)"),
+        ("/var/lib/aura", OURS, "is another directory there (/mnt/ssd/aura)"),
         (  # booted without its disk: nothing is made in its place
-            data("/mnt/ssd/aura", {"used": True}, {"where": "/"}, unit=ON_SSD),
+            ELSEWHERE,
+            {"named": ELSEWHERE, "was_on": "/mnt/ssd", "where": "/", "file": "/var/lib/aura/x"},
             "lay in the file system at /mnt/ssd, and now lies in the one at /. Is its disk off?",
         ),
     ],
 )  # fmt: skip
-def test_data_have_a_place_and_nothing_is_hidden(seen: dict[str, Any], sentence: str) -> None:
-    said = problems("base", **seen)
+def test_data_have_a_place_and_nothing_is_hidden(
+    directory: str, there: dict[str, str], sentence: str
+) -> None:
+    said = said_of(directory, **there)
     assert sentence in said if sentence else said == ""
+    assert said.count("data_directory is") <= 1, "one reason is enough"
+
+
+@pytest.mark.parametrize(
+    ("there", "sentence"),
+    [
+        ({"python": "/usr/bin/python3.11"}, "and no longer the distribution's own /usr/bin/python3.10"),
+        ({"taken": "user ubuntu 2500, group aura 997"}, "already: user ubuntu 2500, group aura 997 (name"),
+        ({"links": "/var/lib/aura/runs (to /mnt/big) "}, "Remove the link (sudo rm)"),
+    ],
+)
+def test_what_stands_in_the_way_is_said_at_once(there: dict[str, str], sentence: str) -> None:
+    said = said_of("ssd", "1 GB", **there)
+    for part in (sentence, "an absolute path", "base_journal_max is 1 GB, which journald does not take"):
+        assert part in said
 
 
 def test_data_are_not_mounted_without_their_disk() -> None:
     """systemd makes the source of a bind mount itself; a condition in place of an assertion would let ranks start."""
     text = (tree.ROOT / "roles/base/templates/var-lib-aura.mount.j2").read_text()
-    there = {"mounts": {"/mnt/ssd/aura": {"where": "/mnt/ssd"}}}
-    unit = filled_in(text, {"base_data_directory": "/mnt/ssd/aura", "__base_seen": there})
+    unit = filled_in(text, {"base_data_directory": ELSEWHERE, "__base_there": {"where": "/mnt/ssd"}})
     assert "AssertPathIsMountPoint=/mnt/ssd\n" in unit
-    assert "AssertPathIsDirectory=/mnt/ssd/aura\n" in unit
-    # The role knows its own unit again.
-    assert problems("base", **data("/mnt/ssd/aura", {}, {"where": "/"}, unit=unit)) != ""
+    assert f"AssertPathIsDirectory={ELSEWHERE}\n" in unit
 
 
-@pytest.mark.parametrize("link", [*DIRECTORIES, "/mnt/ssd/aura"])
-def test_a_link_is_refused_and_not_followed(link: str) -> None:
-    """Aura may have made it, or a person with a larger disk, for whom an empty directory would take its place."""
-    seen = data("/mnt/ssd/aura", {}, {})
-    seen["node"]["files"][link] = {**ABSENT, "kind": "link", "target": "/mnt/big"}
-    sentence = f"{link} is a link there (to /mnt/big), and has to be a directory."
-    assert problems("base", **seen).startswith(sentence)
+def reset(tmp_path: Path, places: list[Path], *, check: bool = False, user: str = "") -> str:
+    """What the last task of remove.yml says when these are the places of aura's files. user: in aura's place."""
+    commands = tmp_path / "commands"
+    commands.mkdir(exist_ok=True)
+    for name in ("getent", "userdel"):
+        (commands / name).write_text(f"#!/bin/sh\necho {name} >>{tmp_path}/called\n")
+        (commands / name).chmod(0o755)
+    task = loaded("roles/base/tasks/remove.yml")[0]["block"][-1]
+    known = {"__base_places": [str(place) for place in places], "ansible_check_mode": check}
+    script = str(filled_in(task["ansible.builtin.shell"], known))
+    script = script.replace("-user aura", f"-user {user or tmp_path.owner()}")
+    (tmp_path / "called").unlink(missing_ok=True)
+    environment = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.stderr == ""
+    return done.stdout + (tmp_path / "called").read_text()
 
 
-@pytest.mark.parametrize("used", ["", "/var/lib/aura", "/mnt/ssd/aura", "/srv/aura"])
-def test_a_reset_keeps_the_user_while_files_of_theirs_are_left(used: str) -> None:
-    settings = {"base_data_directory": "/mnt/ssd/aura", "base_shared_directory": "/srv/aura"}
-    places = says("base", "__base_places", **settings)
-    left = {"users": {"aura": {}}, "mounts": {place: {**FREE, "used": place == used} for place in places}}
-    (task,) = (one for one in loaded("roles/base/tasks/remove.yml") if "remove_user.yml" in one.values())
-    assert says("base", task["when"], __base_left=left) is (used == "")
+def test_a_reset_takes_the_user_and_empty_directories_where_no_file_is_left(tmp_path: Path) -> None:
     assert says("base", "__base_places") == ["/var/lib/aura"]
+    settings = {"base_data_directory": ELSEWHERE, "base_shared_directory": "/srv/aura"}
+    assert says("base", "__base_places", **settings) == [ELSEWHERE, "/var/lib/aura", "/srv/aura"]
 
-
-def test_a_reset_takes_empty_directories_only(tmp_path: Path) -> None:
-    empty, full, link = (tmp_path / name for name in ("empty", "full", "link"))
-    for directory in ("empty/runs", "empty/corpora", "full/runs/deep", "full/corpora"):
+    empty, full, link, absent = (tmp_path / name for name in ("empty", "full", "link", "absent"))
+    for directory in ("empty/runs", "empty/corpora", "full/runs", "full/corpora"):
         (tmp_path / directory).mkdir(parents=True)
     (full / "runs/mine").write_text("weights")
-    link.symlink_to("full")
-    command = "ansible.builtin.command"
-    (task,) = (one for one in loaded("roles/base/tasks/remove_user.yml") if command in one)
-    places = [str(place) for place in (empty, full, link, tmp_path / "absent")]
-    argv = filled_in(task[command]["argv"], {"__base_places": places})
-
-    def reset(user: str) -> None:
-        words = [user if word == "aura" else word for word in argv]
-        subprocess.run(words, capture_output=True, check=False)
-
-    reset(tmp_path.owner())
-    assert not empty.exists()
-    assert link.is_symlink()
-    assert sorted(str(path.relative_to(full)) for path in full.rglob("*")) == ["runs", "runs/mine"]
+    link.symlink_to("empty")
+    for kept in ([empty, full], [link, empty]):
+        assert reset(tmp_path, kept) == "getent\n"
+    assert reset(tmp_path, [empty, absent], check=True) == "removed\ngetent\n"
+    assert (empty / "runs").exists() and (full / "corpora").exists()
     # Of somebody else nothing goes.
-    empty.mkdir()
-    reset("nobody")
+    reset(tmp_path, [empty], user="nobody")
     assert empty.exists()
-
-
-def test_a_size_of_the_journal_that_journald_does_not_take_is_refused() -> None:
-    said = problems("base", **data("/var/lib/aura", {}, {}), journal_max="1 GB")
-    assert "base_journal_max is 1 GB, which journald does not take" in said
-
-
-@pytest.mark.parametrize(
-    ("seen", "sentence"),
-    [
-        ({"taken": [{"kind": "user", "name": "ubuntu", "number": 2500}]}, "already: user ubuntu 2500 (name"),
-        ({"users": {"aura": {"uid": 998}}, "groups": {"aura": 997}}, "user aura 998; group aura 997 (name"),
-        ({"users": {"aura": {"uid": 2500}}, "groups": {"aura": 2500}}, ""),
-    ],
-)
-def test_nobody_else_is_the_service_user(seen: dict[str, Any], sentence: str) -> None:
-    said = problems("base", data("/var/lib/aura", {}, {})["node"] | seen)
-    assert sentence in said if sentence else said == ""
+    assert reset(tmp_path, [empty, absent]) == "removed\ngetent\nuserdel\n"
+    assert not empty.exists()

@@ -14,7 +14,6 @@ import tree
 import yaml
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
-from plays import played
 
 RUNS = {
     "exists": True, "active": True, "enabled": True, "enabled_state": "enabled", "reload": False, "stale": False,
@@ -229,17 +228,6 @@ def test_what_is_left_empty_is_named_as_the_person_wrote_it() -> None:
     name = "base_data_directory"
     _, said = converted(name, option(name), None, "{{ data_directory }}")
     assert said == "base_data_directory (data_directory) is empty; it has to be a directory."
-
-
-def test_settings_of_another_type_are_said_all_at_once_and_no_node_is_asked(tmp_path: Path) -> None:
-    tasks = [{"preflight": {"role": "base"}}]
-    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
-    settings = '{"base_data_directory": null, "base_uid": "many", "base_journal_max": 500}'
-    done = played(tmp_path, [play], {}, "-e", settings)
-    said = " ".join(done.stdout.split())
-    assert done.returncode != 0
-    assert "localhost: base_uid is 'many'; it has to be a whole number." in said
-    assert "localhost: base_data_directory is empty; it has to be a directory. Nothing was changed by" in said
 
 
 def option(name: str) -> dict[str, Any]:
