@@ -18,7 +18,6 @@ VERBS = {
 # Not written anew yet. A role or playbook leaves this list when it is.
 OLD_ROLES = {
     "docker",
-    "nfs",
     "script",
     "trainer",
     "wsl",

@@ -129,7 +129,8 @@ def test_nothing_waits_for_a_server_that_is_off(shared: Shared) -> None:
     files = ("service/templates/closed.j2", "trainer/templates/walls.j2")
     lines = "".join((ROOT / "roles" / file).read_text() for file in files).splitlines(keepends=True)
     walls = "".join(line for line in lines if "lookup(" not in line) + "ReadWritePaths=/var/lib/aura\n"
-    rank = f"[Service]\nType=oneshot\nUser=aura\nExecStart=/bin/true\n{walls}"
+    before = (ROOT / "roles/trainer/templates/rank.j2").read_text().partition("[Service]")[0]
+    rank = f"{before}[Service]\nType=oneshot\nUser=aura\nExecStart=/bin/true\n{walls}"
     client.exec(
         f"printf %s {shlex.quote(rank)} >/etc/systemd/system/aura-train@.service; systemctl daemon-reload"
     )
@@ -161,6 +162,22 @@ def test_nothing_waits_for_a_server_that_is_off(shared: Shared) -> None:
     server.wait_ssh(shared.cluster.final(server))
     wait_for("the directory is mounted", shared.mounted, 600)
     client.exec(as_aura(f"echo again >{SHARE}/again"))
+
+
+def test_a_link_that_fails_for_a_moment_unmounts_nothing(shared: Shared) -> None:
+    client = shared.client
+    client.exec("systemctl stop aura-copy-runs.timer aura-shared-directory.timer")
+    client.exec(as_aura(f"echo mine >{SHARE}/mine"))
+    client.exec(
+        "nft 'add table inet cable; add chain inet cable out { type filter hook output priority 0; };"
+        " add rule inet cable out tcp dport 2049 drop'; systemctl start --no-block aura-shared-directory.service;"
+        " sleep 8; nft delete table inet cable"
+    )
+    client.wait_inside("test $(systemctl is-active aura-shared-directory.service) = inactive")
+    said = client.exec("journalctl -u aura-shared-directory.service -n 5 -o cat")
+    assert shared.mounted(), said
+    assert "is unmounted" not in said
+    assert client.exec(f"timeout 60 cat {SHARE}/mine") == "mine\n"
 
 
 def test_a_shutdown_does_not_wait_for_the_server(shared: Shared) -> None:
