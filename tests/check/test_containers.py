@@ -13,12 +13,9 @@ from typing import Any
 import pytest
 import tree
 import yaml
-from expressions import problems
+from expressions import preflight_sentences, says
 
 GUIDE = tree.ROOT / "container/guide"
-ABSENT = {"kind": "absent", "mtime": 0}
-FILE = {"kind": "file", "mtime": 100}
-SOURCES = "/etc/apt/sources.list.d/aura-nvidia-container-toolkit.list"
 
 
 # --- the image ---------------------------------------------------------------------------------------
@@ -111,107 +108,89 @@ def test_the_other_names_are_our_commands(script: str, prog: str, tmp_path: Path
 # --- the roles -----------------------------------------------------------------------------------------
 
 
-SETTINGS = tree.module("roles/docker/filter_plugins/docker_settings.py")
+def node(
+    *there: str,
+    daemon: str = "",
+    client: str = "192.168.50.9",
+    versions: str = "",
+    bound: str = "nvidia",
+    elsewhere: str = "",
+) -> dict[str, Any]:
+    """What tasks/read.yml has read of a node with a card, and what it is asked after the installation."""
+    return {
+        "ansible_facts": {"gpu": {"cards": [{"bound": bound}], "elsewhere": elsewhere}},
+        "__docker_read": {"stdout_lines": ["debian", client, *there]},
+        "__docker_settings_read": {"stdout": daemon},
+        "__docker_versions": {"stdout": versions},
+    }
 
 
-def node(daemon: str = "", **variables: Any) -> dict[str, Any]:
-    """A node with a card and with Docker."""
-    seen = {
-        "distribution": "Debian", "missing": [], "session": {"client": "192.168.50.9"}, "now": 500.0,
-        "gpu": {"cards": [{"pci": "0000:01:00.0"}], "elsewhere": ""},
-        "files": {
-            "/usr/bin/dockerd": FILE, "/usr/sbin/dockerd": ABSENT, "/snap/docker/current": ABSENT,
-            "/etc/docker/daemon.json": FILE if daemon else ABSENT,
-        },
-        "texts": {"/etc/docker/daemon.json": daemon, SOURCES: ""},
-        "units": {"docker.service": {"active": True, "started": 200.0}, "aura-train@0.service": {"active": False}},
-    }  # fmt: skip
-    for key, value in variables.items():
-        seen[key] = {**seen[key], **value} if isinstance(value, dict) else value  # type: ignore[dict-item]
-    return seen
-
-
-RUNTIME = '{"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}'
-
-
-@pytest.mark.parametrize(
-    ("said", "daemon", "cdi"),
-    [
-        ("Docker version 28.2.2, build 1", "", True),
-        ("Docker version 25.0.0, build 1", '{"runtimes": {"runsc": {}}}', True),
-        ("Docker version 28.2.2, build 1", RUNTIME, False),  # as NVIDIA's guide has it: nothing is to be done
-        ("Docker version 24.0.7, build 1", "", False),
-        ("Docker version 20.10.24+dfsg1, build 297e128", "", False),
-        ("Docker version 28.2.2, build 1\nold toolkit", "", False),
-        ("none", "", False),
-    ],
-)
-def test_which_docker_reads_descriptions_of_devices(said: str, daemon: str, cdi: bool) -> None:
-    assert SETTINGS.docker_takes_cdi(daemon, said) is cdi
-    assert daemon != RUNTIME or SETTINGS.docker_daemon(daemon, cdi) == daemon
+RUNTIME = {"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}
+CDI = {"features": {"cdi": True}}
 
 
 @pytest.mark.parametrize(
-    ("cdi", "daemon", "becomes"),
+    ("versions", "before", "after"),
     [
-        (True, "", {"features": {"cdi": True}}),
-        (True, '{"features": {"cdi": true}, "log-driver": "local"}', None),
-        (True, '{"features": {"cdi": false}}', {"features": {"cdi": True}}),
-        (True, '{"log-driver": "local"}', {"log-driver": "local", "features": {"cdi": True}}),
-        (False, "", json.loads(RUNTIME)),
-        (False, '{"runtimes": {"nvidia": {"path": "somewhere"}}}', None),
+        ("Docker version 28.2.2, build 1", {}, CDI),
+        ("Docker version 25.0.0, build 1", {"runtimes": {"runsc": {}}}, {"runtimes": {"runsc": {}}} | CDI),
+        ("Docker version 28.2.2, build 1", {"features": {"cdi": False}}, CDI),
+        (
+            "Docker version 28.2.2, build 1",
+            RUNTIME,
+            RUNTIME,
+        ),  # as NVIDIA's guide has it: nothing is to be done
+        ("Docker version 24.0.7, build 1", {"log-driver": "local"}, {"log-driver": "local"} | RUNTIME),
+        ("Docker version 20.10.24+dfsg1, build 297e128", {}, RUNTIME),
+        ("Docker version 28.2.2, build 1\nold toolkit", {}, RUNTIME),
+        (
+            "",
+            {"runtimes": {"nvidia": {"args": [], "path": "mine"}}},
+            {"runtimes": {"nvidia": {"args": [], "path": "mine"}}},
+        ),
     ],
 )
-def test_dockers_settings_are_those_that_this_docker_knows(cdi: bool, daemon: str, becomes: Any) -> None:
-    """And what is right already is not written again, nor anybody's own settings lost."""
-    text = SETTINGS.docker_daemon(daemon, cdi)
-    assert text == daemon if becomes is None else json.loads(text) == becomes
+def test_dockers_settings_are_those_that_this_docker_knows(
+    versions: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """And nobody's own settings are lost."""
+    assert says("docker", "__docker_wanted", **node(daemon=json.dumps(before), versions=versions)) == after
 
 
-TOLD = {"cards": True, "toolkit_source": "https://example.org /", "toolkit_key": "https://example.org/key"}
-RUN = {"aura-train@0.service": {"active": True}}
-LATE = {"/etc/docker/daemon.json": {"kind": "file", "mtime": 300}}
-CDI = '{"features": {"cdi": true}}'
-NO_DOCKER = {"/usr/bin/dockerd": ABSENT}
-NO_TOOLKIT = node(missing=["nvidia-container-toolkit"])
-BEHIND = {"client": "172.17.3.4"}  # of a router
+SOURCE = {"docker_toolkit_source": "https://example.org /", "docker_toolkit_key": "https://example.org/key"}
+BEHIND = "172.17.3.4"  # the address of a router
+THERE = ("docker", "toolkit")
 
 
 @pytest.mark.parametrize(
     ("seen", "settings", "sentence"),
     [
-        (node(), {}, ""),
-        (node(gpu={"cards": []}), {"toolkit_source": ""}, ""),
-        (node(gpu={"elsewhere": "WSL"}), {"toolkit_source": ""}, ""),
-        (node(), {"toolkit_source": "", "cards": False}, ""),
-        (NO_TOOLKIT, {"toolkit_source": ""}, "nobody has said where its container toolkit comes from"),
-        (NO_TOOLKIT, {"toolkit_key": ""}, "nobody has said where its container toolkit comes from"),
-        (node(), {"toolkit_source": "", "toolkit_key": ""}, ""),  # it has one already, from wherever
-        (node("log-driver: local"), {}, "/etc/docker/daemon.json is no JSON object"),
-        (node("[]"), {}, "/etc/docker/daemon.json is no JSON object"),
-        (node(session=BEHIND, files=NO_DOCKER), {}, "no answer would reach you any more"),
-        (node('{"bip": "10.199.0.1/24"}', session=BEHIND, files=NO_DOCKER), {}, ""),
-        (node(session=BEHIND), {}, ""),  # it has its bridge already
-        (node(units=RUN), {}, "a run is active there"),
-        (node(CDI, units=RUN), {}, ""),
-        (node(CDI, units=RUN, files=LATE), {}, "a run is active there"),
-        (node(files={"/snap/docker/current": FILE, "/usr/bin/dockerd": ABSENT}), {}, "as a snap"),
+        (node(*THERE), {}, ""),
+        (node("docker"), SOURCE, ""),
+        (node("docker"), {}, "nobody has said where its container toolkit comes from"),
+        (
+            node("docker"),
+            SOURCE | {"docker_toolkit_key": ""},
+            "nobody has said where its container toolkit comes from",
+        ),
+        (node("docker"), {"docker_cards": False}, ""),
+        (node("docker", elsewhere="WSL"), {}, ""),
+        (node("docker", bound="vfio-pci"), {}, ""),
+        (node(*THERE, daemon="0"), {}, "/etc/docker/daemon.json is no JSON object"),
+        (node(*THERE, daemon="[]"), {}, "/etc/docker/daemon.json is no JSON object"),
+        (node("toolkit", client=BEHIND), {}, "no answer would reach you any more"),
+        (node("toolkit", client=BEHIND, daemon='{"bip": "10.199.0.1/24"}'), {}, ""),
+        (node(*THERE, client=BEHIND), {}, ""),  # it has its bridge already
+        (node(*THERE, client=""), {}, ""),
+        (node("toolkit", client="fe80::1%eth0"), {}, ""),
+        (node(*THERE, "run"), {}, "a run is active there"),
+        (node(*THERE, "run", daemon=json.dumps(CDI)), {}, ""),
+        (node("toolkit", "snap"), {}, "as a snap"),
     ],
 )
 def test_what_cannot_be_is_refused(seen: dict[str, Any], settings: dict[str, Any], sentence: str) -> None:
-    said = problems("docker", seen, **{**TOLD, **settings})
+    said = preflight_sentences("docker", seen, **settings)
     assert sentence in said if sentence else said == ""
-
-
-def test_whose_docker_is_there_stays() -> None:
-    lacks: dict[str, Any] = {"missing": ["docker.io", "docker-compose", "docker-compose-v2"]}
-    bare = node(files={"/usr/bin/dockerd": ABSENT}, **lacks)
-    assert SETTINGS.docker_packages(bare) == ["docker.io", "docker-compose"]
-    assert SETTINGS.docker_packages(bare | {"distribution": "Ubuntu"}) == ["docker.io", "docker-compose-v2"]
-    for place in ("/usr/bin/dockerd", "/usr/sbin/dockerd"):
-        others = {"/usr/bin/dockerd": ABSENT, place: FILE}
-        assert SETTINGS.docker_packages(node(files=others, **lacks)) == []
-    assert SETTINGS.docker_packages(node(missing=["docker-compose"])) == ["docker.io", "docker-compose"]
 
 
 @pytest.mark.parametrize(

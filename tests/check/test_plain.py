@@ -17,7 +17,6 @@ VERBS = {
 }
 # Not written anew yet. A role or playbook leaves this list when it is.
 OLD_ROLES = {
-    "docker",
     "script",
     "trainer",
     "wsl",
