@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-Node = Mapping[str, Any]  # of gang_member
+Node = Mapping[str, Any]  # of group_member
 Request = Mapping[str, Any]  # of script_request
 
 RUN_RANK = "/opt/aura/script/run-rank"

@@ -162,7 +162,7 @@ def test_no_tasks_include_themselves() -> None:
 )
 def test_who_is_waited_for(states: str, active: bool) -> None:
     """Who is done has an inactive unit; a node that does not answer counts for nothing."""
-    still_active = tree.plugin("filter/gang").still_active
+    still_active = tree.plugin("filter/process_group").still_active
     ended, runs = {"ActiveState": "inactive"}, {"ActiveState": "active"}
     ranks = [{"state": state, "unit": ended if state == "done" else runs} for state in states.split()]
     node: dict[str, Any] = {"trainer_answers": True, "trainer_status": ranks, "script_status": {}}

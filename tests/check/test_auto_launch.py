@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -18,13 +19,13 @@ import tree
 import yaml
 from aura.config import TrainConfig, resolve
 from plays import played, role_with
-from test_who_trains import ADDRESS, RTX3060, RTX3090, gang, node
+from test_who_trains import ADDRESS, RTX3060, RTX3090, group, node
 
 KEPT = (
-    "What auto is, is the same for all",
-    "It is known how large a step of the run was, where it has learnt something",
-    "This launch has a name of its own",
-    "Every rank has its variables, and its unit starts a container only where it shall",
+    "Ask one node what auto is, for all",
+    "Read how large a step of the run was, where it has learnt something",
+    "Set a name for this launch",
+    "Write each rank's variables",
 )
 PLACES = ("corpus", "run-dir", "backend")
 TEXT = "el perro y la casa, un cable y cinco nodos que aprenden de noche. "
@@ -52,7 +53,9 @@ def launched(place: Path, **variables: Any) -> tuple[str, list[str]]:
     single = (task for one in yaml.safe_load(tasks.read_text()) for task in one.get("block", [one]))
     kept = [task for task in single if task["name"] in KEPT]
     assert len(kept) == len(KEPT)
-    kept[-1]["ansible.builtin.debug"] = {"msg": kept[-1].pop("write_files")["files"]}
+    kept[-1].pop("ansible.builtin.template")
+    kept[-1]["ansible.builtin.debug"] = {"msg": "{{ lookup('ansible.builtin.template', 'rank.env.j2') }}"}
+    shutil.copytree(tree.ROOT / "roles/trainer/templates", roles / "trainer/templates", dirs_exist_ok=True)
     tasks.write_text(yaml.safe_dump(kept))
     told = {
         "trainer_run": "mine", "trainer_corpus": "es", "trainer_preset": "auto",
@@ -110,9 +113,9 @@ def test_without_hours_and_with_what_cannot_be(place: Path) -> None:
 def test_who_is_asked() -> None:
     two = node("node2", "cu130", RTX3060, RTX3090, wanted="all")
     members = [node("node0", "cu130", RTX3090), two]
-    assert gang.sizing(members, []) == {
+    assert group.sizing(members, []) == {
         "node": "node2", "card": RTX3060["uuid"], "words": ["--nodes", "2", "--ranks-per-node", "1"],
     }  # fmt: skip
-    assert gang.sizing(members, ["node0"])["node"] == "node0"
-    assert gang.sizing([two], [])["words"] == ["--nodes", "1", "--ranks-per-node", "2"]
-    assert gang.sizing([*members, node("node3", "cpu")], [])["card"] == "-1"
+    assert group.sizing(members, ["node0"])["node"] == "node0"
+    assert group.sizing([two], [])["words"] == ["--nodes", "1", "--ranks-per-node", "2"]
+    assert group.sizing([*members, node("node3", "cpu")], [])["card"] == "-1"

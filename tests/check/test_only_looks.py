@@ -39,7 +39,7 @@ def prepared(place: Path, *words: str) -> str:
     build, _, say = play["tasks"]
     builds = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} builds it."}, "when": build["when"]}
     plays = [play | {"tasks": [builds, say]}]
-    groups = TWO | {"launch_gang": TWO["cluster"]}  # all answer
+    groups = TWO | {"active_nodes": TWO["cluster"]}  # all answer
     done = played(place, plays, groups, *words, "-e", "corpus=es", "-e", "preset=gpt2-nano")
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -6,7 +6,6 @@ A program stands in for Docker's client; the real one is in tests/e2e/test_9_in_
 import getpass
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from pathlib import Path
 import pytest
 import tree
 
-image_content = tree.plugin("filter/gang").image_content
 TOOL = tree.ROOT / "roles/trainer/files/rank-container"
 # Writes down what it was asked; `run` says a word to its notify socket and waits for its signal, as a rank does.
 CLIENT = """#!{python}
@@ -184,15 +182,3 @@ def test_only_the_name_of_a_container_names_what_is_killed(place: Path, containe
     (place / "own/container").write_text(container)
     assert ended(started(place, "--end")) == (0, "")
     assert asked(place, "rm") == ["rm", "--force", "aura-train-1"]
-
-
-def test_an_image_is_the_same_one_in_every_kind_of_store() -> None:
-    config = {"Env": ["PATH=/opt"], "Entrypoint": ["/opt/aura/entrypoint"], "User": "1000:1000"}
-    layers = {"Type": "layers", "Layers": ["sha256:a"]}
-    image = {"Id": "sha256:1", "Size": 5, "RootFS": layers, "Config": config}
-    name = image_content(json.dumps([image]))
-    assert re.fullmatch("[0-9a-f]{12}", name)
-    assert image_content(json.dumps([image | {"Id": "sha256:2", "Size": 6}])) == name
-    assert image_content(json.dumps([image | {"Config": config | {"Env": ["PATH=/usr"]}}])) != name
-    assert image_content(json.dumps([image | {"RootFS": {"Layers": ["sha256:b"]}}])) != name
-    assert image_content("[]\n") == image_content("") == ""

@@ -323,7 +323,7 @@ def test_who_was_stopped_has_not_failed() -> None:
 def test_nobody_joins_a_run_beside_a_script() -> None:
     """A node may have left a run for it."""
     tasks = [task for play in loaded("playbooks/join.yml") for task in play.get("tasks", [])]
-    (task,) = (task for task in tasks if task["name"] == "The run was launched with this node")
+    (task,) = (task for task in tasks if task["name"] == "Assert that the run was launched with this node")
     words = task["ansible.builtin.assert"]
 
     def said(script: dict[str, Any]) -> str:

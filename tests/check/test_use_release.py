@@ -8,19 +8,30 @@ from typing import Any
 
 import pytest
 import tree
+from plays import played, role_with
 
-PROGRAM = "roles/trainer/files/use-release"
-USE_RELEASE = tree.module(PROGRAM)
+PROGRAM = tree.ROOT / "roles/trainer/files/use-release"
 
 
 class Node:
-    """A node with releases; `releases` is the program's view of it."""
+    """A node with releases."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.environments = root / "opt", root / "etc"
         (self.root / "releases").mkdir(parents=True)
         self.environments.mkdir()
-        self.releases: Any = USE_RELEASE.Releases(self.root, self.environments, Path("/proc"))
+
+    def use(self, word: str) -> str:
+        """What the program refuses; "" when it has done it."""
+        command = [PROGRAM, word, self.root, self.environments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+    def linked(self, link: str) -> str:
+        return (self.root / link).readlink().name
+
+    def left(self) -> str:
+        file = self.root / "rolled-back"
+        return file.read_text().strip() if file.exists() else ""
 
     def install(self, name: str) -> Path:
         place = self.root / "releases" / name
@@ -31,9 +42,7 @@ class Node:
     def site(self, name: str) -> None:
         """What site.yml does with a new trainer."""
         self.install(name)
-        self.releases.use(name)
-        self.releases.left.unlink(missing_ok=True)
-        self.releases.prune()
+        assert self.use(name) == ""
 
     def there(self) -> list[str]:
         return sorted(path.name for path in (self.root / "releases").iterdir() if path.is_dir())
@@ -61,9 +70,9 @@ def test_the_current_and_the_previous_one_stay(node: Node) -> None:
     for name in "abc":
         node.site(name)
     assert node.there() == ["b", "c"]
-    assert (node.releases.linked("current"), node.releases.linked("previous")) == ("c", "b")
-    node.releases.use("c")
-    assert node.releases.linked("previous") == "b"
+    assert (node.linked("current"), node.linked("previous")) == ("c", "b")
+    assert node.use("c") == ""
+    assert node.linked("previous") == "b"
 
 
 def test_what_a_rank_was_launched_with_stays(node: Node) -> None:
@@ -75,66 +84,73 @@ def test_what_a_rank_was_launched_with_stays(node: Node) -> None:
 
 
 def test_what_somebody_runs_stays_until_he_has_ended(node: Node, sleeper: subprocess.Popen[bytes]) -> None:
-    node.releases.use("a")
+    node.use("a")
     for name in "bcd":
         node.site(name)
     assert node.there() == ["a", "c", "d"]
     sleeper.kill()
     sleeper.wait()
-    node.releases.prune()
+    node.use("d")
     assert node.there() == ["c", "d"]
 
 
 def test_back_and_forward(node: Node) -> None:
     node.site("a")
     node.site("b")
-    node.releases.back()
-    assert (node.releases.linked("current"), node.releases.linked("previous")) == ("a", "b")
-    assert node.releases.left.read_text() == "b\n"
+    assert node.use("--back") == ""
+    assert (node.linked("current"), node.linked("previous"), node.left()) == ("a", "b", "b")
     node.site("c")  # a trainer that has changed
-    assert not node.releases.left.exists()
-    assert (node.releases.linked("current"), node.releases.linked("previous")) == ("c", "a")
+    assert (node.linked("current"), node.linked("previous"), node.left()) == ("c", "a", "")
 
 
 def test_without_a_previous_one_nothing_changes(node: Node) -> None:
     node.site("a")
-    with pytest.raises(SystemExit, match="There is no previous release"):
-        node.releases.back()
-    assert node.releases.linked("current") == "a"
-    assert not node.releases.left.exists()
+    assert "There is no previous release" in node.use("--back")
+    assert (node.linked("current"), node.left()) == ("a", "")
 
 
 def test_a_release_that_is_half_there_is_no_release(node: Node) -> None:
     node.site("a")
     node.site("b")
     (node.root / "releases/c").mkdir()
-    with pytest.raises(SystemExit, match="c is not a complete release"):
-        node.releases.use("c")
-    assert node.releases.linked("current") == "b"
+    assert "c is not a complete release" in node.use("c")
+    assert node.linked("current") == "b"
     (node.root / "releases/a/complete").unlink()
-    with pytest.raises(SystemExit, match="There is no previous release"):
-        node.releases.back()
-    node.releases.prune()
+    assert "There is no previous release" in node.use("--back")
+    assert node.use("b") == ""
     assert node.there() == ["b"]
 
 
-def seen(current: str, previous: str, kind: str = "file") -> dict[str, Any]:
-    links = {"current": f"releases/{current}", "previous": f"releases/{previous}" if previous else ""}
-    files = {f"/opt/aura/{link}": {"target": target} for link, target in links.items()}
-    return {"files": {**files, "/opt/aura/previous/complete": {"kind": kind}}}
+def releases_of(place: Path, current: str, previous: str, complete: bool = True) -> None:
+    for link, name in (("current", current), ("previous", previous)):
+        if name:
+            (place / name).mkdir(parents=True, exist_ok=True)
+            (place / link).symlink_to(name)
+            if complete or link == "current":
+                (place / name / "complete").touch()
 
 
 @pytest.mark.parametrize(
     ("node1", "sentence"),
     [
         # Another build of the same trainers.
-        (seen("bbbb-cpu-1", "aaaa-cpu-1"), ""),
-        (seen("bbbb-cpu-1", ""), "node1 has no previous release to go back to: it has had bbbb-cpu-1 only."),
-        (seen("bbbb-cpu-1", "aaaa-cpu-1", "absent"), "node1 has no previous release to go back to"),
-        (seen("bbbb-cpu-1", "cccc-cpu-1"), "not had the same releases: bbbb to aaaa (node0); bbbb to cccc (node1)."),
+        (("bbbb-cpu-1", "aaaa-cpu-1"), "release bbbb-cpu-1 was left for aaaa-cpu-1"),
+        (("bbbb-cpu-1", ""), "node1 has no previous release to go back to: it has had bbbb-cpu-1 only."),
+        (("bbbb-cpu-1", "aaaa-cpu-1", False), "node1 has no previous release to go back to"),
+        (("bbbb-cpu-1", "cccc-cpu-1"), "same releases: node0: bbbb to aaaa; node1: bbbb to cccc."),
     ],
 )  # fmt: skip
-def test_all_nodes_go_back_the_same_way_or_none(node1: dict[str, Any], sentence: str) -> None:
-    problem = tree.plugin("filter/releases").rollback_problem
-    said = problem({"node0": seen("bbbb-cu130-1", "aaaa-cu130-1"), "node1": node1})
-    assert sentence in said if sentence else said == ""
+def test_all_nodes_go_back_the_same_way_or_none(tmp_path: Path, node1: Any, sentence: str) -> None:
+    releases_of(tmp_path / "node0", "bbbb-cu130-1", "aaaa-cu130-1")
+    releases_of(tmp_path / "node1", *node1)
+    roles = role_with(tmp_path, "trainer", {"/opt/aura": f"{tmp_path}/{{{{ inventory_hostname }}}}"})
+    (roles / "trainer/files").mkdir()
+    program = roles / "trainer/files/use-release"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/switched\n")
+    role = {"ansible.builtin.import_role": {"name": "trainer", "tasks_from": "rollback"}}
+    play = {"hosts": "cluster", "gather_facts": False, "any_errors_fatal": True, "tasks": [role]}
+    here = {"ansible_connection": "local", "ansible_become": False}
+    groups = {"cluster": {"hosts": {"node0": here, "node1": here}}}
+    done = played(tmp_path, [play], groups, ANSIBLE_ROLES_PATH=str(roles))
+    assert sentence in " ".join(done.stdout.split()), done.stdout
+    assert (tmp_path / "switched").exists() is (done.returncode == 0) is ("was left" in sentence)

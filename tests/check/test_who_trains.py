@@ -1,22 +1,18 @@
 """What a launch makes of nodes with graphics cards: who trains, what is refused, and what each rank is told.
 
-No machine that runs these tests has a card. The recorded nodes are synthetic, in the shape that node_state gives.
+No machine that runs these tests has a card. The recorded nodes are synthetic, in the shape that gpu_facts gives.
 """
 
-import json
 from typing import Any
 
-import expressions  # noqa: F401 - plugins find each other after this
-import pytest
 import tree
-from ansible.errors import AnsibleFilterError
+from expressions import filled_in, loaded, says
 
-gang = tree.plugin("filter/gang")
+group = tree.plugin("filter/process_group")
 ADDRESS = "192.168.50.20"
 RUN = {
-    "name": "probe", "preset": "gpt2-nano", "corpus": "es", "backend": "auto", "overrides": {"save_every": 20},
-    "port": 12355, "threads": 0, "link_mbit": 1000, "image": "", "language": "en", "launch": "20261125-1",
-    "step_tokens": 0,
+    "trainer_run": "probe", "trainer_preset": "gpt2-nano", "trainer_corpus": "es", "trainer_language": "en",
+    "trainer_overrides": {"save_every": 20}, "__trainer_launch": "20261125-1",
 }  # fmt: skip
 
 
@@ -39,18 +35,43 @@ def node(
     cards = [{"pci": known["pci"], "device_id": "10de:2504", "capability": "8.6"} for known in smi]
     if silent:
         cards.append({"pci": "0000:05:00.0", "device_id": f"10de:{silent}", "capability": of})
-    seen = {
+    facts = {
         "gpu": {"cards": cards, "driver": "580.95.05" if smi else "", "smi": list(smi), "elsewhere": ""},
-        "files": {"/opt/aura/current": {"target": f"releases/{trainer}-{build}-91bc" if trainer else ""}},
-        "cards": [{"name": "eno1", "addresses": [f"{ADDRESS}/24"]}],
+        "all_ipv4_addresses": [ADDRESS],
     }
-    return gang.gang_member(seen, name, how.pop("address", ADDRESS), **how)
+    release = f"{trainer}-{build}-91bc" if trainer else ""
+    return group.group_member(facts, name, release, how.pop("address", ADDRESS), **how)
 
 
-def told(members: list[Any], name: str, **how: Any) -> list[dict[str, str]]:
+def variables(members: list[Any], *records: str) -> dict[str, Any]:
+    """What a play knows of these nodes. records: what each of them has said of the run's last step."""
+    names = [one["name"] for one in members]
+    said = [{"stdout": text} for text in [*records, *[""] * len(members)]]
+    of = [
+        {"__trainer_member": one, "__trainer_record": text} for one, text in zip(members, said, strict=False)
+    ]
+    return {**RUN, "ansible_play_hosts_all": names, "hostvars": dict(zip(names, of, strict=True))}
+
+
+def requested(members: list[Any], name: str, *records: str, **how: Any) -> list[dict[str, str]]:
     """The variables of each rank of a node."""
-    texts = [file["content"] for file in gang.rank_files(members, name, {**RUN, **how})]
-    return [dict(line.split("=", 1) for line in text.splitlines()[1:]) for text in texts]
+    known = {**variables(members, *records), "inventory_hostname": name, **how}
+    (own,) = (one for one in members if one["name"] == name)
+    texts = [
+        says("trainer", "lookup('ansible.builtin.template', 'rank.env.j2')", item=local, __trainer_member=own, **known)
+        for local in range(own["ranks"])
+    ]  # fmt: skip
+    return [
+        dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#")) for text in texts
+    ]
+
+
+def holds(tasks: str, name: str, **known: Any) -> bool:
+    """Whether an assertion of the role holds."""
+    (task,) = (one for one in loaded(f"roles/trainer/tasks/{tasks}.yml") if one["name"] == name)
+    that = f"{{{{ {task['ansible.builtin.assert']['that']} }}}}"
+    own = task.get("vars", {})
+    return bool(filled_in(that, {**known, **own}))
 
 
 def test_every_card_gets_a_rank_and_the_displays_is_left_out() -> None:
@@ -60,15 +81,15 @@ def test_every_card_gets_a_rank_and_the_displays_is_left_out() -> None:
         node("node2", "cu126", GTX1650, RTX3090, wanted="all"),
         node("node3", "cpu"),
     ]
-    assert gang.gang_problems(members) == []
-    ranks = [told(members, one["name"]) for one in members]
+    assert group.group_problems(members) == []
+    ranks = [requested(members, one["name"]) for one in members]
     assert [[rank["RANK"] for rank in of] for of in ranks] == [["0"], ["1"], ["2", "3"], ["4"]]
     all_alike = {"WORLD_SIZE": "5", "AURA_PEERS": ",".join([ADDRESS] * 5), "AURA_LAUNCH": "20261125-1"}
     for rank in (rank for of in ranks for rank in of):
         assert rank | all_alike == rank
     cards = [of[0]["CUDA_VISIBLE_DEVICES"] for of in ranks]
     assert cards == ["GPU-1a1b", "GPU-2a1b", "GPU-1a1b,GPU-2a1b", "-1"]
-    assert gang.gang_words(members) == [
+    assert group.group_notes(members) == [
         "Unlike builds of torch: cpu on node3; cu126 on node2; cu130 on node0, node1.",
         "node1 does not train on GTX 1650 (GPU-1a1b) (training_cards says which cards train).",
     ]
@@ -76,7 +97,7 @@ def test_every_card_gets_a_rank_and_the_displays_is_left_out() -> None:
 
 def test_a_rank_is_told_what_to_do_and_no_network_card() -> None:
     """The variables are written at the launch, and the run may outlive the name of a card."""
-    (rank,) = told([node("node0", "cpu")], "node0")
+    (rank,) = requested([node("node0", "cpu")], "node0")
     assert rank["AURA_TRAIN_ARGUMENTS"] == (
         "--preset gpt2-nano --corpus /var/lib/aura/corpora/es --run-dir /var/lib/aura/runs/probe --backend auto "
         "--save-every 20"
@@ -93,11 +114,19 @@ def test_a_rank_is_told_what_to_do_and_no_network_card() -> None:
 def test_what_a_node_says_writes_no_line_for_the_others() -> None:
     """systemd ends a value at a line break, in quotes too."""
     evil = "auto\nLD_PRELOAD=/srv/aura/x.so"
-    with pytest.raises(AnsibleFilterError, match="AURA_TRAIN_ARGUMENTS would have a line break in it"):
-        gang.rank_files([node("node0", "cu130", RTX3060)], "node0", {**RUN, "preset": evil})
-    assert gang.auto_problem({"preset": evil, "settings": {}}) != ""
-    assert gang.auto_problem({"preset": "qwen3-125m", "settings": {"run_dir": "/etc/aura"}}) != ""
-    assert gang.auto_problem({"preset": "qwen3-125m", "settings": {"batch_size": 4, "compile": True}}) == ""
+    for preset, is_one in ((evil, False), ("gpt2-nano", True)):
+        words = says("trainer", "__trainer_arguments", **RUN | {"trainer_preset": preset})
+        one_line = "Assert that the arguments are one line"
+        assert holds("launch", one_line, __trainer_arguments=words) is is_one
+    for preset, settings, is_model in (
+        (evil, {}, False),
+        ("qwen3-125m\n", {}, False),
+        ("qwen3-125m", {"run_dir": "/etc/aura"}, False),
+        ("qwen3-125m", {"batch_size": 4, "compile": True}, True),
+    ):
+        auto = {"preset": preset, "settings": settings}
+        model = "Assert that it is a model, and nothing else"
+        assert holds("size", model, __trainer_auto=auto) is is_model
 
 
 def test_all_that_stands_in_the_way_is_said_at_once() -> None:
@@ -111,7 +140,7 @@ def test_all_that_stands_in_the_way_is_said_at_once() -> None:
         node("node6", "cpu", address="192.168.50.77"),
         node("node7", "cpu", trainer=""),
     ]
-    said = gang.gang_problems(members)
+    said = group.group_problems(members)
     for name, words in {
         "node1": "it has one NVIDIA card (10de:2504 at 0000:05:00.0), but no NVIDIA driver is loaded",
         "node2": "its torch is the build for processors, though its driver works",
@@ -129,15 +158,15 @@ def test_all_that_stands_in_the_way_is_said_at_once() -> None:
 
 def test_who_says_so_trains_on_the_processor_there() -> None:
     members = [node("node0", "cu130", RTX3060, cpu=True), node("node1", "cpu", silent="2504", cpu=True)]
-    assert gang.gang_problems(members) == []
+    assert group.group_problems(members) == []
     assert [one["cards"] for one in members] == [["GPU-1a1b"], []]
 
 
 def test_another_trainer_is_refused_and_is_nothing_to_a_script() -> None:
     members = [node("node0", "cu130", RTX3060), node("node1", "cu130", RTX3060, trainer="0000")]
-    (said,) = gang.gang_problems(members)
+    (said,) = group.group_problems(members)
     assert "node0 has 3f2a-cu130-91bc, node1 has 0000-cu130-91bc" in said
-    assert gang.gang_problems(members, same_trainer=False) == []
+    assert group.group_problems(members, same_trainer=False) == []
 
 
 def test_a_processor_may_have_several_ranks_of_a_script() -> None:
@@ -146,15 +175,15 @@ def test_a_processor_may_have_several_ranks_of_a_script() -> None:
 
 
 def test_a_run_that_has_begun_keeps_its_step_unless_another_one_is_asked_for() -> None:
-    def record(written: float, **model: int) -> str:
-        return f'{{"written": {written}, "model": {json.dumps(model)}}}'
+    members = [node("node0", "cpu"), node("node1", "cpu"), node("node2", "cpu")]
 
-    said = [record(20.5, step_tokens=163840, global_batch_tokens=0), "", record(10.0, step_tokens=65536)]
-    assert gang.step_tokens(said, {"lr": 1}) == gang.step_tokens(said[::-1], {}) == 163840
-    assert gang.step_tokens(said, {"global_batch_tokens": 1}) == 0
-    assert gang.step_tokens(said, {"global-batch-tokens": 1}) == 0
-    # A new run; half a file.
-    assert gang.step_tokens(["", ""], {}) == 0
-    assert gang.step_tokens([said[0][:-9], said[2]], {}) == 65536
-    (rank,) = told([node("node0", "cpu")], "node0", step_tokens=163840)
+    def step(*records: str, **overrides: int) -> int:
+        known = variables(members, *records) | {"trainer_overrides": overrides}
+        return int(says("trainer", "__trainer_step_tokens", **known))
+
+    said = ("1795400020500000000 163840", "", "1795400010000000000 65536")
+    assert step(*said, lr=1) == step(*said[::-1]) == 163840
+    assert step(*said, global_batch_tokens=1) == step(*said, **{"global-batch-tokens": 1}) == 0
+    assert step() == 0  # a new run
+    (rank,) = requested(members, "node0", *said)
     assert rank["AURA_STEP_TOKENS"] == "163840"
