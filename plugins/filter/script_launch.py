@@ -172,8 +172,8 @@ def script_files(
     python: str,
     threads: int,
     stop_timeout: int,
-) -> list[dict[str, Any]]:
-    """What one node is told, as write_files takes it: launch.json, and default_config.yaml for accelerate."""
+) -> dict[str, str]:
+    """What one node is told, by the name of the file: launch.json, and default_config.yaml for accelerate."""
     index = [node["name"] for node in nodes].index(name)
     node = nodes[index]
     environment = script_variables(request, node, python, threads, stop_timeout)
@@ -190,17 +190,11 @@ def script_files(
         "command": launcher_command(request, nodes, index, port, python),
         "environment": environment,
     }
-    of_accelerate = request["launcher"] == "accelerate"
-    config = yaml.safe_dump(accelerate_config(request, nodes, index, port)) if of_accelerate else ""
-    texts = {
-        "default_config.yaml": f"# Written by Ansible (role script).\n{config}",
+    config = accelerate_config(request, nodes, index, port) if request["launcher"] == "accelerate" else {}
+    return {
+        "default_config.yaml": f"# Written by Ansible (role script).\n{yaml.safe_dump(config)}",
         "launch.json": json.dumps(launch, indent=1) + "\n",
     }
-    # Written anew also where it says the same: by its time rank-status knows what was launched last, this or a run.
-    return [{"path": f"{SETTINGS}/launch.json", "absent": True}] + [
-        {"path": f"{SETTINGS}/{file}", "content": text, "group": "aura", "mode": "0640"}
-        for file, text in texts.items()
-    ]
 
 
 def script_failure(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

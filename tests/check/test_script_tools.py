@@ -17,13 +17,19 @@ import tree
 TOOLS = tree.ROOT / "roles/script/files"
 
 
-def pack(directory: Path, tar: Path, **more: Any) -> dict[str, Any]:
-    places = {"directory": str(directory), "tar": str(tar)}
-    known = {"run": "probe", "most_megabytes": 500, "leave_out": []} | places
-    words, asked = [sys.executable, str(TOOLS / "pack")], json.dumps(known | more)
-    done = subprocess.run(words, input=asked, capture_output=True, text=True, check=True)
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+def pack(directory: Path, tar: Path, **more: Any) -> tuple[str, str]:
+    """What goes to the nodes, and why it cannot."""
+    asked = {
+        "run": "probe",
+        "most_megabytes": 500,
+        "leave_out": [],
+        "directory": str(directory),
+        "tar": str(tar),
+    }
+    words = [sys.executable, str(TOOLS / "pack")]
+    done = subprocess.run(words, input=json.dumps(asked | more), capture_output=True, text=True, check=False)
+    assert done.returncode == bool(done.stderr)
+    return done.stdout, done.stderr
 
 
 def names(tar: Path) -> list[str]:
@@ -48,10 +54,10 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_what_no_node_needs_is_left_out_and_said(project: Path, tmp_path: Path) -> None:
-    said = pack(project, tmp_path / "parcel.tar")
+    said, _ = pack(project, tmp_path / "parcel.tar")
     assert names(tmp_path / "parcel.tar") == ["data/text.txt", "lib/model.py", "linked.py", "train.py"]
     left = "Left out: .env, .git, checkpoint-500, corpus, lib/.env.local, lib/__pycache__, my-env, wheels."
-    assert said["words"].endswith(f"/var/lib/aura/scripts/probe/code. {left}")
+    assert said.endswith(f"/var/lib/aura/scripts/probe/code.\n{left}\n")
     pack(project, tmp_path / "parcel.tar", leave_out=("data", "lib/*.py"))
     assert names(tmp_path / "parcel.tar") == ["linked.py", "train.py"]
 
@@ -59,22 +65,22 @@ def test_what_no_node_needs_is_left_out_and_said(project: Path, tmp_path: Path) 
 def test_a_directory_that_is_far_too_large_is_refused_with_ways_out(project: Path, tmp_path: Path) -> None:
     with (project / "data/film.mp4").open("wb") as film:
         film.truncate(3_000_000)
-    said = pack(project, tmp_path / "parcel.tar", most_megabytes=1)
-    assert "3.0 MB" in said["problem"]
+    _, problem = pack(project, tmp_path / "parcel.tar", most_megabytes=1)
+    assert "3.0 MB" in problem
     for way_out in ("data (3.0 MB)", "-e leave_out=data", "-e most_megabytes=4"):
-        assert way_out in said["problem"]
+        assert way_out in problem
     assert not (tmp_path / "parcel.tar").exists()
-    assert pack(project, tmp_path / "parcel.tar", most_megabytes=4)["problem"] == ""
+    assert pack(project, tmp_path / "parcel.tar", most_megabytes=4)[1] == ""
 
 
 def test_a_file_that_cannot_be_read_is_a_sentence_and_no_parcel(project: Path, tmp_path: Path) -> None:
     """That of the kernel only takes what is written to it, from root too."""
     (project / "token").symlink_to("/proc/sys/vm/drop_caches")
-    said = pack(project, tmp_path / "parcels/parcel.tar")
-    assert f"{project}/token cannot be read or written here: Permission denied." in said["problem"]
-    assert "-e leave_out=" in said["problem"]
+    _, problem = pack(project, tmp_path / "parcels/parcel.tar")
+    assert f"{project}/token cannot be read or written here: Permission denied." in problem
+    assert "-e leave_out=" in problem
     assert list((tmp_path / "parcels").iterdir()) == []
-    assert pack(project, tmp_path / "parcel.tar", leave_out=("token",))["problem"] == ""
+    assert pack(project, tmp_path / "parcel.tar", leave_out=("token",))[1] == ""
 
 
 def send(project: Path, run: Path, **more: Any) -> str:
