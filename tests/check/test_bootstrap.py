@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tree
 from expressions import filled_in, loaded, preflight_sentences
+from plays import played, plays_of
 from terminal import at_a_terminal
 
 NODES = ("node0", "node1")
@@ -47,12 +48,18 @@ def lan(tmp_path: Path) -> Path:
         json.dumps([{"hosts": "cluster", "gather_facts": False, "tasks": tasks, "any_errors_fatal": True}])
     )
     (tmp_path / "state").mkdir()
+    (tmp_path / "empty.pub").touch()
     return tmp_path
 
 
 def know(lan: Path, typed: list[str], host_keys: object, *more: str) -> tuple[int, str, str]:
     """The tasks that come before a password is sent: how they end, what they say, and what is recorded then."""
-    told = ["-e", f"host_keys={host_keys}", "-e", f"cluster_state={lan}/state", *more]
+    told = [
+        "-e",
+        f"cluster_state={lan}/state",
+        *(["-e", f"host_keys={host_keys}"] if host_keys else []),
+        *more,
+    ]
     code, said = run(lan, [str(lan / "play.yml"), *told], typed)
     recorded = lan / "state/known_hosts"
     return code, said, recorded.read_text() if recorded.exists() else ""
@@ -65,17 +72,17 @@ def public(lan: Path, name: str) -> str:
 @pytest.mark.parametrize(
     ("typed", "host_keys", "sentence"),
     [
-        (["n"], "ask", "Whatever answers there does not get the password."),
+        (["n"], "", "Whatever answers there does not get the password."),
         ([], "ask", "Where nobody is at a terminal: -e host_keys=FILE"),
         ([], "nowhere", "host_keys=nowhere is neither ask nor accept nor a file"),
         ([], "node0.pub", "is a PC's own says, at its own keyboard: ssh-keygen -lf"),
+        ([], "empty.pub", "node0 (node0) shows SHA256:"),
     ],
 )
 def test_nothing_is_recorded_without_a_word(
     lan: Path, typed: list[str], host_keys: str, sentence: str
 ) -> None:
-    file = lan / host_keys
-    code, said, recorded = know(lan, typed, file if file.exists() else host_keys)
+    code, said, recorded = know(lan, typed, lan / host_keys if ".pub" in host_keys else host_keys)
     assert code == 2 and sentence in said and "No password has been sent" in said, said
     assert recorded == ""
 
@@ -175,6 +182,34 @@ def test_what_stands_in_the_way_is_said_at_once(
     said = preflight_sentences("bootstrap", answers, ansible_user="ada", bootstrap_user="aura-admin")
     assert all(sentence in said for sentence in sentences), said
     assert sentences or said == ""
+
+
+@pytest.mark.parametrize(
+    ("came_from", "passphrase"), [("10.0.0.9", ""), ("10.0.0.1", ""), ("10.0.0.1", "secret")]
+)
+def test_where_the_controller_is_a_node_a_passphrase_is_offered(
+    tmp_path: Path, came_from: str, passphrase: str
+) -> None:
+    """All that stands in the way is one table, before that. The nodes are this machine."""
+    key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", str(tmp_path / "id_ed25519")]
+    subprocess.run(key, check=True)
+    (play,) = plays_of("bootstrap")
+    (judge,) = (task for task in play["pre_tasks"] if "stands in the way on any" in task["name"])
+    here: dict[str, Any] = {"ansible_connection": "local", "preflight_problems": []}
+    groups = {"cluster": {"hosts": dict.fromkeys(NODES, here), "vars": {"cluster_state": str(tmp_path)}}}
+    plays = [{"hosts": "cluster", "tasks": [judge, *play["post_tasks"]]}]
+    ssh = {"SSH_CONNECTION": f"{came_from} 50000 10.0.0.1 22"}
+    done = played(tmp_path, plays, groups, **ssh)
+    assert done.returncode == 0 and "Next: ansible-playbook site.yml" in done.stdout, done.stdout
+    offered = (
+        "node0 is this machine" in done.stdout and "give it a passphrase: ssh-keygen -p -f" in done.stdout
+    )
+    assert offered == (came_from == "10.0.0.1" and not passphrase), done.stdout
+    here["preflight_problems"] = [{"role": "bootstrap", "sentence": "sudo asks ada for a password: say -K."}]
+    said = played(tmp_path, plays, groups, **ssh).stdout
+    assert (
+        "node0, node1  bootstrap  sudo asks ada" in said and "Nothing has been changed on any node." in said
+    ), said
 
 
 def test_the_cluster_may_lie_in_a_directory_with_a_space() -> None:
