@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tree
-from expressions import filled_in, loaded, preflight_sentences, problems, says, variables_of
+from expressions import filled_in, loaded, preflight_sentences, says, variables_of
 from plays import played, role_with
 
 HOME = "lies in somebody's home. Homes are closed to others"
@@ -169,3 +169,38 @@ def test_a_server_that_is_off_is_said_and_a_refusal_ends_the_run(
     sentence = "is not mounted at /srv/aura." if fails else "127.0.0.1 does not answer, so /srv/aura is not"
     assert f"node1: {'127.0.0.1:/srv/aura ' if fails else ''}{sentence}" in words
     assert (REFUSED in words) is (said != [])
+
+
+def mounts_are_ours() -> bool:
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run(
+            ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+        ).returncode
+    )
+
+
+@pytest.mark.skipif(not mounts_are_ours(), reason="no right to mount here")
+@pytest.mark.parametrize("silent", [0, 5, 60], ids=["never", "for five seconds", "for good"])
+def test_a_mount_goes_when_its_server_is_silent_for_good(tmp_path: Path, silent: int) -> None:
+    """A file system in memory stands for NFS, in a namespace of its own; the port and umount are real."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))  # refuses until it listens
+        port = server.getsockname()[1]
+        if not silent:
+            server.listen()
+        script = 'mount -t tmpfs none "$1"; "$@"; mountpoint --quiet "$2" && echo still mounted'
+        began = time.monotonic()
+        looking = subprocess.Popen(
+            ["unshare", "--mount", "bash", "-c", script.replace('"$1"', '"$2"'), "-", PROGRAM, tmp_path,
+             "127.0.0.1", str(port)],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        if 0 < silent < 60:
+            time.sleep(silent)
+            server.listen()
+        said, _ = looking.communicate(timeout=90)
+    assert ("still mounted" in said) is (silent < 60), said
+    assert ("is unmounted" in said) is (silent == 60), said
+    assert time.monotonic() - began < 30
