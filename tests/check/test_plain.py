@@ -17,7 +17,6 @@ VERBS = {
 }
 # Not written anew yet. A role or playbook leaves this list when it is.
 OLD_ROLES = {
-    "wsl",
 }
 # Neither are these: who does so takes the playbook, and what it alone includes, off this list.
 OLD_PLAYBOOKS = set(

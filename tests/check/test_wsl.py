@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tree
 import yaml
-from expressions import problems
+from expressions import preflight_sentences
 from plays import playbook, told
 
 NODES = {f"node{number}": {"lan_address": f"192.168.50.2{number}"} for number in range(4)}
@@ -25,7 +25,6 @@ INSIDE = {
         "children": {"wsl": {"hosts": {name: NODES[name] for name in ("node0", "node3")}}},
     }
 }
-FILTERS = tree.module("roles/wsl/filter_plugins/wsl.py")
 
 
 def inventory(folder: Path, hosts: dict[str, Any], **settings: Any) -> Path:
@@ -89,68 +88,21 @@ def test_files_and_windows_time_come_from_the_first_node_with_a_kernel_of_its_ow
     assert told(windows_only, "node3", *of_none) == of_none
 
 
-SEEN = {
-    "cards": [{"name": "eth0", "addresses": ["192.168.50.23/24", "fe80::1/64"]}],
-    "units": {"sysinit.target": {"active": True}},
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("seen", "words"),
+    ("read", "enabled", "sentence"),
     [
-        pytest.param({}, "", id="as it should be"),
-        pytest.param({"units": {"sysinit.target": {"active": False}}}, "systemd does not run in its WSL", id="systemd"),
-        pytest.param(
-            {"cards": []}, "type there: ansible-playbook playbooks/windows.yml --limit node3", id="no address"
-        ),
+        ("systemd 192.168.50.23", False, ""),
+        ("wsl systemd 192.168.50.23 fe80::1", True, ""),
+        ("wsl systemd 192.168.50.23", False, "Name it in the group `wsl` of hosts.yml too (wsl: {hosts: {node3: {}}})"),
+        ("systemd 192.168.50.23", True, "but it is no Linux under Windows. Remove it there."),
+        ("wsl 192.168.50.23", True, "systemd does not run in its WSL"),
+        ("wsl systemd 172.22.1.5", True, "What to type there: ansible-playbook playbooks/windows.yml --limit node3."),
     ],
 )  # fmt: skip
-def test_what_stops_the_role(seen: dict[str, Any], words: str) -> None:
-    said = problems("wsl", {**SEEN, **seen}, address="192.168.50.23", hostname="node3")
-    assert words in said
-    assert bool(words) == bool(said)
-
-
-def test_a_node_is_what_its_group_says() -> None:
-    assert FILTERS.wsl_stranger("node3", True, True) == FILTERS.wsl_stranger("node3", False, False) == ""
-    assert "Name it in the group `wsl` of hosts.yml too" in FILTERS.wsl_stranger("node3", True, False)
-    assert "take it out of there" in FILTERS.wsl_stranger("node3", False, True)
-
-
-def test_all_settings_that_windows_would_not_take_are_named() -> None:
-    assert FILTERS.wsl_setting("mirrored", "24GB", "Ubuntu-22.04", ["192.168.50.0/24"]) == ""
-    said = FILTERS.wsl_setting("nat", "half", "a; b", [])
-    wrong = "wsl_networking is nat", "wsl_memory is half", "wsl_distribution is a; b", "nobody could log in"
-    assert [words for words in wrong if words not in said] == []
-
-
-WANTED = {"boot": {"systemd": "true"}, "network": {"hostname": "node3", "generateHosts": "false"}}
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param("", "[boot]\nsystemd=true\n\n[network]\nhostname=node3\ngenerateHosts=false\n", id="none"),
-        pytest.param(
-            "# mine\n[user]\ndefault=ana\n\n[Network]\n generatehosts = true # why\nhostname=pc\nmtu=1400\n\n"
-            "[boot]\nsystemd=false\n",
-            "# mine\n\n[user]\ndefault=ana\n\n[Network]\ngenerateHosts=false\nhostname=node3\nmtu=1400\n\n"
-            "[boot]\nsystemd=true\n", id="what is not ours stays, in its place",
-        ),
-        pytest.param(
-            "[boot]\nsystemd=true\n\n[network]\nhostname=a\n\n[network]\nhostname=b\n",
-            "[boot]\nsystemd=true\n\n[network]\nhostname=node3\ngenerateHosts=false\n\n[network]\n", id="once",
-        ),
-    ],
-)  # fmt: skip
-def test_what_wsl_is_told(before: str, after: str) -> None:
-    assert FILTERS.wsl_conf(before, WANTED) == after
-    assert FILTERS.wsl_conf(after, WANTED) == after
-
-
-def test_the_ports_of_the_peers_leave_out_what_is_guarded() -> None:
-    assert FILTERS.ports_but([6006, 22]) == ["1-21", "23-6005", "6007-65535"]
-    assert FILTERS.ports_but([1, 2, 65535, 4]) == ["3", "5-65534"]
+def test_what_stops_the_role(read: str, enabled: bool, sentence: str) -> None:
+    node = {"__wsl_read": {"stdout": read}, "inventory_hostname": "node3"}
+    found = preflight_sentences("wsl", node, wsl_enabled=enabled, wsl_address="192.168.50.23")
+    assert sentence in found if sentence else found == ""
 
 
 def test_what_windows_is_told(tmp_path: Path) -> None:
