@@ -3,7 +3,6 @@
 from typing import Any
 
 import tree
-import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar, trust_as_template
@@ -40,17 +39,6 @@ def loaded(path: str) -> Any:
 def filled_in(text: str, variables: dict[str, Any]) -> Any:
     """What a template makes of these variables."""
     return Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text))
-
-
-def problems(role: str, node: dict[str, Any], others: dict[str, Any] | None = None, **settings: Any) -> str:
-    """What the role's problems.py says of a node, with the role's defaults."""
-    defaults = yaml.safe_load((tree.ROOT / f"roles/{role}/defaults/main.yml").read_text(encoding="utf-8"))
-    known = {name.removeprefix(f"{role}_"): value for name, value in defaults.items()}
-    return " ".join(
-        tree.module(f"roles/{role}/problems.py").problems(
-            {"check": False, "hostname": "node1", **known, **settings}, node, others or {}
-        )
-    )
 
 
 def preflight_sentences(role: str, node: dict[str, Any], **variables: Any) -> str:

@@ -36,13 +36,6 @@ class ActionModule(ActionBase):
         place.write_text("".join(f"{{unit}} loaded active running\\n" for unit in recorded.get("runs", [])))
         return {{"ansible_facts": {{"boot": {BOOT!r} | recorded.get("boot", {{}})}}}}
 """
-OTHERS = """
-from ansible.plugins.action import ActionBase
-
-class ActionModule(ActionBase):
-    def run(self, tmp=None, task_vars=None):
-        return {}
-"""
 SYSTEMCTL = '#!/bin/sh\ncat "${0%/*}/../$NODE"\n'
 
 
@@ -51,7 +44,7 @@ def run_plays(
 ) -> tuple[int, str]:  # fmt: skip
     """Whether they fail, and what they say. hosts: their variables. typed: answers at a terminal; without any there
     is none."""
-    programs = {"action/gpu_facts.py": FACTS, "action/boot_facts.py": FACTS, "action/node_state.py": OTHERS}
+    programs = {"action/gpu_facts.py": FACTS, "action/boot_facts.py": FACTS}
     for name, text in {**programs, "bin/systemctl": SYSTEMCTL}.items():
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_text(text)
@@ -63,7 +56,7 @@ def run_plays(
     plays = [play | {"environment": environment, "gather_facts": False} for play in plays]
     variables = {"ansible_connection": "local", "ansible_become": False}
     groups = {"cluster": {"hosts": hosts, "vars": variables}}
-    actions = f"{place}/action:{tree.ROOT}/plugins/action"
+    actions = f"{place}/action"
     if typed is None:
         done = played(place, plays, groups, *words, ANSIBLE_ACTION_PLUGINS=actions)
         return done.returncode, " ".join(done.stdout.split())

@@ -16,8 +16,7 @@ VERBS = {
     *"Unmount Update Validate Verify Wait Write".split(),
 }
 # Not written anew yet. A role or playbook leaves this list when it is.
-OLD_ROLES = {
-}
+OLD_ROLES = {}
 # Neither are these: who does so takes the playbook, and what it alone includes, off this list.
 OLD_PLAYBOOKS = set(
     "join launch launch_script logs reboot restarts rollback site status stop upgrade "
