@@ -10,20 +10,11 @@ from test_roles import read, tasks_of
 
 VERBS = {
     *"Add Apply Arm Ask Assert Authorize Back Build Check Collect Compare Configure Confirm Connect Copy".split(),
-    *"Create Delete Disable Distribute Download Enable Export Fetch Fill Find Gather Give Install Keep".split(),
-    *"Launch Let Limit Link Load Look Make Mount Move Print Prove Pull Read Reconnect Refresh Refuse Reload".split(),
+    *"Create Delete Disable Distribute Download Enable Export Fetch Fill Find Follow Gather Give Install Keep".split(),
+    *"Launch Let Limit Link Load Look Make Mount Move Print Prove Pull Read Reconnect Refresh Refuse Release Reload".split(),
     *"Remove Report Reset Restart Restore Resume Run Save Say Set Show Start Stop Synchronize Take Undo".split(),
-    *"Unmount Update Validate Verify Wait Write".split(),
+    *"Unmount Update Upgrade Validate Verify Wait Write".split(),
 }
-# Not written anew yet. A role or playbook leaves this list when it is.
-OLD_ROLES = {}
-# Neither are these: who does so takes the playbook, and what it alone includes, off this list.
-OLD_PLAYBOOKS = set(
-    "join launch launch_script logs reboot restarts rollback site status stop upgrade "
-    "tasks/ask_restart tasks/bring_back tasks/follow tasks/follow_era tasks/follow_round tasks/follow_rounds "
-    "tasks/read_again tasks/see_who_takes_part tasks/show_status tasks/take_out tasks/upgrade tasks/whose_turn".split()
-)
-PLAIN = [role for role in tree.roles() if role.name not in OLD_ROLES]
 PLAYBOOKS = tree.ROOT / "playbooks"
 FOLDERS = {"defaults", "files", "handlers", "meta", "molecule", "tasks", "templates", "vars"}
 
@@ -34,19 +25,18 @@ def names(path: Path) -> Iterator[str]:
             yield task["name"]
 
 
-def of_playbooks() -> dict[str, Path]:
-    paths = [*PLAYBOOKS.glob("*.yml"), *PLAYBOOKS.glob("tasks/*.yml")]
-    return {str(path.relative_to(PLAYBOOKS).with_suffix("")): path for path in paths}
-
-
-def test_the_list_of_old_roles_is_true() -> None:
-    missing = OLD_ROLES - {role.name for role in tree.roles()}
-    assert not missing, f"there are no such roles any more: {sorted(missing)}"
+def of_playbooks() -> list[Path]:
+    return [*PLAYBOOKS.glob("*.yml"), *PLAYBOOKS.glob("tasks/*.yml")]
 
 
 def test_task_names_begin_with_a_verb() -> None:
-    paths = [path for role in PLAIN for part in ("tasks", "handlers") for path in (role / part).glob("*.yml")]
-    paths += [path for name, path in of_playbooks().items() if name not in OLD_PLAYBOOKS]
+    paths = [
+        path
+        for role in tree.roles()
+        for part in ("tasks", "handlers")
+        for path in (role / part).glob("*.yml")
+    ]
+    paths += [path for path in of_playbooks()]
     wrong = [
         f"{tree.relative(path)}: {name}"
         for path in paths
@@ -56,7 +46,7 @@ def test_task_names_begin_with_a_verb() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("role", PLAIN, ids=lambda role: role.name)
+@pytest.mark.parametrize("role", tree.roles(), ids=lambda role: role.name)
 def test_a_role_has_the_folders_of_a_role(role: Path) -> None:
     """No module, filter or program of its own beside Ansible's."""
     found = {path.name for path in role.iterdir() if path.is_dir()} - FOLDERS - {"__pycache__"}

@@ -30,9 +30,7 @@ def run(
     later: what nodes have become since the first look.
     """
     play = next(play for play in plays_of("site") if "pre_tasks" in play)
-    others = ("wsl", "wheels", "set_clock")
-    tasks = [task for task in play["pre_tasks"] if not any(word in str(task) for word in others)]
-    tasks = with_absolute_paths([task for task in tasks if "preflight" not in task])
+    tasks = with_absolute_paths([task for task in play["pre_tasks"] if "set_clock" not in str(task)])
     for task in tasks:
         if "preflight_roles" in task.get("vars", {}):
             assert "nvidia_driver" in task["vars"]["preflight_roles"]
