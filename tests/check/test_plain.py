@@ -11,8 +11,8 @@ from test_roles import read, tasks_of
 VERBS = {
     *"Add Apply Arm Ask Assert Authorize Back Build Check Collect Compare Configure Confirm Connect Copy".split(),
     *"Create Delete Disable Distribute Download Enable Export Fetch Fill Find Follow Gather Give Install Keep".split(),
-    *"Launch Let Limit Link Load Look Make Mount Move Print Prove Pull Read Reconnect Refresh Refuse Release Reload".split(),
-    *"Remove Report Reset Restart Restore Resume Run Save Say Set Show Start Stop Synchronize Take Undo".split(),
+    *"Launch Let Limit Link Load Look Make Mount Move Print Prove Pull Read Reconnect Refresh Refuse Release".split(),
+    *"Reload Remove Report Reset Restart Restore Resume Run Save Say Set Show Start Stop Synchronize Take Undo".split(),
     *"Unmount Update Upgrade Validate Verify Wait Write".split(),
 }
 PLAYBOOKS = tree.ROOT / "playbooks"
