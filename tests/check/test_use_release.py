@@ -23,7 +23,7 @@ class Node:
 
     def use(self, word: str) -> str:
         """What the program refuses; "" when it has done it."""
-        command = [PROGRAM, word, self.root, self.environments]
+        command = [str(part) for part in (PROGRAM, word, self.root, self.environments)]
         return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
     def linked(self, link: str) -> str:
