@@ -78,3 +78,18 @@ def test_every_decision_is_a_page_with_what_is_given_up() -> None:
             assert re.search(rf"^## {heading}$", text, re.MULTILINE), (
                 f"{tree.relative(page)} has no {heading!r}"
             )
+
+
+# What a person gives with -e wins over a task's variable of the same name.
+GIVEN = set("preset corpus run text tune data dataset image hours steps script env wait cpu lr lines".split())
+
+
+@pytest.mark.parametrize("role", tree.roles(), ids=lambda role: role.name)
+def test_variables_of_tasks_are_not_what_people_give(role: Path) -> None:
+    found = {
+        name
+        for path in role.glob("tasks/*.yml")
+        for task in tasks_of(read(path))
+        for name in task.get("vars") or {}
+    }
+    assert not found & GIVEN, f"roles/{role.name}: {sorted(found & GIVEN)}"
