@@ -147,7 +147,7 @@ def branch_problem(branch: str, generations: list[str]) -> str:
     return ""
 
 
-def reason_to_install(driver: Driver, generations: list[str]) -> str:
+def reason_to_install(driver: Driver, generations: list[str], machine: dict[str, Any]) -> str:
     """Why the driver that is installed does not do; "" where it does."""
     if not driver.branch:
         return "no driver is installed"
@@ -157,7 +157,17 @@ def reason_to_install(driver: Driver, generations: list[str]) -> str:
     for name in generations:
         if driver.kind and driver.kind not in GENERATIONS[name].kinds:
             return f"{here} with {driver.kind} modules, and {name} cards need the other kind"
-    return "" if driver.follows else f"{here} without the package that brings its modules with each kernel"
+    if not driver.follows:
+        return f"{here} without the package that brings its modules with each kernel"
+    # Without it no program gets a card: CUDA says that the system is not yet initialized.
+    fabric = machine["packages"].get(fabric_manager(driver.branch), {"version": ""})["version"]
+    if machine["switches"] and not fabric.startswith(f"{driver.version}-"):
+        return f"{here} without the nvidia-fabricmanager of its version, which NVSwitches need"
+    return ""
+
+
+def fabric_manager(branch: str) -> str:
+    return f"nvidia-fabricmanager-{branch.partition('-')[0]}"
 
 
 def packages_to_install(node: Node) -> list[str]:
@@ -171,6 +181,7 @@ def packages_to_install(node: Node) -> list[str]:
         *(name for name in sorted(packages) if re.fullmatch(rf"linux-(image|headers)-({kinds})", name)),
         f"nvidia-driver-{branch}{suffix}" if desktop else f"nvidia-headless-no-dkms-{branch}{suffix}",
         f"nvidia-utils-{branch}",
+        *([fabric_manager(branch)] if node.machine["switches"] else []),
     ]
 
 
@@ -190,6 +201,11 @@ def cards_problem(node: Node) -> str:
         )
     if not re.fullmatch(r"\d{3}(-server)?", node.branch):
         return f"nvidia_driver_branch is {node.branch!r}; it is a number of three digits, with -server or without."
+    if node.machine["switches"] and not node.branch.endswith("-server"):
+        return (
+            f"nvidia_driver_branch is {node.branch}, and the fabricmanager that its NVSwitches need is made for "
+            f"-server branches. Say {node.branch}-server."
+        )
     reason = branch_problem(node.branch, node.generations)
     return (
         f"nvidia_driver_branch is {node.branch}, but {reason}. Correct it in settings.yml." if reason else ""
@@ -297,7 +313,7 @@ def decide(node: Node) -> dict[str, Any]:
     driver, machine, loaded = node.driver, node.machine, node.gpu["driver"]
     if problem := cards_problem(node) or foreign_problem(node):
         return {"problem": problem}
-    why = reason_to_install(driver, node.generations)
+    why = reason_to_install(driver, node.generations, machine)
     if not why and loaded == driver.version and node.gpu["smi"]:
         return {"driver": driver.version, "problem": power_problem(node), "ready": are_ready(node)}
     if problem := system_problem(node):

@@ -72,6 +72,14 @@ def cards_on_bus() -> list[dict[str, object]]:
     ]
 
 
+def has_switches() -> bool:
+    """Whether NVIDIA's bridges are on the PCI bus (class 0x0680): the NVSwitches of a server with eight cards."""
+    return any(
+        read_file(f"{place}/vendor") == NVIDIA and read_file(f"{place}/class").startswith("0x0680")
+        for place in glob.glob(f"{PCI}/*")
+    )
+
+
 def loaded_driver() -> str:
     """The version of the kernel module that is loaded now; empty when none is."""
     found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)*)\b", read_file("/proc/driver/nvidia/version"))
@@ -154,6 +162,7 @@ def read_machine(cards: list[dict[str, object]]) -> dict[str, object]:
             "/".join(path.split("/")[5:7]) for path in glob.glob("/var/lib/dkms/nvidia*/*/*/*/module")
         ),
         "run_file": os.path.exists("/usr/bin/nvidia-uninstall"),
+        "switches": has_switches(),
         "nouveau": any(card["bound"] == "nouveau" for card in cards),
         "secure_boot": secure,
         "key_enrolled": secure and signing_key_enrolled(),

@@ -58,6 +58,7 @@ def seen(card: str, machine: str, distribution: str = "Ubuntu", **more: Any) -> 
         "elsewhere": "",
         "machine": {
             "kernel": record["kernel"], "packages": packages, "dkms": record.get("dkms", []),
+            "switches": any("[0680]" in line for line in RECORDS["cards"][card]["lspci"]),
             "devices": True, "installed": GPU.installed(packages), **flags,
         },
     }  # fmt: skip
@@ -120,7 +121,9 @@ ROWS = {
     "Maxwell": Row("gtx980m", "server", "install", "no driver", OLD),
     "a card whose name nobody knows": Row("gtx970_without_name", "server", "install", "no driver", OLD),
     "Pascal beside Ampere": Row("gtx1060_and_rtx3060", "server", "install", "no driver", OLD),
-    "Volta": Row("v100", "server", "install", "no driver", OLD),
+    "Volta with NVSwitch": Row(
+        "v100_and_nvswitch", "server", "install", "no driver", f"{OLD} nvidia-fabricmanager-580"
+    ),
     "Blackwell": Row("rtx5090", "server", "install", "no driver", f"{SERVER} {HEADLESS}"),
     "a card newer than all that are known": Row(
         "a_card_to_come", "server", "install", "no driver", f"{SERVER} {HEADLESS}"
@@ -132,6 +135,7 @@ ROWS = {
     "an OEM kernel beside a newer generic one": Row(
         "rtx3060", "oem_beside_generic", "install", "no driver", f"{OEM} {HEADLESS}"
     ),
+    "Ubuntu's driver fits NVSwitch": Row("v100_and_nvswitch", "ubuntu_580_proprietary_fabric", "none"),
     "Ubuntu's driver is too old": Row(
         "rtx3060", "ubuntu_450", "install", "driver 450-server is installed, and Ampere cards and torch need 535",
         f"{SERVER} {HEADLESS}",
@@ -152,6 +156,10 @@ ROWS = {
     "modules for one kernel only": Row(
         "rtx3060", "ubuntu_one_kernel_only", "install", "without the package that brings its modules with each kernel",
         f"{SERVER} {HEADLESS}",
+    ),
+    "NVSwitch without the fabricmanager": Row(
+        "v100_and_nvswitch", "ubuntu_580_proprietary", "install", "without the nvidia-fabricmanager of its version",
+        f"{PROPRIETARY} nvidia-fabricmanager-580",
     ),
     "installed, not loaded": Row("rtx3060", "ubuntu_580_not_loaded", "load", "580.178.04 is installed, and none is"),
     "built by DKMS, not loaded": Row("gtx1060", "dkms_not_loaded", "load", "none is loaded"),
@@ -185,6 +193,9 @@ ROWS = {
     ),
     "a branch that is none": Row(
         "rtx3060", "server", "refused", "branch is '580.178.04'; it is a number", settings={"branch": "580.178.04"}
+    ),
+    "NVSwitch and a branch without -server": Row(
+        "v100_and_nvswitch", "server", "refused", "Say 580-server", settings={"branch": "580"}
     ),
     "Secure Boot, and the driver is built by DKMS": Row(
         "gtx1060", "dkms_and_secure_boot", "refused",

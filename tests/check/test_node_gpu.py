@@ -21,7 +21,7 @@ def test_the_cards_are_those_on_the_bus(tmp_path: Path, monkeypatch: pytest.Monk
     device(tmp_path, "0000:01:00.0", vendor="0x10de", device="0x2504", class_="0x030000", boot_vga="1")
     device(tmp_path, "0000:01:00.1", vendor="0x10de", device="0x228e", class_="0x040300")  # its sound
     device(tmp_path, "0000:41:00.0", vendor="0x10de", device="0x20b0", class_="0x030200")
-    device(tmp_path, "0000:c1:00.0", vendor="0x10de", device="0x1af1", class_="0x068000")  # a bridge
+    device(tmp_path, "0000:c1:00.0", vendor="0x10de", device="0x1af1", class_="0x068000")  # an NVSwitch
     (tmp_path / "0000:01:00.0/driver").symlink_to("../../../../bus/pci/drivers/nouveau")
     monkeypatch.setattr(GPU, "PCI", str(tmp_path))
     ampere = {"generation": "Ampere", "capability": "8.0"}
