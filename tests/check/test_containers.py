@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tree
 import yaml
-from expressions import preflight_sentences, says
+from expressions import filled_in, loaded, preflight_sentences, says, variables_of
 
 GUIDE = tree.ROOT / "container/guide"
 
@@ -191,6 +191,25 @@ THERE = ("docker", "toolkit")
 def test_what_cannot_be_is_refused(seen: dict[str, Any], settings: dict[str, Any], sentence: str) -> None:
     said = preflight_sentences("docker", seen, **settings)
     assert sentence in said if sentence else said == ""
+
+
+@pytest.mark.parametrize(
+    ("system", "there", "packages"),
+    [
+        ("debian", [], ["docker.io", "docker-compose"]),
+        ("ubuntu", [], ["docker.io", "docker-compose-v2"]),
+        ("debian", ["docker"], None),  # from docker.com, say
+        ("debian", ["docker", "docker.io"], ["docker.io", "docker-compose"]),
+    ],
+)
+def test_whose_docker_is_there_stays(system: str, there: list[str], packages: list[str] | None) -> None:
+    (block,) = (task for task in loaded("roles/docker/tasks/main.yml") if "block" in task)
+    (install,) = (task for task in block["block"] if "ansible.builtin.apt" in task)
+    seen = {"__docker_read": {"stdout_lines": [system, "192.168.50.9", *there]}}
+    known = variables_of("docker") | seen
+    assert filled_in(f"{{{{ {install['when']} }}}}", known) is (packages is not None)
+    if packages:
+        assert [filled_in(name, known) for name in install["ansible.builtin.apt"]["name"]] == packages
 
 
 @pytest.mark.parametrize(
