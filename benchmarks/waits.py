@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,8 +71,8 @@ class Waiting(Activity):
         self.gpu = gpu
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        with super().waiting():
+    def waiting(self, computes_beside: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        with super().waiting(computes_beside):
             yield
         self.gpu.nothing_before(time.perf_counter())
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from aura.corpus.corpus import Corpus
 from aura.strategy.delayed import Delayed
+from aura.strategy.sharded import Sharded
 from playing import Setting
 from sharded_ranks import Rank, Task, batches_of, check_equal, complete, losses, parameters
 from test_learning import plain
@@ -153,3 +154,46 @@ def test_with_fp16_a_step_is_left_out_and_a_resume_changes_no_bit(corpus: Corpus
     completed(start(tmp_path / "b", corpus, 2, settings, {0: stop, 1: both(fault, stop)}))
     resumed = completed(start(tmp_path / "b", corpus, 2, settings))
     assert resumed[0].files("checkpoint-step-8") == straight[0].files("checkpoint-step-8")
+
+
+def test_who_hangs_in_its_update_counts_as_computing(tmp_path: Path) -> None:
+    """Its main thread waits for another thread of its own; that of the other rank, for this one."""
+
+    def own_work(number: int, rank: Rank) -> None:
+        assert isinstance(rank.strategy, Delayed)
+        rank.ranks.activity.begin_step(number)
+        step, wait = rank.strategy._step, rank.strategy.wire.wait
+
+        def slow_step(factor: float | None, lr: float) -> torch.Tensor:
+            time.sleep(0.5)
+            rank.seen.append(f"update: {rank.ranks.activity.report().doing}")  # type: ignore[arg-type]
+            return step(factor, lr)
+
+        def slow_wait(job: int) -> None:
+            time.sleep(0.2)
+            rank.seen.append(f"wire: {rank.ranks.activity.report().doing}")  # type: ignore[arg-type]
+            wait(job)
+
+        if number == 1:
+            rank.strategy._step, rank.strategy.wire.wait = slow_step, slow_wait  # type: ignore[method-assign]
+
+    task = Task(tmp_path, 2, MUON | {"delay": 1.0}, steps=2, sequences=4, overlap=True)
+    task.faults = {0: own_work}
+    seen = complete(task)[0]["seen"]
+    assert "update: computing" in seen
+    assert {"wire: waiting"} == {word for word in seen if word.startswith("wire")}
+
+
+def test_operations_of_all_ranks_wait_for_the_exchange_where_they_have_to(tmp_path: Path) -> None:
+    """As with NCCL, where those of two groups at once may wait for each other for ever."""
+
+    def gather_beside(number: int, rank: Rank) -> None:
+        assert isinstance(rank.strategy, Sharded)
+        rank.ranks.before_collective = rank.strategy.complete
+        rank.ranks.gather([number])
+        rank.seen.append(rank.strategy.wire.submitted - rank.strategy.wire.finished)
+
+    task = Task(
+        tmp_path, 2, steps=3, sequences=4, overlap=True, faults=dict.fromkeys(range(2), gather_beside)
+    )
+    assert [result["seen"] for result in complete(task)] == [[0, 0, 0]] * 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -54,16 +54,22 @@ class Activity:
         self._usual = 0.0
         self.waited = 0.0  # seconds, for other ranks
         self._now = (0, ELSEWHERE, time.monotonic())
+        self._computes_beside: Callable[[], bool] = lambda: False
 
     def begin_step(self, step: int) -> None:
         """Step number `step` (from 1) begins."""
         self._now = (step, COMPUTING, time.monotonic())
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """What follows needs the other ranks. Who has waited in vain is not to blame afterwards either."""
+    def waiting(self, computes_beside: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """What follows needs the other ranks. Who has waited in vain is not to blame afterwards either.
+
+        computes_beside: whether another thread of this rank still computes what is waited for: who hangs there is
+        named.
+        """
         before, began = self._now, time.monotonic()
         step, doing, since = before
+        self._computes_beside = computes_beside
         self._now = (step, WAITING if doing == COMPUTING else doing, since)
         yield
         self._now = before
@@ -83,6 +89,8 @@ class Activity:
 
     def report(self) -> Report:
         step, doing, since = self._now
+        if doing == WAITING and self._computes_beside():
+            doing = COMPUTING
         return Report(step, doing, time.monotonic() - since, self._usual)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,8 @@ class Ranks:
         # NCCL moves only GPU memory; gloo is quicker with the CPU's.
         uses_nccl = self.world_size > 1 and dist.get_backend() == "nccl"
         self.device = device if uses_nccl else torch.device("cpu")
+        # What an operation of all ranks has to wait for
+        self.before_collective: Callable[[], None] = lambda: None
 
     def name(self, ranks: list[int]) -> str:
         """'rank 1 on node1, rank 3 on node3'"""
@@ -52,6 +54,7 @@ class Ranks:
     @contextmanager
     def together(self) -> Iterator[None]:
         """What follows ends when all ranks do it. Raises CollectiveFailed."""
+        self.before_collective()
         with self.activity.waiting(), collective():
             yield
 

@@ -151,11 +151,10 @@ class ByNode(Legs):
         chosen = [kinds.index(of_rank) for of_rank in zip(self.counts, self.places, strict=True)]
         lengths = [length for count in counts for length in cut(len(own), count)]
         units = [self.weight_format.units(length) for length in lengths]
-        parts = torch.split(own.repeat(len(counts)), lengths)
-        packed = self.streams.on_the_wire(self.weight_format.pack([[part] for part in parts]), BETWEEN)
 
         def pack() -> Tensor:
-            parts = torch.split(packed(), units)
+            packed = self._packed_now(torch.split(own.repeat(len(counts)), lengths))
+            parts = torch.split(packed, units)
             return torch.cat([parts[part] for part in chosen])
 
         return Exchange(

@@ -52,6 +52,7 @@ class Delayed(Sharded):
         self.kept: dict[str, Tensor] = {}
         self.current: dict[str, Tensor] = {}  # after a resume: the weights after them
         self.is_under_way = False  # what has been applied and not put in
+        self.waits_for_others = False  # the thread of the update
         self.holds_gradients = False  # that could not leave yet
         self.stream = None if self.device.type == "cpu" else torch.Stream(self.device)  # of the update
 
@@ -83,14 +84,14 @@ class Delayed(Sharded):
         self._predict()
         if self.stream is not None:
             self.stream.wait_stream(torch.accelerator.current_stream())
-        self.is_under_way = True
+        self.is_under_way, self.waits_for_others = True, False
         future: Future[Outcome] = Future()
         arguments = (future, told, lr)
         # A daemon: a rank that ends does not wait for an exchange that will never end.
         threading.Thread(target=self._work, args=arguments, name="update", daemon=True).start()
 
         def wait() -> Outcome:
-            with self.ranks.activity.waiting():
+            with self.ranks.activity.waiting(lambda: not self.waits_for_others):
                 return future.result()
 
         return wait
@@ -165,8 +166,10 @@ class Delayed(Sharded):
         return outcome
 
     def _wait(self, number: int) -> None:
-        """Not in the main thread, so that it says nothing about that."""
+        """In the thread of the update. Where it fails, the others are to blame, so the mark stays."""
+        self.waits_for_others = True
         self.wire.wait(number)
+        self.waits_for_others = False
 
     def _take_in(self, round_: Round, received: Tensor) -> None:
         # Up to the card here, in a thread of the wire: the main thread would wait for all that it has asked for.

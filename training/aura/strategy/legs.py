@@ -89,16 +89,21 @@ class Legs:
     ) -> Exchange:
         """Leg 2 of a round. own: what this rank's elements become, or what is added to them. take_in: gets what has
         come, for `of_owners`, in a thread of the wire."""
-        packed = self.streams.on_the_wire(self.weight_format.pack([[own]]), BETWEEN)
         units = [self.weight_format.units(length) for length in round_.lengths]
         return Exchange(
             kind,
             self.everybody,
-            lambda: packed().repeat(self.ranks.world_size),
+            lambda: self._packed_now([own]).repeat(self.ranks.world_size),
             [units[self.ranks.rank]] * self.ranks.world_size,
             units,
             partial(take_in, round_),
         )
+
+    def _packed_now(self, parts: Sequence[Tensor]) -> Tensor:
+        """In the thread of the wire, so that on a slow link no more is packed than what is under way."""
+        for part in parts:
+            self.streams.used_by_current(part)
+        return self.streams.on_the_wire(self.weight_format.pack([[part] for part in parts]), BETWEEN)()
 
     def of_owners(self, round_: Round, received: Tensor) -> list[Tensor]:
         """What leg 2 has brought of every owner."""

@@ -87,6 +87,9 @@ class Sharded(Strategy):
         self.streams = self.legs.streams
         patience = Patience(config.collective_timeout)
         self.wire = Wire(patience, self.streams.prepare_thread, self.legs.lanes)
+        if ranks.device.type != "cpu":
+            # NCCL: operations of two groups at once may wait for each other for ever, unless all ranks have one order.
+            ranks.before_collective = self.complete
         self.leaving = False  # gradients of this backward pass are those of the step
         self.next_round = len(self.rounds)  # the first whose gradients have not left
         self.weights: list[int] = [0] * len(self.rounds)  # leg 2 of every round, as the wire numbers it

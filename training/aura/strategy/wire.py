@@ -1,7 +1,9 @@
 """Exchanges between the ranks, one after the other in a thread of their own, while the others compute.
 
 All ranks submit the same exchanges in the same order. Two are under way at a time, so that the wire has something to
-do while the result of one is added up; memory is bounded by that.
+do while the result of one is added up. That bounds the memory of what comes, and of weights, which are packed when
+their turn comes. Gradients are packed when they are made: a slow link holds them all, in the format of the wire, in
+place of the gradients themselves, whose memory is the card's.
 
 An exchange may have a second stage, made of what the first has brought. It goes over another lane, with a thread and an
 order of its own, so that the first stages behind it do not wait for it. A job is an exchange with all of its stages.
