@@ -146,7 +146,7 @@ def _add_what_is_read(parser: Parser) -> None:
         nargs="+",
         metavar="NAME",
         help=f"{', '.join(DATASETS)}, any other name, or a directory; or a mixture: several of them, or files, each "
-        "with its part of all tokens, as in fineweb2-es=0.7 fineweb-edu=0.3",
+        "with its share of the text, as in fineweb2-es=0.7 books.jsonl=0.3",
     )
     add_dataset(hub)
     both = parser.add_argument_group("for both")

@@ -24,7 +24,6 @@ from aura.texts.console import put
 # A judgement: nobody has measured these for Spanish. Up to 65,536, a token id takes two bytes.
 ONE_LANGUAGE, MORE_LANGUAGES = 32_768, 49_152
 OF_DATASETS = ("dataset_config", "dataset_split", "dataset_revision", "accept_licence")
-WEIGHTS_MAY_LACK = 0.0101  # three times 0.33 is a whole, too
 
 
 def source_of(arguments: Namespace) -> Source:
@@ -36,16 +35,12 @@ def source_of(arguments: Namespace) -> Source:
         return _cleaned(arguments, files, languages) if arguments.clean else files
     if arguments.clean or arguments.languages:
         raise ConfigError("clean_is_for_files")
-    if not is_mixture(arguments.dataset):
-        (name,) = arguments.dataset
-        _refuse_flags(arguments, "flag_of_files", "documents_per_line")
-        return _dataset(arguments, name, arguments.dataset_config, arguments.dataset_revision)
-    _refuse_flags(arguments, "flag_of_one_dataset", "dataset_config", "dataset_revision")
-    named = [_weighed(word) for word in arguments.dataset]
-    total = math.fsum(weight for _, weight in named)
-    if abs(total - 1) > WEIGHTS_MAY_LACK:
-        raise ConfigError("weights_make_no_whole", total=total)
-    return Mixture([_part(arguments, name, weight / total) for name, weight in named])
+    if len(arguments.dataset) > 1:
+        _refuse_flags(arguments, "flag_of_one_dataset", "dataset_config", "dataset_revision")
+        return Mixture([_part(arguments, *_weighed(word)) for word in arguments.dataset])
+    (name,) = arguments.dataset
+    _refuse_flags(arguments, "flag_of_files", "documents_per_line")
+    return _dataset(arguments, name, arguments.dataset_config, arguments.dataset_revision)
 
 
 def _refuse_flags(arguments: Namespace, key: str, *names: str) -> None:
@@ -55,13 +50,9 @@ def _refuse_flags(arguments: Namespace, key: str, *names: str) -> None:
             raise ConfigError(key, flag=f"--{name.replace('_', '-')}")
 
 
-def is_mixture(names: list[str]) -> bool:
-    return len(names) > 1 or ("=" in names[0] and not Path(names[0]).exists())
-
-
 def usual_vocabulary(names: list[str]) -> int:
     """Of a tokenizer that is trained on this; files of a mixture may be in any language."""
-    if not names or not is_mixture(names):
+    if len(names) < 2:
         return ONE_LANGUAGE
     known = [DATASETS.get(_weighed(name)[0].partition("@")[0].partition(":")[0]) for name in names]
     languages = {dataset.language for dataset in known if dataset}
@@ -75,7 +66,7 @@ def _weighed(word: str) -> tuple[str, float]:
         weight = float(number)
     except ValueError:
         weight = 0
-    if not (equals and name and 0 < weight <= 1):
+    if not (equals and name and 0 < weight < math.inf):
         raise ConfigError("part_without_weight", part=word)
     return name, weight
 

@@ -55,7 +55,7 @@ class Batch:
     texts: list[str]
     position: Any  # of the source, behind these documents
     skipped: dict[str, int]  # up to here, per kind
-    part: int = 0  # of a mixture
+    parts: list[int]  # per document: its part of a mixture, otherwise 0
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,6 @@ class Encoded:
     lengths: NDArray[np.int64]  # tokens per document
     sizes: NDArray[np.int64]  # UTF-8 bytes per document
     hashes: NDArray[np.uint64]  # per document; see document_hash
-    parts: NDArray[np.int64]  # per document: of a mixture which one, otherwise 0
     new: tuple[New, ...] = ()  # characters that were not tried before; of each its first document
 
 
@@ -105,7 +104,6 @@ class Encoder:
             lengths=np.array([len(part) // width + 1 for part in ids], np.int64),
             sizes=np.array([len(part) for part in data], np.int64),
             hashes=np.array([document_hash(part) for part in data], np.uint64),
-            parts=np.zeros(len(data), np.int64),
             new=tuple(new),
         )
 

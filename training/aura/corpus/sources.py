@@ -77,6 +77,8 @@ class Problems:
 class Source(Protocol):
     name: str  # for sentences
     size: int | None  # bytes, where they are known
+    parts: tuple[str, ...]  # of a mixture (aura/corpus/mixture.py) the names, otherwise none
+    part: int  # of the document that was given last
 
     @property
     def position(self) -> Any:
@@ -85,9 +87,8 @@ class Source(Protocol):
     def identity(self, advance: Advance) -> dict[str, Any]:
         """What meta.json remembers: equal identities, equal documents."""
 
-    def provenance(self, position: Any) -> dict[str, Any]:
-        """What meta.json says beside that, for people: licence and url, where they are known. `position`: behind the
-        last document that was taken."""
+    def provenance(self) -> dict[str, Any]:
+        """What meta.json says beside that, for people: licence and url, where they are known."""
 
     def documents(self, position: Any, problems: Problems, advance: Advance) -> Iterator[str]:
         """The documents behind `position` (None: all of them). Raises DataError."""
@@ -95,6 +96,9 @@ class Source(Protocol):
 
 class LocalFiles:
     """Files, directories and patterns, in the order given; within a directory by path."""
+
+    parts: tuple[str, ...] = ()
+    part = 0
 
     def __init__(
         self,
@@ -123,7 +127,7 @@ class LocalFiles:
             known["column"] = self.column
         return known
 
-    def provenance(self, position: Any) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         return {}
 
     def documents(self, position: Any, problems: Problems, advance: Advance) -> Iterator[str]:
@@ -296,6 +300,9 @@ def _why_unusable(value: object, column: str | None) -> str:
 class HubDataset:
     """A dataset by name, or a local directory that is one, through `datasets`, as a stream."""
 
+    parts: tuple[str, ...] = ()
+    part = 0
+
     def __init__(
         self,
         name: str,
@@ -352,7 +359,7 @@ class HubDataset:
         check_licence(self.path, licence, self.accepted)
         self.licence = licence
 
-    def provenance(self, position: Any) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         return {} if self.directory else {"licence": self.licence or "unknown", "url": page_of(self.path)}
 
     def _open(self) -> Any:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -17,7 +16,6 @@ from aura.corpus import corpus as corpora
 from aura.corpus import round_trip, shards, tokenizer
 from aura.corpus.encode import Batch, Encoded, document_hash, encode_all
 from aura.corpus.listener import Bar, Listener
-from aura.corpus.mixture import Mixture
 from aura.corpus.running_text import DOCUMENT_CHARS
 from aura.corpus.shards import SPLITS, ShardWriter, Workplace
 from aura.corpus.sources import Problems, Source
@@ -69,13 +67,12 @@ class Work:
         cut: int,
     ) -> None:
         self.source, self.settings, self.place, self.request = source, settings, place, request
-        parts = source.parts if isinstance(source, Mixture) else []
-        self.parts = [part.name for part in parts] if len(parts) > 1 else []
         self.listener, self.cut = listener, cut  # documents with a hash above `cut` are for training
         self.position: Any = None
         self.problems = Problems(settings.max_errors, listener.say)
         self.skipped = dict(self.problems.counts)
         self.text_bytes, self.smallest, self.largest = 0, 2**64, 0
+        self.part_tokens = np.zeros(max(len(source.parts), 1), np.int64)
         self.tried: set[str] = set()  # characters that the tokenizer was checked with
         self.losses = 0  # that were said
 
@@ -104,6 +101,7 @@ class Work:
         self.counts = np.array(journal["counts"])
         self.problems.counts |= self.skipped
         self.text_bytes, self.smallest, self.largest = journal["text"]
+        self.part_tokens += journal.get("part_tokens", 0)  # an earlier release did not write it down
         self.tried = set(journal.get("tried", []))  # an earlier release did not write it down
         self._open_shards(journal["shards"])
 
@@ -114,7 +112,7 @@ class Work:
         def writer(name: str) -> ShardWriter:
             return ShardWriter(self.place.corpus, name, self.width, states.get(name))
 
-        of_parts = [f"validation-{number}" for number in range(len(self.parts))]
+        of_parts = [f"validation-{number}" for number in range(len(self.source.parts))]
         self.splits = {
             "train": [writer("train")],
             "validation": [writer(name) for name in of_parts or ["validation"]],
@@ -135,6 +133,7 @@ class Work:
             "skipped": self.skipped,
             "counts": self.counts.tolist(),
             "text": [self.text_bytes, self.smallest, self.largest],
+            "part_tokens": self.part_tokens.tolist(),
             "tried": sorted(self.tried),
             "shards": {writer.name: writer.state() for writer in self._writers()},
         }
@@ -164,14 +163,7 @@ class Work:
 
     def _encoded(self, bar: Bar) -> Generator[tuple[Batch, Encoded], None, None]:
         """What is left, in the order in which it is written."""
-        encode = self._encoded_batches
-        read = partial(read_batches, bar=bar)
-        if isinstance(self.source, Mixture):
-            most = self.settings.max_tokens
-            return self.source.encoded(self.position, self.problems, read, encode, most)
-        return encode(read(self.source, self.position, self.problems))
-
-    def _encoded_batches(self, batches: Iterator[Batch]) -> Generator[tuple[Batch, Encoded], None, None]:
+        batches = read_batches(self.source, self.position, self.problems, bar)
         name = self.settings.tokenizer or ""
         arguments = (self.tokenizer.json, self.tokenizer.end_of_text_id, f"<u{self.width}", name, self.tried)
         return encode_all(batches, arguments, self.settings.workers)
@@ -197,7 +189,7 @@ class Work:
         limit, written, before = self.settings.max_tokens, time.monotonic(), self.tokens()
         with closing(self._encoded(bar)) as encoded:
             for batch, part in encoded:
-                finished = self._write(part, limit - self.tokens() if limit else None)
+                finished = self._write(part, np.array(batch.parts), limit - self.tokens() if limit else None)
                 self.position, self.skipped = batch.position, batch.skipped
                 if limit:
                     bar.expect(max(self.tokens() - before, 1) / (limit - before))
@@ -217,16 +209,18 @@ class Work:
                 raise DataError("too_little_text_for", name=self.source.name, tokens=limit)
             raise DataError("too_little_text", name=self.source.name, characters=DOCUMENT_CHARS)
 
-    def _write(self, part: Encoded, most: int | None) -> bool:
+    def _write(self, part: Encoded, parts: np.ndarray[Any, Any], most: int | None) -> bool:
         """Divide the documents between the splits, up to the one that reaches `most` tokens."""
         count = len(part.lengths)
         if most is not None:
             count = min(count, int(np.searchsorted(np.cumsum(part.lengths), most)) + 1)
         lengths, sizes, hashes = part.lengths[:count], part.sizes[:count], part.hashes[:count]
+        parts = parts[:count]
         ids = part.ids[: int(lengths.sum())]
         if count == 0:
             return False
         self.text_bytes += int(sizes.sum())
+        np.add.at(self.part_tokens, parts, lengths)
         self._judge(one for one in part.new if one[0] < count)
         self.smallest = min(self.smallest, int(hashes.min()))
         self.largest = max(self.largest, int(hashes.max()))
@@ -235,7 +229,7 @@ class Work:
         self.counts += np.bincount(ids[of_training], minlength=len(self.counts))
         finished = [self.splits["train"][0].add(ids[of_training], lengths[training], sizes[training])]
         for number, writer in enumerate(self.splits["validation"]):
-            wanted = ~training & (part.parts[:count] == number)
+            wanted = ~training & (parts == number)
             finished.append(writer.add(ids[np.repeat(wanted, lengths)], lengths[wanted], sizes[wanted]))
         return any(finished)
 
@@ -250,10 +244,13 @@ class Work:
         if unknown is not None and self.counts[unknown]:
             self.listener.say(console.text("unknown_pieces", count=self.counts[unknown], token=unknown))
         documents, entries = self._documents(), self._entries()
+        provenance = self.source.provenance()
+        for part, tokens in zip(provenance.get("parts", []), self.part_tokens.tolist(), strict=False):
+            part["tokens"] = tokens
         return {
             "source": {
                 **self.request,
-                **self.source.provenance(self.position),
+                **provenance,
                 "documents": sum(documents.values()),
             },
             "format": corpora.FORMAT,
@@ -275,28 +272,29 @@ class Work:
     def _entries(self) -> dict[str, list[dict[str, Any]]]:
         """Of the files of each split."""
         entries = {split: [one.close() for one in writers] for split, writers in self.splits.items()}
-        if self.parts:
-            for part, files in zip(self.parts, entries["validation"], strict=True):
-                for entry in files:
-                    entry["part"] = part
+        for part, files in zip(self.source.parts, entries["validation"], strict=False):
+            for entry in files:
+                entry["part"] = part
         return {split: list(chain(*files)) for split, files in entries.items()}
 
 
 def read_batches(source: Source, position: Any, problems: Problems, bar: Bar) -> Iterator[Batch]:
     """The documents behind `position`."""
     texts: list[str] = []
+    parts: list[int] = []
     chars, skipped = 0, dict(problems.counts)
     for text in source.documents(position, problems, bar):
         bar.first_document()
         texts.append(text)
+        parts.append(source.part)
         chars += len(text)
         # Both of the same place: what is left out behind the last document is read again after a kill.
         skipped = dict(problems.counts)
         if chars >= BATCH_CHARS:
             position = source.position
-            yield Batch(texts, position, skipped)
-            texts, chars = [], 0
-    yield Batch(texts, source.position if texts else position, skipped)
+            yield Batch(texts, position, skipped, parts)
+            texts, parts, chars = [], [], 0
+    yield Batch(texts, source.position if texts else position, skipped, parts)
 
 
 def unigram_entropy(counts: np.ndarray[Any, Any]) -> float:
