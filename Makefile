@@ -213,7 +213,6 @@ lock: $(UV) ## compile requirements/*.in again (newest versions: make lock UPGRA
 	# torch and what it brings: the trainer's.
 	compile evaluate training/aura/commands/evaluation/requirements.txt --override <(echo "torch; sys_platform == 'never'")
 	compile serve training/aura/commands/serving/requirements.txt
-	compile clean training/aura/commands/cleaning/requirements.txt
 	# The build of torch that PyPI has.
 	$(call LOCK_TORCH,cu130)
 

@@ -16,11 +16,10 @@ PREPARE = (
     "validation_fraction max_errors workers"
 ).split()
 OF_TUNE = "dataset dataset_config dataset_split dataset_revision accept_licence validation_fraction".split()
-LANGUAGES = ("en", "es")  # that cleaning has limits for
 YES = ("true", "yes", "1", "on")
 # What -e may say that is no setting of a preset.
 NAMES = (
-    "preset run corpus text wait backend cpu training_cards rendezvous_port dataset documents_per_line clean languages "
+    "preset run corpus text wait backend cpu training_cards rendezvous_port dataset documents_per_line "
     "accept_lossy_tokenizer"
 ).split()
 OF_ROLES = re.compile(r"ansible_|trainer_|corpus_|inventory_check_")
@@ -152,7 +151,6 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
 
     text, tokenizer, dataset = path("text"), path("tokenizer"), datasets(str(given.get("dataset", "")))
     corpus, word = str(given.get("corpus", "")), str(given.get("tokenizer", ""))
-    clean, languages = _yes(given, "clean"), re.findall(r"[^\s,]+", str(given.get("languages", "")))
     problem = ""
     if text and dataset:
         problem = (
@@ -168,16 +166,6 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
         )
     elif text and text.is_dir() and (wrong := links_problem(text)):
         problem = wrong
-    elif dataset and (clean or languages):
-        problem = f"-e {'clean' if clean else 'languages'}=… is for a text of one's own (-e text=<path>); leave it out."
-    elif unknown := sorted({*languages} - {*LANGUAGES}):
-        problem = (
-            f"-e languages=… takes {' and '.join(LANGUAGES)}, separated by a comma, and not {unknown[0]}."
-        )
-    elif languages and not clean:
-        problem = (
-            "-e languages=… says which languages cleaning leaves in: add -e clean=true, or leave it out."
-        )
     elif ELSEWHERE.match(corpus):
         problem = (
             f"{corpus} is no corpus of the nodes: corpora in object storage are made by hand, on any machine, with "
@@ -194,9 +182,8 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
         if str(given.get(name, "")) and not (name == "tokenizer" and copied(tokenizer))
     ]
     options = [f"--{name.replace('_', '-')}={given[name]}" for name in flags]
-    switches = ("documents_per_line", "clean", "accept_lossy_tokenizer")
+    switches = ("documents_per_line", "accept_lossy_tokenizer")
     options += [f"--{name.replace('_', '-')}" for name in switches if _yes(given, name)]
-    options += ["--languages", *languages] if languages else []
     return {
         "problem": _name_problem(given) or problem,
         "text": copied(text),

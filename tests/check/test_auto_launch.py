@@ -34,7 +34,7 @@ TEXT = "el perro y la casa, un cable y cinco nodos que aprenden de noche. "
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """With a corpus, where the nodes have theirs."""
-    (tmp_path / "text.txt").write_text(TEXT * 2000)
+    (tmp_path / "text.txt").write_text("".join(f"{number} {TEXT}" for number in range(2000)))
     words = ["prepare", "--input", str(tmp_path / "text.txt"), "--output", str(tmp_path / "corpora/es")]
     words += ["--vocab-size", "270"]
     env = os.environ | {"PYTHONPATH": str(tree.ROOT / "training")}

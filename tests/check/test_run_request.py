@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import tree
-from aura.commands.cleaning import unwanted
 from plays import played
 
 request = tree.plugin("filter/run_request")
@@ -28,10 +27,6 @@ def here(tmp_path: Path) -> Path:
         ({"text": "no.txt"}, "/no.txt on this machine.\nName a file or a directory"),
         ({"text": "books", "dataset": "c4"}, "Both a text and a dataset were named."),
         ({"text": "books", "corpus": "s3://data/es"}, "s3://data/es is no corpus of the nodes"),
-        ({"dataset": "c4", "clean": "true"}, "-e clean=… is for a text of one's own"),
-        ({"dataset": "c4", "languages": "en"}, "-e languages=… is for a text of one's own"),
-        ({"text": "books", "languages": "en", "clean": "no"}, "add -e clean=true"),
-        ({"text": "books", "languages": "es,fr", "clean": "yes"}, "takes en and es, separated by a comma, and not fr"),
         ({"text": "books", "corpus": "mis libros"}, "corpus=mis libros is no name"),
         ({"text": "books", "corpus": "../es"}, "corpus=../es is no name"),
         ({"text": "books", "tokenizer": "./no.json"}, "There is no tokenizer "),
@@ -60,10 +55,6 @@ def test_links_in_a_text_are_followed_or_refused(here: Path, name: str, leads_to
     assert re.search(sentence, said) if sentence else said == ""
 
 
-def test_cleaning_knows_the_languages_that_may_be_named() -> None:
-    assert set(request.LANGUAGES) == set(unwanted.LIMITS)
-
-
 def test_what_is_on_this_machine_is_copied_and_all_else_is_an_option(here: Path) -> None:
     given = {"text": "books", "tokenizer": "tokenizer.json", "workers": 2, "documents_per_line": "true"}
     given["accept_lossy_tokenizer"] = "true"
@@ -72,10 +63,6 @@ def test_what_is_on_this_machine_is_copied_and_all_else_is_an_option(here: Path)
         "problem": "", "text": f"{here}/books/", "dataset": [], "tokenizer": f"{here}/tokenizer.json",
         "options": ["--workers=2", "--documents-per-line", "--accept-lossy-tokenizer"],
     }  # fmt: skip
-    given = {"text": "books", "clean": True, "languages": "es,en"}
-    said = request.prepare_request(given, str(here))
-    assert (said["problem"], said["options"]) == ("", ["--clean", "--languages", "es", "en"])
-    assert request.preset_settings(given) == {}
     for elsewhere in ("gpt2", "/opt/tokenizer.json"):  # of the hub, and of the first node
         said = request.prepare_request({"dataset": "c4", "tokenizer": elsewhere}, str(here))
         assert (said["problem"], said["options"]) == ("", [f"--tokenizer={elsewhere}"])

@@ -72,7 +72,8 @@ def test_what_is_prepared_is_there_whole_and_is_left_alone(
 def test_a_mixture_goes_there_and_comes_back(
     bucket: Storage, text: Path, aura_says: Aura, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "other.txt").write_text("Un texto distinto, y más.\n\n" * 2000, encoding="utf-8")
+    other = "\n\n".join(f"Un texto distinto, el {number}." for number in range(2000))
+    (tmp_path / "other.txt").write_text(other, encoding="utf-8")
     parts = [f"{text}=0.7", f"{tmp_path}/other.txt=0.3"]
     words = ["prepare", "--dataset", *parts, "--vocab-size", "300", "--validation-fraction", "0.3"]
     aura_says(*words, "--output", WHERE)

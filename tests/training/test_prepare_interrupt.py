@@ -91,60 +91,6 @@ def test_a_signal_is_answered_at_once_and_nothing_is_left(
     assert said == ("" if phase == "reading" else f"Nothing was left in {folder}.\n")
 
 
-CLEAN = """
-import shutil, sys, time
-from pathlib import Path
-from aura.commands import cli
-from aura.commands.cleaning import unwanted
-from aura.corpus import interrupt
-
-def working(documents, folder, **options):
-    (folder / "large").touch()
-    print("here", flush=True)
-    time.sleep(60)
-    yield from ()
-
-def remove(path, **options):
-    time.sleep(1.5 if (path / "large").exists() else 0)
-    rmtree(path, **options)
-
-rmtree, interrupt.shutil.rmtree = shutil.rmtree, remove
-interrupt.LONG_GRACE = float(sys.argv[1])
-unwanted.found_by_datatrove = working
-sys.exit(cli.main(["prepare", "--clean", *sys.argv[2:]]))
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("patience", [10, 1])
-def test_a_work_directory_is_removed_or_named(patience: int, number: signal.Signals, tmp_path: Path) -> None:
-    """On a slow disk."""
-    script, folder = tmp_path / "prepare.py", tmp_path / "work"
-    script.write_text(CLEAN)
-    folder.mkdir()
-    (folder / "in.txt").write_text("uno\n\ndos\n")
-    words = ["--input", folder / "in.txt", "--output", folder / "c", "--vocab-size", "300"]
-    process = subprocess.Popen(
-        ["env", "--default-signal=INT", sys.executable, script, str(patience), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        assert process.stdout
-        assert any(line == "here\n" for line in process.stdout)
-        process.send_signal(number)
-        _, said = process.communicate(timeout=30)
-    left = folder / "c.removed.json.work"
-    assert process.returncode == 128 + number
-    if patience == 10:
-        assert not left.exists() and said.endswith(f"Nothing was left in {folder}.\n")
-    else:
-        assert left.exists() and said.endswith(
-            f"There was no time to remove {left}: remove it, or give the same command again.\n"
-        )
-
-
 def test_a_long_run_of_characters_is_cut_for_training_only() -> None:
     made = json.loads(train(["." * 5000], 300).json)
     longest = max(made["model"]["vocab"], key=len)

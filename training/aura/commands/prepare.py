@@ -90,6 +90,8 @@ def _say_what_there_is(corpus: Corpus) -> None:
     for part in corpus.source.get("parts", []):
         share = part["tokens"] / sum(corpus.tokens.values())
         put(text("part_of_mixture", name=part["name"], share=share, tokens=part["tokens"]))
+    if "duplicates" in corpus.source:
+        put(text("left_out_duplicates", count=corpus.source["duplicates"]))
     if any(corpus.skipped.values()):
         put(text("left_out_in_all", **corpus.skipped))
     put(
@@ -129,15 +131,6 @@ def _add_what_is_read(parser: Parser) -> None:
     )
     files.add_argument(
         "--documents-per-line", action="store_true", help="every line of a text file is one document"
-    )
-    files.add_argument(
-        "--clean",
-        action="store_true",
-        help="leave out what occurs twice or nearly so, other languages, and rubbish, as FineWeb-2 does it "
-        "(datatrove, installed when it is first asked for)",
-    )
-    files.add_argument(
-        "--languages", nargs="+", metavar="CODE", help="that --clean leaves in: es, en or both (es)"
     )
     hub = parser.add_argument_group("or a dataset of the Hugging Face hub, or a local directory that is one")
     hub.add_argument(

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import os
 from argparse import Namespace
-from functools import partial
 from pathlib import Path
 
-from aura.commands.cleaning import unwanted
 from aura.corpus import remote
 from aura.corpus.catalogue import DATASETS
-from aura.corpus.cleaned import Cleaned
 from aura.corpus.corpus import META, TOKENIZER
 from aura.corpus.files import covers
 from aura.corpus.mixture import Mixture, Part
@@ -30,11 +27,7 @@ def source_of(arguments: Namespace) -> Source:
     """Raises ConfigError, DataError."""
     if arguments.input:
         _refuse_flags(arguments, "flag_of_datasets", *OF_DATASETS)
-        languages = _languages(arguments)
-        files = _files(arguments, arguments.input)
-        return _cleaned(arguments, files, languages) if arguments.clean else files
-    if arguments.clean or arguments.languages:
-        raise ConfigError("clean_is_for_files")
+        return _files(arguments, arguments.input)
     if len(arguments.dataset) > 1:
         _refuse_flags(arguments, "flag_of_one_dataset", "dataset_config", "dataset_revision")
         return Mixture([_part(arguments, *_weighed(word)) for word in arguments.dataset])
@@ -95,29 +88,6 @@ def _needs_all(arguments: Namespace) -> bool:
     return not (some or there)
 
 
-def _languages(arguments: Namespace) -> list[str]:
-    """That --clean leaves in. Raises ConfigError."""
-    if arguments.languages and not arguments.clean:
-        raise ConfigError("languages_without_clean")
-    languages: list[str] = arguments.languages or ["es"]
-    if unknown := [language for language in languages if language not in unwanted.LIMITS]:
-        raise ConfigError("no_limits_for_language", language=unknown[0], known=", ".join(unwanted.LIMITS))
-    return languages
-
-
-def _cleaned(arguments: Namespace, files: LocalFiles, languages: list[str]) -> Cleaned:
-    output = _directory(arguments)
-    workers = arguments.workers or len(os.sched_getaffinity(0))
-    cleaner = partial(unwanted.found_by_datatrove, workers=workers, languages=languages)
-    return Cleaned(files, _record(output), cleaner, unwanted.settings(languages), put)
-
-
-def _record(output: Path) -> Path:
-    """Beside the corpus: what --clean has left out."""
-    output = output.resolve()
-    return output.with_name(f"{output.name}.removed.json")
-
-
 def _directory(arguments: Namespace) -> Path:
     """In which the corpus is made."""
     output = arguments.output
@@ -135,7 +105,6 @@ def _check_apart(arguments: Namespace, path: Path) -> None:
     output = _directory(arguments)
     place = Workplace(output)
     made = [place.journal, *(folder / TOKENIZER for folder in (place.corpus, place.output))]
-    made += [_record(output)] if arguments.clean else []
     if path.is_dir():
         covered = place.output.is_relative_to(path.resolve())
     else:

@@ -147,7 +147,7 @@ class Named:
             put(sentence)
 
     def provenance(self) -> dict[str, Any]:
-        return {**self.found, **self.hub.provenance(None), "no_dialogues": self.left_out}
+        return {**self.found, **self.hub.provenance(), "no_dialogues": self.left_out}
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ The order of events:
 1. Local files are read once for their SHA-256, which says whether this corpus exists already, or was begun.
 2. The tokenizer is trained on the training documents, or an existing one is taken when a sample of the documents comes
    back from it (aura/corpus/round_trip.py).
-3. The documents are read again, encoded, divided by their hash and written.
+3. The documents are read again, encoded, divided by their hash and written, each once.
 
 A document goes to validation when its hash says so: the division does not depend on the names of the files or on
-their order, and a document that occurs twice is never on both sides. Documents are read, encoded and written about a
+their order. Documents are read, encoded and written about a
 megabyte at a time, so memory does not grow with the input; training the tokenizer holds the different words of its
 sample, which ends at TOKENIZER_SAMPLE characters (aura/corpus/work.py).
 """
@@ -34,7 +34,7 @@ from aura.texts import console
 
 # What `source` in meta.json has beside the request: two corpora of the same text may differ in it, as one that was made
 # before licences were written down.
-FOR_PEOPLE = ("documents", "licence", "url", "parts", "removed")
+FOR_PEOPLE = ("documents", "licence", "url", "parts", "duplicates")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 `aura prepare --output X` works in X.partial:
 
     corpus/        what becomes X by one rename, at the end
+    journal.hashes what is written, to know what occurs again (aura/corpus/duplicates.py)
     journal.json   how far it is: the finished shards, how much of the open ones counts, the position in the source
     lock           held while somebody works here
 
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from aura.corpus.encode import Ids
-from aura.corpus.interrupt import interruptible, unremoved
+from aura.corpus.interrupt import interruptible
 from aura.durable import flush, replace_text
 from aura.errors import ConfigError, DataError, why_not_written
 from aura.storage.address import appears_at_once
@@ -126,6 +127,7 @@ class Workplace:
         self.path = self.output.with_name(f"{self.output.name}.partial")
         self.corpus = self.path / "corpus"
         self.journal = self.path / "journal.json"
+        self.hashes = self.path / "journal.hashes"
         self.lock = self.path / "lock"
 
     def read_journal(self, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -188,8 +190,6 @@ class Workplace:
         if self.journal.is_file():
             return text("left_to_go_on", path=self.path)
         self._remove()
-        if left := unremoved():
-            return text("work_directory_left", path=left[0])
         return text("nothing_left", path=self.output.parent)
 
 

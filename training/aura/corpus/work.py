@@ -14,6 +14,7 @@ import numpy as np
 
 from aura.corpus import corpus as corpora
 from aura.corpus import round_trip, shards, tokenizer
+from aura.corpus.duplicates import Seen
 from aura.corpus.encode import Batch, Encoded, document_hash, encode_all
 from aura.corpus.listener import Bar, Listener
 from aura.corpus.running_text import DOCUMENT_CHARS
@@ -75,6 +76,7 @@ class Work:
         self.part_tokens = np.zeros(max(len(source.parts), 1), np.int64)
         self.tried: set[str] = set()  # characters that the tokenizer was checked with
         self.losses = 0  # that were said
+        self.duplicates = 0  # documents that were left out
 
     def check_tokenizer(self, loaded: Prepared) -> None:
         """What it makes of a sample of this text. Raises ConfigError, DataError."""
@@ -92,6 +94,7 @@ class Work:
         file.write_text(self.tokenizer.json, encoding="utf-8")
         flush(file)
         self.counts = np.zeros(self.tokenizer.vocab_size, np.int64)  # of the training tokens
+        self.seen = Seen(self.place.hashes)
         self._open_shards({})
 
     def go_on(self, journal: dict[str, Any]) -> None:
@@ -103,6 +106,9 @@ class Work:
         self.text_bytes, self.smallest, self.largest = journal["text"]
         self.part_tokens += journal.get("part_tokens", 0)  # an earlier release did not write it down
         self.tried = set(journal.get("tried", []))  # an earlier release did not write it down
+        # An earlier release left no duplicates out: it may have written some before this.
+        self.seen = Seen(self.place.hashes, journal.get("hashes", 0))
+        self.duplicates = journal.get("duplicates", 0)
         self._open_shards(journal["shards"])
 
     def _open_shards(self, states: dict[str, Any]) -> None:
@@ -135,6 +141,8 @@ class Work:
             "text": [self.text_bytes, self.smallest, self.largest],
             "part_tokens": self.part_tokens.tolist(),
             "tried": sorted(self.tried),
+            "hashes": len(self.seen.hashes),
+            "duplicates": self.duplicates,
             "shards": {writer.name: writer.state() for writer in self._writers()},
         }
 
@@ -196,7 +204,7 @@ class Work:
                     if self.tokens() >= limit:
                         break
                 if finished or time.monotonic() - written >= shards.COMMIT_SECONDS:
-                    for writer in self._writers():
+                    for writer in (*self._writers(), self.seen):
                         writer.flush()
                     self.place.write_journal(self._journal())
                     written = time.monotonic()
@@ -210,15 +218,19 @@ class Work:
             raise DataError("too_little_text", name=self.source.name, characters=DOCUMENT_CHARS)
 
     def _write(self, part: Encoded, parts: np.ndarray[Any, Any], most: int | None) -> bool:
-        """Divide the documents between the splits, up to the one that reaches `most` tokens."""
-        count = len(part.lengths)
+        """Divide the documents that are new between the splits, up to the one that reaches `most` tokens."""
+        new = self.seen.add(part.hashes)
+        count = len(new)
         if most is not None:
-            count = min(count, int(np.searchsorted(np.cumsum(part.lengths), most)) + 1)
-        lengths, sizes, hashes = part.lengths[:count], part.sizes[:count], part.hashes[:count]
-        parts = parts[:count]
-        ids = part.ids[: int(lengths.sum())]
-        if count == 0:
+            count = min(count, int(np.searchsorted(np.cumsum(part.lengths * new), most)) + 1)
+        new = new[:count]
+        self.duplicates += int((~new).sum())
+        if not new.any():
             return False
+        ids = part.ids[: int(part.lengths[:count].sum())][np.repeat(new, part.lengths[:count])]
+        lengths, sizes, hashes, parts = (
+            column[:count][new] for column in (part.lengths, part.sizes, part.hashes, parts)
+        )
         self.text_bytes += int(sizes.sum())
         np.add.at(self.part_tokens, parts, lengths)
         self._judge(one for one in part.new if one[0] < count)
@@ -251,6 +263,8 @@ class Work:
             "source": {
                 **self.request,
                 **provenance,
+                # No word of it where there are none: such a corpus has the fingerprint that it had before.
+                **({"duplicates": self.duplicates} if self.duplicates else {}),
                 "documents": sum(documents.values()),
             },
             "format": corpora.FORMAT,
