@@ -12,10 +12,10 @@ from typing import Any
 
 # Of prepare.yml; the words are those of `aura prepare`.
 PREPARE = (
-    "dataset_config dataset_split dataset_column dataset_revision dataset_max_tokens accept_licence tokenizer "
+    "dataset_config dataset_split dataset_column dataset_revision dataset_max_tokens tokenizer "
     "validation_fraction max_errors workers"
 ).split()
-OF_TUNE = "dataset dataset_config dataset_split dataset_revision accept_licence validation_fraction".split()
+OF_TUNE = "dataset dataset_config dataset_split dataset_revision validation_fraction".split()
 YES = ("true", "yes", "1", "on")
 # What -e may say that is no setting of a preset.
 NAMES = (
@@ -162,7 +162,7 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
             f"{f'There is no {text} on this machine.' if text else 'No text was named.'}\n"
             "Name a file or a directory with UTF-8 text:\nansible-playbook playbooks/prepare.yml -e text=<path>\n"
             "(or a dataset of the Hugging Face hub: -e dataset=wikipedia, or a mixture: -e dataset='fineweb2-es=0.7 "
-            "fineweb-edu=0.3')"
+            "wikipedia=0.3')"
         )
     elif text and text.is_dir() and (wrong := links_problem(text)):
         problem = wrong

@@ -78,9 +78,9 @@ def test_what_is_on_this_machine_is_copied_and_all_else_is_an_option(here: Path)
     ],
 )
 def test_a_mixture_comes_in_its_parts(here: Path, named: str, dataset: list[str]) -> None:
-    given = {"dataset": named, "accept_licence": "cc-by-nc-4.0"}
+    given = {"dataset": named, "dataset_split": "train"}
     said = request.prepare_request(given, str(here))
-    assert (said["dataset"], said["options"]) == (dataset, ["--accept-licence=cc-by-nc-4.0"])
+    assert (said["dataset"], said["options"]) == (dataset, ["--dataset-split=train"])
     assert bool(said["problem"]) == (not dataset)
     assert request.preset_settings(given) == {}
 

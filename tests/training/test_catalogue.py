@@ -8,20 +8,21 @@ from types import SimpleNamespace
 import huggingface_hub
 import pyarrow as pa
 import pytest
-from aura.commands.prepare import main
 from aura.commands.prepare_sources import usual_vocabulary
 from aura.corpus.catalogue import DATASETS
-from aura.corpus.prepare import build
+from aura.corpus.listener import Silence
+from aura.corpus.mixture import Mixture, Part
+from aura.corpus.prepare import build, read_request
 from aura.corpus.sources import HubDataset, Problems
 from aura.corpus.work import Settings
-from aura.errors import AuraError, ConfigError
+from aura.errors import AuraError
 from pyarrow import parquet
 from test_sources import nothing
 
 
 def test_the_usual_vocabulary_follows_from_the_languages() -> None:
-    one = (["c4"], ["acme/es"], [], ["c4=0.5", "wikipedia-es=0.5"], ["fineweb-edu:sample-100BT@ab=1"])
-    more = (["fineweb2-es=0.7", "fineweb-edu=0.3"], ["c4=0.5", "books=0.5"], ["spanish=0.7", "english=0.3"])
+    one = (["wikipedia"], ["acme/es"], [], ["fineweb2-es=0.5", "wikipedia:20231101.es@ab=0.5"])
+    more = (["fineweb2-es=0.7", "acme/en=0.3"], ["spanish=0.7", "english=0.3"])
     assert {usual_vocabulary(names) for names in one} == {32_768}
     assert {usual_vocabulary(names) for names in more} == {49_152}
 
@@ -47,51 +48,30 @@ def test_every_name_says_licence_and_page(name: str, monkeypatch: pytest.MonkeyP
     identity = {"dataset": known.path, "revision": "newest", "config": known.config}
     assert source.identity(nothing) == identity | {"split": "train", "column": "text"}
     page = f"https://huggingface.co/datasets/{known.path}"
-    assert source.provenance(None) == {"licence": known.licence, "url": page}
+    assert source.provenance() == {"licence": known.licence, "url": page}
 
 
 @pytest.mark.parametrize(
-    ("name", "licence"),
-    [
-        ("nvidia/ClimbMix", "cc-by-nc-4.0"),
-        ("optimalscale/climbmix", "cc-by-nc-4.0"),
-        ("LHF/escorpius", "cc-by-nc-nd-4.0"),
-        ("uonlp/CulturaX", "gated"),
-    ],
+    ("card", "licence"),
+    [(["mit", "gfdl"], "mit, gfdl"), (None, "unknown"), ("CC-BY-NC-SA-4.0", "CC-BY-NC-SA-4.0")],
 )
-def test_what_is_not_for_every_use_is_taken_only_under_its_licence(
-    name: str, licence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_the_card_says_of_the_licence_is_said_before_the_work(
+    card: str | list[str] | None, licence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none() -> None:
-        raise AssertionError("The hub was asked.")
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", none)
-    command = ["--output", str(tmp_path / "c"), "--dataset"]
-    for words in ([name], [f"{name}=0.5", "c4=0.5"], [name, "--accept-licence", "cc-by-nc-2.0"]):
-        with pytest.raises(ConfigError, match=rf"{name} .*--accept-licence {licence}"):
-            main([*command, *words])
-    source = HubDataset(name, None, "train", "text", accepted=[licence])
-    assert source.provenance(None)["licence"] == licence
-
-
-def test_what_the_card_says_of_the_licence_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def source(licence: str | list[str] | None, *accepted: str) -> HubDataset:
-        monkeypatch.setattr(huggingface_hub, "HfApi", Hub(licence))
-        dataset = HubDataset("acme/es", None, "train", "text", accepted=accepted)
-        dataset.identity(nothing)
-        return dataset
-
-    assert source(["mit", "gfdl"]).provenance(None)["licence"] == "mit, gfdl"
-    assert source(None).provenance(None)["licence"] == "unknown"
-    assert source("CC-BY-NC-SA-4.0", "cc-by-nc-sa-4.0").provenance(None)["licence"] == "CC-BY-NC-SA-4.0"
-    assert source(["cc-by-nc-4.0", "mit"], "CC-BY-NC-4.0,").provenance(None)["licence"] == "cc-by-nc-4.0, mit"
-    for licence, said in (
-        ("fair-noncommercial-research-license", "fair-noncommercial"),
-        (["cc-by-nc-4.0", "mit"], "cc-by-nc-4"),
-        ("cc-by-nc-4.0", r"cc-by-nc-4\.0, which"),
-    ):
-        with pytest.raises(ConfigError, match=f"acme/es comes under the licence {said}"):
-            source(licence)
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub(card))
+    said: list[str] = []
+    listener = Silence()
+    monkeypatch.setattr(listener, "say", said.append)
+    mixed = Mixture(
+        [Part(name, 1, HubDataset(name, None, "train", "text")) for name in ("acme/es", "wikipedia")]
+    )
+    read_request(mixed, Settings(300), listener)
+    page = "https://huggingface.co/datasets"
+    assert said == [
+        f"Licence of {page}/acme/es: {licence}.",
+        f"Licence of {page}/wikimedia/wikipedia: cc-by-sa-3.0, gfdl.",
+    ]
+    assert [part["licence"] for part in mixed.provenance()["parts"]] == [licence, "cc-by-sa-3.0, gfdl"]
 
 
 def test_a_corpus_that_says_nothing_of_its_licence_is_up_to_date(
@@ -107,7 +87,7 @@ def test_a_corpus_that_says_nothing_of_its_licence_is_up_to_date(
 
     before = build(source(), tmp_path / "c", Settings(300))
     assert "licence" not in before.source
-    monkeypatch.setattr(HubDataset, "provenance", lambda self, position: {"licence": "odc-by", "url": "page"})
+    monkeypatch.setattr(HubDataset, "provenance", lambda self: {"licence": "odc-by", "url": "page"})
     assert build(source(), tmp_path / "c", Settings(300)) == before
     new = build(source(), tmp_path / "new", Settings(300))
     assert (new.source["licence"], new.source["url"]) == ("odc-by", "page")
@@ -122,7 +102,7 @@ def test_columns_that_are_heavier_than_the_text_are_not_read(tmp_path: Path) -> 
     table = pa.table({"embeddings": [[0.5] * 9] * 20, "text": texts})
     parquet.write_table(table, tmp_path / "train-0.parquet")
     assert HubDataset("fineweb2-hq-es", None, "train", "text").options == {"columns": ["text"]}
-    assert HubDataset("c4", None, "train", "text").options == {}
+    assert HubDataset("acme/es", None, "train", "text").options == {}
     source = HubDataset(str(tmp_path), None, "train", "text")
     source.options = {"columns": ["text"]}
     assert len(list(source.documents(None, Problems(0, print), nothing))) == 20

@@ -162,13 +162,19 @@ def test_a_part_that_is_used_up_ends_the_mixture_and_that_is_said(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["c4", "wikipedia"], "'c4' has none"),
-        (["c4=0.5", "wikipedia"], "'wikipedia' has none"),
-        (["c4=0", "wikipedia=1"], "'c4=0' has none"),
-        (["c4=nan", "wikipedia=1"], "'c4=nan' has none"),
-        (["c4=0.5", "wikipedia=0.5", "--dataset-config", "es"], "--dataset-config belongs to one dataset"),
-        (["c4=0.5", "wikipedia=0.5", "--dataset-revision", "a"], "--dataset-revision belongs to one dataset"),
-        (["{tmp_path}=0.5", "c4=0.5"], "lies in the input"),
+        (["fineweb2-es", "wikipedia"], "'fineweb2-es' has none"),
+        (["fineweb2-es=0.5", "wikipedia"], "'wikipedia' has none"),
+        (["fineweb2-es=0", "wikipedia=1"], "'fineweb2-es=0' has none"),
+        (["fineweb2-es=nan", "wikipedia=1"], "'fineweb2-es=nan' has none"),
+        (
+            ["fineweb2-es=0.5", "wikipedia=0.5", "--dataset-config", "es"],
+            "--dataset-config belongs to one dataset",
+        ),
+        (
+            ["fineweb2-es=0.5", "wikipedia=0.5", "--dataset-revision", "a"],
+            "--dataset-revision belongs to one dataset",
+        ),
+        (["{tmp_path}=0.5", "fineweb2-es=0.5"], "lies in the input"),
     ],
 )
 def test_mixtures_that_are_refused(words: list[str], sentence: str, tmp_path: Path) -> None:

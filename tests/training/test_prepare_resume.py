@@ -431,7 +431,6 @@ def test_what_is_not_utf8_is_known_before_anything_is_made_unless_it_may_be_left
         (["--input", "{text}", "--dataset-config", "es"], "--dataset-config says something of a dataset"),
         (["--input", "{text}", "--dataset-split", "train"], "--dataset-split says something of a dataset"),
         (["--input", "{text}", "--dataset_revision", "a"], "--dataset-revision says something of a dataset"),
-        (["--input", "{text}", "--accept-licence", "x"], "--accept-licence says something of a dataset"),
         (["--dataset", "c4", "--documents-per-line"], "--documents-per-line says something of text files"),
         (
             ["--dataset", "{text}"],

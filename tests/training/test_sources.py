@@ -353,4 +353,4 @@ def test_a_directory_that_is_a_dataset(tmp_path: Path) -> None:
 def test_names_of_the_guides() -> None:
     assert HubDataset("wikipedia", None, "train", "text").path == "wikimedia/wikipedia"
     assert HubDataset("wikipedia", None, "train", "text").config == "20231101.es"
-    assert HubDataset("c4", "en", "train", "text").config == "en"
+    assert HubDataset("wikipedia", "20231101.ca", "train", "text").config == "20231101.ca"

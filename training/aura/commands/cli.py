@@ -55,7 +55,7 @@ COMMANDS = {
 # rank that is gone is an error of that write.
 ANSWERS = ("plan", "compare", "evaluate", "sample", "chat", "monitor", "fingerprint", "config", "version")
 OF_PREPARE = (  # which the guides give to the trainer
-    *("--prepare", "--dataset", "--accept-licence"),
+    *("--prepare", "--dataset"),
     *("--dataset-name", "--dataset-max-tokens", "--tokenizer-name-or-path", "--tokenizer"),
     *("--validation-split", "--validation-fraction"),
 )

@@ -54,13 +54,6 @@ def add_dataset(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--dataset-config", metavar="NAME", help="configuration, for example 20231101.es")
     parser.add_argument("--dataset-split", metavar="NAME", help="split (train)")
     parser.add_argument("--dataset-revision", metavar="COMMIT", help="commit (what is newest now)")
-    parser.add_argument(
-        "--accept-licence",
-        nargs="+",
-        default=[],
-        metavar="LICENCE",
-        help="take a dataset that may not be used for everything, under this licence (cc-by-nc-4.0)",
-    )
 
 
 def parse_assignments(words: list[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from aura.texts.console import put
 
 # A judgement: nobody has measured these for Spanish. Up to 65,536, a token id takes two bytes.
 ONE_LANGUAGE, MORE_LANGUAGES = 32_768, 49_152
-OF_DATASETS = ("dataset_config", "dataset_split", "dataset_revision", "accept_licence")
+OF_DATASETS = ("dataset_config", "dataset_split", "dataset_revision")
 
 
 def source_of(arguments: Namespace) -> Source:
@@ -44,12 +44,11 @@ def _refuse_flags(arguments: Namespace, key: str, *names: str) -> None:
 
 
 def usual_vocabulary(names: list[str]) -> int:
-    """Of a tokenizer that is trained on this; files of a mixture may be in any language."""
-    if len(names) < 2:
-        return ONE_LANGUAGE
-    known = [DATASETS.get(_weighed(name)[0].partition("@")[0].partition(":")[0]) for name in names]
-    languages = {dataset.language for dataset in known if dataset}
-    return ONE_LANGUAGE if len(languages) == 1 and all(known) else MORE_LANGUAGES
+    """Of a tokenizer that is trained on this. The datasets with a name are Spanish; others may be in any language."""
+    known = [
+        _weighed(name)[0].partition("@")[0].partition(":")[0] in DATASETS for name in names if len(names) > 1
+    ]
+    return ONE_LANGUAGE if all(known) else MORE_LANGUAGES
 
 
 def _weighed(word: str) -> tuple[str, float]:
@@ -96,8 +95,7 @@ def _directory(arguments: Namespace) -> Path:
 
 def _dataset(arguments: Namespace, name: str, config: str | None, revision: str | None) -> HubDataset:
     _check_apart(arguments, Path(name))
-    choice = (arguments.dataset_split, arguments.dataset_column, revision, arguments.accept_licence)
-    return HubDataset(name, config, *choice)
+    return HubDataset(name, config, arguments.dataset_split, arguments.dataset_column, revision)
 
 
 def _check_apart(arguments: Namespace, path: Path) -> None:

@@ -126,7 +126,6 @@ class Named:
             asked.dataset_split,
             column="",
             revision=asked.dataset_revision,
-            accepted=asked.accept_licence,
         )
         self.left_out = 0
 

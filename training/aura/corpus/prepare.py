@@ -103,6 +103,10 @@ def read_request(source: Source, settings: Settings, listener: Listener = NOBODY
     settings.check()
     loaded = tokenizer.load(settings.tokenizer, listener.say) if settings.tokenizer else None
     values = source.identity(listener.start(console.text("reading"), source.size))
+    provenance = source.provenance()
+    for about in provenance.get("parts", [provenance]):
+        if "licence" in about:
+            listener.say(console.text("licence", url=about["url"], licence=about["licence"]))
     if loaded:
         values["tokenizer_sha256"] = hashlib.sha256(loaded.json.encode()).hexdigest()
     else:

@@ -11,13 +11,13 @@ is what must be remembered for that.
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol
 
-from aura.corpus.catalogue import DATASETS, DIALOGUES, LICENCES, check_licence, page_of
+from aura.corpus.catalogue import DATASETS, DIALOGUES
 from aura.corpus.files import (
     JSON_LINES,
     Advance,
@@ -310,9 +310,8 @@ class HubDataset:
         split: str | None,
         column: str,
         revision: str | None = None,
-        accepted: Collection[str] = (),
     ) -> None:
-        """`accepted`: licences that do not allow every use, and that the person has read. Raises ConfigError."""
+        """Raises ConfigError."""
         known = DATASETS.get(name) or DIALOGUES.get(name)
         if known is None:
             refuse_pipe(Path(name))
@@ -325,12 +324,10 @@ class HubDataset:
         self.split, self.column = split or only, column
         self.name = f"{self.path}{f' ({self.config})' if self.config else ''}, split {self.split}"
         self.size: int | None = None
-        self.revision, self.accepted = revision, accepted
-        self.licence: str | None = None
-        if self.directory is None:
-            self._comes_under(LICENCES.get(self.path.lower()))
-        # datasets' parquet reader takes them, others do not.
-        self.options = {"columns": [column]} if known and known.only_text else {}
+        self.revision = revision
+        self.licence = known.licence if known else "unknown"
+        # Other columns can be many times the text. datasets' parquet reader takes this, others do not.
+        self.options = {"columns": [column]} if known and column else {}
         self._stream: Any = None
         self._row = 0
 
@@ -349,18 +346,14 @@ class HubDataset:
             # What `main` is now: a preparation that is interrupted goes on with the same text.
             info = HfApi().dataset_info(self.path, revision=self.revision)
             self.revision = info.sha
-            if self.path.lower() not in LICENCES:
-                licence = info.card_data.get("license") if info.card_data else None
-                self._comes_under(", ".join(licence) if isinstance(licence, list) else licence)
+            if self.licence == "unknown":
+                licence = (info.card_data and info.card_data.get("license")) or self.licence
+                self.licence = ", ".join(licence) if isinstance(licence, list) else licence
         return {"dataset": self.path, "revision": self.revision, **choice}
 
-    def _comes_under(self, licence: str | None) -> None:
-        """Raises ConfigError."""
-        check_licence(self.path, licence, self.accepted)
-        self.licence = licence
-
     def provenance(self) -> dict[str, Any]:
-        return {} if self.directory else {"licence": self.licence or "unknown", "url": page_of(self.path)}
+        page = f"https://huggingface.co/datasets/{self.path}"
+        return {} if self.directory else {"licence": self.licence, "url": page}
 
     def _open(self) -> Any:
         import datasets
