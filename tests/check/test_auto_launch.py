@@ -86,10 +86,10 @@ def test_all_ranks_get_what_the_smallest_device_allows_and_a_relaunch_the_same(p
     asked = (place / "asked").read_text().splitlines()
     assert len(asked) == 1 and asked[0].startswith("-1 plan") and "--hours 0.01" in asked[0]
     assert "--nodes 2 --ranks-per-node 1" in asked[0]
-    assert re.search(r"preset=auto: qwen3-125m with .*, because in 0.01 hours 2 x ", said)
+    assert re.search(r"preset=auto: qwen3-nano with .*, because in 0.01 hours 2 x ", said)
     assert len(told) == 2 and told[0] == told[1]
     made = config_of(told[0])
-    assert (made.preset, made.vocab_size, made.strategy, made.save_every) == ("qwen3-125m", 270, "auto", 7)
+    assert (made.preset, made.vocab_size, made.strategy, made.save_every) == ("qwen3-nano", 270, "auto", 7)
     (place / "runs/mine").mkdir(parents=True)
     (place / "runs/mine/config.json").write_text(json.dumps(asdict(made)))
     (place / "runs/mine/model_config.json").write_text('{"step_tokens": 4096, "global_batch_tokens": 0}')
@@ -106,8 +106,8 @@ def test_without_hours_and_with_what_cannot_be(place: Path) -> None:
     said, told = launched(place)
     assert "preset=auto: gpt2-nano" in said and "this machine has no GPU" in said
     assert told[0].startswith("--preset gpt2-nano ")
-    said, told = launched(place, trainer_hours=0.01, trainer_overrides={"layers": 3})
-    assert "layers are given too" in said and "Nothing was started." in said and not told
+    said, told = launched(place, trainer_hours=0.01, trainer_overrides={"steps": 3})
+    assert "steps are given too" in said and "Nothing was started." in said and not told
 
 
 def test_who_is_asked() -> None:

@@ -85,7 +85,6 @@ class TrainConfig:
     allow_dataset_oversubscription: bool = _setting()
     # How ranks agree
     strategy: str = _setting(choices=("sharded", "rounds", "auto"))
-    loss_tolerance: float = _setting(minimum=0)
     wire: str = _setting(choices=("fp32", "bf16", "int8", "int4"))
     delay: float = _setting(minimum=0, maximum=1)
     delay_after: int = _setting(minimum=0)
@@ -213,7 +212,6 @@ BEFORE = LATER | {
     "kv_heads": 0,
     "tied": "auto",
     "optimizer": "adamw",
-    "loss_tolerance": 0.02,
     "wire": "fp32",
     "delay": 0.0,
     "delay_after": 0,
@@ -224,6 +222,7 @@ BEFORE = LATER | {
     "balance": "equal",
     "tokens": 0,
 }
+GONE = "loss_tolerance"  # a setting that there was; it said nothing of what is learnt
 MICRO_BATCH = ("auto", "batch_size")  # or numbers
 # Who names one of these gets that one, and auto no more.
 OF_A_MICRO_BATCH = frozenset({"batch_size", "loss_chunk"})
@@ -336,7 +335,7 @@ def flags(name: str) -> list[str]:
 
 def from_values(values: Mapping[str, Any]) -> TrainConfig:
     """A configuration from all its settings, for example from config.json."""
-    values = BEFORE | dict(values)
+    values = BEFORE | {name: value for name, value in values.items() if name != GONE}
     if str(values.get("strategy")).lower() == DDP:
         values["strategy"] = "sharded"
     for name in values:

@@ -20,7 +20,6 @@ from aura.commands.named import corpus_here
 from aura.config import DDP
 from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean, refusal_of
 from aura.plan.auto import resolve_here, take_best_gpu
-from aura.plan.replay import replayed
 from aura.run import fork_server, watchdog
 from aura.run.division import read_decisions
 from aura.run.runlog import versions
@@ -123,8 +122,6 @@ def _train(argv: list[str]) -> int:
             put(text("ddp_is_sharded"))
         corpus = corpus_here(arguments.corpus)
         config = resolve_here(arguments.preset, given, corpus, run_dir, put, arguments.hours)
-        if arguments.plan:
-            config = replayed(config, arguments.plan, given)
         if corpus.is_file():
             raise ConfigError("corpus_is_a_file", path=corpus, vocab_size=config.vocab_size)
         resume_from = _of_this_run(arguments.resume_from, run_dir)
@@ -187,12 +184,6 @@ def _train_parser() -> Parser:
         "s3://… is fetched into it",
     )
     parser.add_argument(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help="do what strategy=auto has decided in another run: its plan.json; nothing is measured",
-    )
-    parser.add_argument(
         "--shares-from",
         type=Path,
         metavar="FILE",
@@ -224,7 +215,7 @@ def _train_parser() -> Parser:
         "--hours",
         type=number,
         metavar="H",
-        help="with --preset auto: model, batch, steps and rates are sized for so many hours on this machine's GPU",
+        help="with --preset auto: model and steps are chosen for so many hours on this machine's GPU",
     )
     parser.add_argument(
         "--use-custom-model", action="store_true", help="accepted, as the guides have it; no effect"

@@ -161,9 +161,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--script", type=Path, metavar="FILE", help="a Python file of your own instead of aura train"
     )
-    parser.add_argument(
-        "--plan", type=Path, metavar="FILE", help="plan.json of another run, for aura train on every rank"
-    )
     parser.add_argument("--master-port", type=int, metavar="PORT", help="where ranks meet (a free port)")
     parser.add_argument(
         "--stop-timeout",
@@ -189,7 +186,7 @@ def main(argv: list[str]) -> int:
     on_cpu = console.text("on_cpu", threads=environments[0]["OMP_NUM_THREADS"])
     device = console.text("on_gpus") if gpus else on_cpu
     say(console.text("launching", ranks=arguments.gpus, device=device, port=port))
-    words = [*argv[cut + 1 :], *(["--plan", str(arguments.plan)] if arguments.plan else [])]
+    words = argv[cut + 1 :]
     ranks = start([sys.executable, *program, *words], environments, arguments.verbose)
     return supervise(ranks, arguments.stop_timeout)
 

@@ -15,14 +15,13 @@ from aura.config import AUTO, SAY_THE_SAME, TUNE, TrainConfig, canonical, resolv
 from aura.corpus.corpus import Corpus, check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.plan import gpus
-from aura.plan.auto import USABLE, Choice, choose, chosen_before, sized_for, tuned
-from aura.plan.candidates import Decision, cluster_of, decide, exchanging
+from aura.plan.auto import USABLE, Cards, Choice, choose, choose_for, chosen_before, tuned
 from aura.plan.filling import filled_line, filling
 from aura.plan.gpus import Gpu
 from aura.plan.memory import GIB
 from aura.plan.plan import plan_for
+from aura.plan.setting import Decision, cluster_of, decide, exchanging
 from aura.plan.shapes import with_vocabulary
-from aura.plan.sizing import Cards
 from aura.storage.address import Address, place
 from aura.texts.console import text
 
@@ -38,12 +37,12 @@ def main(argv: list[str]) -> int:
     preset = str(overrides.pop("preset", arguments.preset))
     sized, auto = preset == AUTO and arguments.hours, {}
     if preset == AUTO:
+        if arguments.hours and arguments.nodes > 1:  # as launch.yml has it
+            overrides = {"strategy": "auto", **overrides}
         choice = _choice(arguments, gpu, found, overrides, corpus)
         print(choice.reason, file=sys.stderr)
         preset, overrides = choice.preset, choice.with_these(overrides)
         auto = {"auto": {"preset": preset, "settings": overrides, "reason": choice.reason}}
-        if arguments.hours and arguments.nodes > 1:  # as launch.yml has it
-            overrides = {"strategy": "auto", **overrides}
     dialogues = corpus if preset == TUNE else None
     config = tuned(dialogues.path, overrides) if dialogues else resolve(preset, overrides)
     if config.epochs and not (arguments.hours or corpus):
@@ -97,15 +96,15 @@ def _choice(
     ranks = arguments.nodes * arguments.ranks_per_node
     of_a_rank = max((one.free for one in found), default=gpu.memory / arguments.ranks_per_node)
     cards = Cards(
-        [gpu] * ranks,
+        gpu,
         USABLE * of_a_rank,
-        arguments.hours,
+        ranks,
         arguments.nodes,
         arguments.link,
         arguments.mfu,
         all(one.has_bf16 for one in found),
     )
-    return sized_for(cards, overrides, corpus)
+    return choose_for(arguments.hours, cards, overrides, corpus)
 
 
 def _decision(config: TrainConfig, devices: list[Gpu], arguments: argparse.Namespace) -> Decision | None:
@@ -159,7 +158,7 @@ def _parser() -> Parser:
         "--hours",
         type=number,
         metavar="H",
-        help="length of the run; with --preset auto the model is sized for it",
+        help="length of the run; with --preset auto the model is chosen for it",
     )
     parser.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="--preset auto: go on with what this run has begun with"

@@ -23,9 +23,12 @@ from aura.config import (
 )
 from aura.corpus.corpus import META, Corpus, read_corpus, settings_of
 from aura.errors import ConfigError
-from aura.plan import gpus, sizing
+from aura.plan import gpus
 from aura.plan.memory import GIB, largest_micro_batch, memory_of, settings_that_fit
-from aura.recipe import rate
+from aura.plan.plan import plan_for
+from aura.plan.setting import cluster_of, decide, exchanging
+from aura.plan.shapes import parameter_count
+from aura.recipe import TOKENS_PER_PARAMETER, rate
 from aura.texts.console import text
 
 # The largest model first, and of one model the fastest recipe first.
@@ -53,6 +56,24 @@ CHANGED = (
 )
 # What a model that is there cannot change.
 SHAPE = ("family", "layers", "heads", "kv_heads", "d_model", "vocab_size", "vocab_multiple", "tied")
+# What is chosen among for so many hours, the largest first, and what such a choice may change of its preset (older ones
+# changed its shape and rates, too).
+FOR_HOURS = ("qwen3-1b", "qwen3-350m", "qwen3-125m")
+FOR_HOURS_ON_CPU = (*FOR_HOURS, "qwen3-nano")
+CHANGED_FOR_HOURS = (
+    *("layers", "d_model", "heads", "kv_heads", "vocab_size", "precision", "loss_chunk"),
+    *(
+        "gradient_checkpointing",
+        "batch_size",
+        "global_batch_tokens",
+        "steps",
+        "lr",
+        "embedding_lr",
+        "gain_lr",
+    ),
+)
+# More often than so, text that was seen is worth less than new text: Muennighoff et al. 2023 (arXiv 2305.16264)
+PASSES = 4
 USABLE = 0.95  # of what is free: torch's allocator leaves gaps
 
 
@@ -72,6 +93,19 @@ class Choice:
         if "global_batch_tokens" in overrides and "gradient_accumulation_steps" not in overrides:
             settings.pop("gradient_accumulation_steps", None)  # it follows
         return settings
+
+
+@dataclass(frozen=True)
+class Cards:
+    """What there is to train with."""
+
+    gpu: gpus.Gpu  # of every rank
+    available: float  # bytes of memory of the smallest of them
+    ranks: int = 1
+    nodes: int = 1
+    link_mbit: float = 1000
+    mfu: float | None = None
+    has_bf16: bool = True
 
 
 def resolve_here(
@@ -101,7 +135,8 @@ def resolve_here(
         # Whether there is a corpus at all is asked later.
         known = read_corpus(corpus) if (corpus / META).is_file() else None
         found = gpus.of_this_machine(say)
-        choice = sized(hours, found, overrides, known) if hours else choose(found, overrides, known)
+        asked = (overrides, known)
+        choice = choose_for(hours, _here(found), *asked) if hours else choose(found, *asked)
     say(choice.reason)
     return resolve(choice.preset, choice.with_these(overrides))
 
@@ -131,30 +166,66 @@ def chosen_before(file: Path) -> Choice:
     """What the run goes on with that has this config.json. Raises ConfigError."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        names = sizing.CHANGED if config["preset"] == sizing.SIZED else CHANGED
+        names = CHANGED_FOR_HOURS if config["preset"] in FOR_HOURS_ON_CPU else CHANGED
         settings = {name: config[name] for name in names} | {"micro_batch": config.get("micro_batch", "auto")}
         return Choice(config["preset"], text("auto_before", preset=config["preset"], file=file), settings)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError("auto_damaged", file=file, error=error) from None
 
 
-def sized(
-    hours: float, found: list[gpus.Found], overrides: Mapping[str, Any], corpus: Corpus | None
-) -> Choice:
-    """A model for so many hours on the GPU with most free memory, or on the processor. Raises ConfigError."""
-    if found:
-        best = max(found, key=lambda gpu: gpu.free)
-        gpu = gpus.called(best.name, best.total)
-        cards = sizing.Cards([gpu], USABLE * best.free, hours, has_bf16=best.has_bf16)
-    else:
+def _here(found: list[gpus.Found]) -> Cards:
+    """The GPU with most free memory, or the processor."""
+    if not found:
         cpu = gpus.cpu()
-        cards = sizing.Cards([cpu], USABLE * cpu.memory, hours)
-    return sized_for(cards, overrides, corpus)
+        return Cards(cpu, USABLE * cpu.memory)
+    best = max(found, key=lambda gpu: gpu.free)
+    return Cards(gpus.called(best.name, best.total), USABLE * best.free, has_bf16=best.has_bf16)
 
 
-def sized_for(cards: sizing.Cards, overrides: Mapping[str, Any], corpus: Corpus | None) -> Choice:
-    settings, why = sizing.size_for(cards, overrides, corpus)
-    return _choice(sizing.SIZED, settings, why)
+def choose_for(hours: float, cards: Cards, overrides: Mapping[str, Any], corpus: Corpus | None) -> Choice:
+    """The largest of Qwen3's presets that fits the cards and gets TOKENS_PER_PARAMETER in the hours, with the corpus
+    read PASSES times at most; where none does, the smallest that fits. Raises ConfigError."""
+    if said := sorted({"steps", "tokens", "epochs"}.intersection(overrides)):
+        raise ConfigError("hours_say_it", names=", ".join(said))
+    gpu, chosen = cards.gpu, None
+    for name in FOR_HOURS if gpu.is_gpu else FOR_HOURS_ON_CPU:
+        settings: dict[str, Any] = {"vocab_size": corpus.vocab_size} if corpus else {}
+        if not (gpu.is_gpu and cards.has_bf16):
+            settings["precision"] = "fp16" if gpu.is_gpu else "fp32"
+        config = resolve(name, {**settings, **overrides})
+        keep = {*overrides, "optimizer", "precision"}
+        changes = settings_that_fit(config, cards.available, gpu.is_gpu, keep, cards.ranks)
+        if changes is None:
+            continue
+        config = replace(config, **changes)
+        step = sum(config.shares(cards.ranks)) * config.seq_len
+        tokens = float(steps_in(hours, config, cards) * step)
+        if corpus:
+            tokens = min(tokens, PASSES * corpus.tokens["train"])
+        settings |= {**changes, "steps": max(1, int(tokens / step))}
+        settings = {key: value for key, value in settings.items() if key not in overrides}
+        parameters = parameter_count(config)
+        chosen = name, settings, {"tokens": tokens, "parameters": parameters, "ratio": tokens / parameters}
+        if tokens >= 0.98 * TOKENS_PER_PARAMETER * parameters:
+            break
+    if not chosen:
+        raise ConfigError("hours_need_memory", device=gpu.name)
+    name, settings, shown = chosen
+    on = {"hours": hours, "count": cards.ranks, "device": gpu.name, "enough": TOKENS_PER_PARAMETER}
+    return _choice(name, settings, text("chosen_for_hours", **on, **shown, passes=PASSES))
+
+
+def steps_in(hours: float, config: TrainConfig, cards: Cards) -> int:
+    """With the wire and the delay that `strategy=auto` would take. Raises ConfigError."""
+    devices = [cards.gpu] * cards.ranks
+    if config.strategy == "auto":
+        cluster = cluster_of(config, devices, cards.nodes, cards.link_mbit, cards.mfu)
+        if cards.nodes > 1 and cluster:
+            config = decide(config, cluster).chosen.applied_to(config)
+        else:
+            config = exchanging(config, "fp32", 0.0)
+    nodes, link, mfu = cards.nodes, cards.link_mbit, cards.mfu
+    return plan_for(config, cards.ranks, devices, nodes=nodes, link_mbit=link, mfu=mfu, hours=hours).steps
 
 
 def take_best_gpu(say: Callable[[str], None], beside_others: bool = False) -> None:

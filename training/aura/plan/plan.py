@@ -238,7 +238,7 @@ def _exposed_seconds(
     if not (is_delayed(config, len(of_ranks)) and communication and compute is not None):
         return communication
     works = [rank.work for rank in of_ranks if rank.work]
-    return step_seconds(config, works, nodes, bytes_per_second(link_mbit)) - compute
+    return max(0.0, step_seconds(config, works, nodes, bytes_per_second(link_mbit)) - compute)
 
 
 def _steps(config: TrainConfig, tokens_per_step: int, corpus_tokens: int | None) -> int:

@@ -18,7 +18,7 @@ from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG, Corpus
 from aura.durable import replace_text, write_atomically
 from aura.errors import AuraError, ConfigError, reason_of, why_not_written
-from aura.plan.candidates import CHOSEN
+from aura.plan.setting import CHOSEN
 from aura.run.runlog import write_model_config
 from aura.texts.console import text
 
@@ -125,12 +125,11 @@ def steps_done(run_dir: Path, config: TrainConfig, corpus: Corpus) -> int:
     except manifest.Damaged:
         return 0
     state = store.read_state(last)
-    before = BEFORE | state["config"]
+    before = {name: (BEFORE | state["config"]).get(name) for name in asdict(config)}
     asked = asdict(config)
     if config.strategy == "auto":
         asked |= {name: before.get(name) for name in CHOSEN}
-    for name in ("micro_batch", "loss_tolerance"):  # only how it was computed
-        asked[name] = before[name]
+    asked["micro_batch"] = before["micro_batch"]  # only how it was computed
     if before != asked or state["corpus"] != corpus.fingerprint:
         return 0
     with suppress(OSError):  # a full disk: the next start writes it

@@ -18,10 +18,10 @@ from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.corpus.windows import Windows
 from aura.model.language_model import LanguageModel
-from aura.plan.candidates import Cluster, exchanging
 from aura.plan.gpus import Gpu
 from aura.plan.memory import CODE_BITS
 from aura.plan.rank import ranks_of
+from aura.plan.setting import Cluster, exchanging
 from aura.plan.step_time import Coding, Work
 from aura.run.batches import Batches
 from aura.run.division import Division

@@ -11,7 +11,7 @@ from aura.cluster.activity import UNCOUNTED
 from aura.config import TrainConfig
 from aura.plan.flops import flops_per_token
 from aura.plan.plan import Plan, compare
-from aura.plan.replay import Replay
+from aura.run.setting import Chosen
 from aura.texts import console
 
 RECENT = 50  # steps
@@ -22,7 +22,7 @@ class Pace:
     plan: Plan
     config: TrainConfig
     device: torch.device
-    setting: Replay | None = None  # what strategy=auto has predicted by what it has measured
+    setting: Chosen | None = None  # what strategy=auto has predicted by what it has measured
     steps: int = 0
     # Of the steps that count
     seconds: float = 0.0

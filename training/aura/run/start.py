@@ -28,11 +28,11 @@ from aura.model.forward import allow_tensor_cores, take_deterministic_kernels, v
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import warmup_steps
-from aura.plan.candidates import CHOSEN
 from aura.plan.filling import filled_line, filling
 from aura.plan.gpus import Gpu
 from aura.plan.memory import largest_micro_batch
 from aura.plan.plan import Plan, plan_for
+from aura.plan.setting import CHOSEN
 from aura.plan.units import in_short
 from aura.run import compiled, directory, measure, memory_copy
 from aura.run.balance import RECORD, Balance
@@ -132,7 +132,7 @@ def trainer_of(run: Run) -> Trainer:
     snapshot = Snapshot(
         run.config, run.corpus, ranks, run.writer, model, progress, loss_scale, batches.division
     )
-    meter, pace = Meter(run.device, ranks.activity), Pace(plan, run.config, run.device, setting.replay)
+    meter, pace = Meter(run.device, ranks.activity), Pace(plan, run.config, run.device, setting.chosen)
     observers = observers_of(run, asked, snapshot, strategy, batches, meter, pace, is_new=state is None)
     return Trainer(
         run.config, ranks, model, batches, strategy, loss_scale, progress, meter, run.stop, observers
