@@ -128,7 +128,8 @@ def _device(name: str | None, tflops: float | None, memory_gb: float | None) -> 
         return gpus.called(best.name, best.total), found
     else:
         return gpus.cpu(), []
-    return gpu, [gpus.Found(gpu.name, int(gpu.memory), int(gpu.memory))]
+    capability = gpus.FIRST_WITH_BF16 if gpu.has_bf16 else (7, 5)
+    return gpu, [gpus.Found(gpu.name, int(gpu.memory), int(gpu.memory), capability=capability)]
 
 
 def _parser() -> Parser:

