@@ -13,17 +13,17 @@ import tree
 
 TOOL = tree.ROOT / "roles/trainer/files/start-rank"
 UNIT = (tree.ROOT / "roles/trainer/templates/aura-train@.service.j2").read_text().splitlines()
-ECHO = 'echo "$GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME ${AURA_CARD:-by-name} $*"'
+ECHO = 'echo "$GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME $*"'
 SHOW = ["sh", "-c", ECHO, "aura", "train", "--run-dir", "/a b"]
 
 
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({"AURA_ADDRESS": "127.0.0.1"}, "lo =lo lo train --run-dir /a b"),
+        ({"AURA_ADDRESS": "127.0.0.1"}, "lo =lo train --run-dir /a b"),
         # Somebody has said which one, or the run was launched before there was an address in its variables.
-        ({"AURA_ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "eno2"}, "eno2 =eno2 by-name train --run-dir /a b"),
-        ({"GLOO_SOCKET_IFNAME": "eno1", "NCCL_SOCKET_IFNAME": "=eno3"}, "eno1 =eno3 by-name train --run-dir /a b"),
+        ({"AURA_ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "eno2"}, "eno2 =eno2 train --run-dir /a b"),
+        ({"GLOO_SOCKET_IFNAME": "eno1", "NCCL_SOCKET_IFNAME": "=eno3"}, "eno1 =eno3 train --run-dir /a b"),
     ],
 )  # fmt: skip
 def test_the_card_is_the_one_that_has_the_address_now(environment: dict[str, str], said: str) -> None:
@@ -44,7 +44,7 @@ def test_without_its_address_a_rank_waits_for_it(tmp_path: Path) -> None:
     assert process.stdout.readline() == sentence
     assert process.poll() is None
     (tmp_path / "back").touch()
-    assert process.communicate(timeout=20)[0] == "eno1 =eno1 eno1 train --run-dir /a b\n"
+    assert process.communicate(timeout=20)[0] == "eno1 =eno1 train --run-dir /a b\n"
 
 
 @pytest.fixture(scope="module")

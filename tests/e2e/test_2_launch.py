@@ -126,7 +126,7 @@ def test_three_more_nodes_go_on_with_a_run_and_its_step_stays(
 
 
 MAIN = "systemctl show --property=MainPID --value aura-train@0"
-AGE = f"ps -o etimes= --ppid $({MAIN}) || echo 0"  # seconds of its child, which trains
+AGE = f"ps -o etimes= --pid $({MAIN}) || echo 0"  # seconds
 
 
 def kill(*nodes: str):
@@ -161,7 +161,6 @@ def test_the_gang_recovers_by_itself_in_one_new_attempt(
     cluster.wait("half a minute of this attempt", lambda: int(cluster.sh("node1", AGE)) > 30, 60)
     before = cluster.status()[1]
     since = cluster.sh("node1", "date '+%Y-%m-%d %H:%M:%S'").strip()
-    has_torch = cluster.sh("node1", MAIN)
 
     act(cluster)
     seconds = cluster.wait("training again", lambda: cluster.training(other_than=before["attempt"]), 120)
@@ -176,8 +175,6 @@ def test_the_gang_recovers_by_itself_in_one_new_attempt(
     journal = cluster.sh("node1", f"journalctl --no-pager -o cat -u aura-train@0 --since '{since}'")
     assert blamed in journal
     assert "Address already in use" not in journal
-    if act is not power_cycle:  # without node2 it may train for a moment only
-        assert cluster.sh("node1", MAIN) == has_torch, "what has imported torch has not begun the new attempt"
 
 
 def test_a_run_saves_and_goes_on_while_a_node_reboots(cluster: Cluster, long_run: None) -> None:

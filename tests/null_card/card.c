@@ -15,7 +15,6 @@
 #define SUCCEEDS(name) int name(void) { return 0; }
 #define GIVES(name, type, value) int name(type *result) { *result = (value); return 0; }
 #define GIVES_SECOND(name, type, value) int name(void *first, type *result) { *result = (value); return 0; }
-#define OPENS(name) int name(void) { return open_card(); }
 #define HANDLE ((void *)__sync_add_and_fetch(&next_handle, 16))
 
 enum { OUT_OF_MEMORY = 2 };
@@ -26,10 +25,6 @@ static uintptr_t next_handle = 0x1000;
 long null_card_waits, null_card_waits_of_computing, null_card_copies_to_host;
 static __thread int of_the_wire;
 void null_card_this_thread_is_of_the_wire(void) { of_the_wire = 1; }
-
-// How often a process has asked for what opens a card: CUDA that was opened before a fork cannot be used behind it.
-long null_card_opened;
-static int open_card(void) { __sync_fetch_and_add(&null_card_opened, 1); return 0; }
 
 // The card: an RTX 4090 with as much memory as is asked for
 
@@ -63,7 +58,6 @@ int cudaDeviceGetAttribute(int *value, int which) { *value = attribute(which); r
 int cuDeviceGetAttribute(int *value, int which) { *value = attribute(which); return 0; }
 
 int cudaGetDeviceProperties(struct cudaDeviceProp *card) {
-    open_card();
     *card = (struct cudaDeviceProp){
         .name = "NVIDIA GeForce RTX 4090",
         .totalGlobalMem = total(),
@@ -86,12 +80,12 @@ int cudaGetDeviceProperties(struct cudaDeviceProp *card) {
     return 0;
 }
 
-int cudaGetDeviceCount(int *count) { *count = 1; return open_card(); }
+int cudaGetDeviceCount(int *count) { *count = 1; return 0; }
 GIVES(cudaGetDevice, int, 0)
 GIVES(cudaDriverGetVersion, int, 13000)
 GIVES(cudaRuntimeGetVersion, int, 13000)
 GIVES(cudaDeviceCanAccessPeer, int, 0)
-OPENS(cudaSetDevice)
+SUCCEEDS(cudaSetDevice)
 SUCCEEDS(cudaGetLastError)
 SUCCEEDS(cudaPeekAtLastError)
 SUCCEEDS(cudaThreadExchangeStreamCaptureMode)
@@ -274,7 +268,7 @@ int cudaFuncGetAttributes(struct cudaFuncAttributes *result) { // torch's kernel
 
 // The driver, which Triton calls
 
-OPENS(cuInit)
+SUCCEEDS(cuInit)
 SUCCEEDS(cuCtxSetCurrent)
 SUCCEEDS(cuCtxGetLimit)
 SUCCEEDS(cuCtxSetLimit)

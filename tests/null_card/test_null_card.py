@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from presets import CARDS, GIB, NullCard, installed
 
@@ -110,10 +108,3 @@ def test_deterministic_kernels_refuse_no_operation(card: NullCard) -> None:
         "gpt2-medium-4gb", 4, "--compile", "false", "--deterministic", "true", "--layers", "2"
     )
     assert smallest["waits"] == 1
-
-
-@pytest.mark.timeout(300)
-def test_what_has_imported_torch_leaves_the_card_to_each_attempt(card: NullCard, tmp_path: Path) -> None:
-    """CUDA that was opened before a fork cannot be used behind it."""
-    done = card.run(4, [card.python, Path(__file__).with_name("forks.py"), tmp_path / "begun"], {})
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["0 True"] * 2), done.stderr

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pynvml
 import pytest
-from aura.check.monitor import Reading, resident, trains
+from aura.check.monitor import Reading, trains
 from aura.commands import monitor
 from aura.errors import ConfigError
 from nvidia import driver, no_driver, raises
@@ -103,24 +99,6 @@ def test_gpus_in_the_guides_form(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 )
 def test_who_trains(command: str, expected: bool) -> None:
     assert trains(command.split()) is expected
-
-
-def test_a_rank_is_counted_once(tmp_path: Path) -> None:
-    """The process that has imported torch for it looks like it."""
-    (tmp_path / "aura").write_text(
-        "import os, time\nchild = os.fork()\nprint(child, flush=True) if child else time.sleep(60)\n"
-        "os.waitpid(child, 0) if child else None\n"
-    )
-    parent = subprocess.Popen([sys.executable, tmp_path / "aura", "train"], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout
-    child = int(parent.stdout.readline())
-    try:
-        found = resident([])
-        assert child in found and parent.pid not in found
-        assert sorted(resident([child, parent.pid])) == sorted([child, parent.pid])
-    finally:
-        os.kill(child, signal.SIGKILL)
-        parent.wait(30)
 
 
 def test_an_interval_of_nothing_is_refused() -> None:

@@ -10,11 +10,9 @@ import pytest
 import torch
 from aura.cluster.place import DRIVERS
 from aura.corpus.corpus import Corpus
-from aura.errors import EXIT_TEMPORARY
 from aura.optim.gradient_sum import sum_at_random
-from aura.run import fork_server
 from aura.strategy.codec import QUANTISED, decode, encode
-from trainers import at_step, both, complete, curve, start, stop_at, stopped_and_resumed
+from trainers import complete, curve, start, stop_at, stopped_and_resumed
 
 pytestmark = [
     pytest.mark.more,
@@ -80,21 +78,3 @@ def test_a_card_goes_on_as_the_processor_would(corpus: Corpus, tmp_path: Path) -
     (resumed,) = complete(start(tmp_path / "card", corpus, 1))
     assert "Device cuda:0" in resumed.text
     assert curve(resumed) == pytest.approx(curve(straight), abs=1e-3)
-
-
-def test_each_attempt_of_a_process_that_has_imported_torch_opens_the_card(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    def keep_torch() -> None:
-        os.environ[fork_server.VARIABLE] = "1"
-        fork_server.SOON = 0.0
-
-    def end_once() -> None:
-        if not (tmp_path / "ended").exists():
-            (tmp_path / "ended").touch()
-            os._exit(EXIT_TEMPORARY)
-
-    faults = {0: keep_torch, 1: both(keep_torch, at_step(10, end_once))}
-    ranks = complete(start(tmp_path, corpus, 2, "--save-every 5 --compile true", faults))
-    assert min(rank.text.count("Device cuda:0") for rank in ranks) >= 2
-    assert len({rank.files("checkpoint-step-20") for rank in ranks}) == 1

@@ -134,14 +134,12 @@ def trains(words: list[str]) -> bool:
 
 def resident(pids: list[int]) -> dict[int, int]:
     """Resident bytes of these processes, or of all that train when none is named."""
-    found, parents = {}, set()
-    for process in psutil.process_iter(["cmdline", "memory_info", "ppid"]):
-        wanted = process.pid in pids if pids else trains(process.info["cmdline"] or [])
-        if wanted and process.info["memory_info"]:
-            found[process.pid] = process.info["memory_info"].rss
-            parents.add(process.info["ppid"])
-    # What has imported torch for a rank shares it with the child that trains (run/fork_server.py).
-    return {pid: size for pid, size in found.items() if pids or pid not in parents}
+    return {
+        process.pid: process.info["memory_info"].rss
+        for process in psutil.process_iter(["cmdline", "memory_info"])
+        if (process.pid in pids if pids else trains(process.info["cmdline"] or []))
+        and process.info["memory_info"]
+    }
 
 
 def read(gpus: Gpus, links: Links, pids: list[int]) -> Reading:

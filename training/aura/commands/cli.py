@@ -20,7 +20,7 @@ from aura.commands.named import corpus_here
 from aura.config import DDP
 from aura.errors import EXIT_USAGE, AuraError, ConfigError, Parser, did_you_mean, refusal_of
 from aura.plan.auto import resolve_here, take_best_gpu
-from aura.run import fork_server, watchdog
+from aura.run import watchdog
 from aura.run.division import read_decisions
 from aura.run.runlog import versions
 from aura.storage.address import Address, place
@@ -104,14 +104,10 @@ def _print_help() -> None:
 
 
 def train(argv: list[str]) -> int:
+    """Read the command line and check the configuration; torch is imported only after that."""
     # torch reads it when it is imported: memory in parts that grow has fewer gaps that fit nothing.
     if "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    return fork_server.serve(lambda: _train(argv)) if fork_server.is_wanted() else _train(argv)
-
-
-def _train(argv: list[str]) -> int:
-    """Read the command line and check the configuration; torch is imported only after that, where it is not yet."""
     arguments = _train_parser().parse_args(argv)
     run_dir = arguments.run_dir or Path("runs", arguments.preset)
     activity = Activity()
