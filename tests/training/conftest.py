@@ -12,7 +12,6 @@ from pathlib import Path
 import aura
 import pytest
 import torch
-from aura import products
 from aura.commands import cli
 from aura.corpus.corpus import Corpus
 from aura.corpus.prepare import build
@@ -60,12 +59,6 @@ def flip_a_bit(path: Path) -> None:
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For who compares with others to the last bits but two, or has torch count its products."""
-    monkeypatch.setattr(products, "ONEDNN", False)
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from tokenizers.processors import TemplateProcessing
 from trainers import complete, start
 
 TEXT = "El perro lee rápido en la red: ¡cinco nodos, ñandú!\n\n  dos  espacios"
-pytestmark = pytest.mark.usefixtures("torchs_products")
 SMALL = {"layers": 2, "heads": 4, "d_model": 32, "seq_len": 32}
 
 

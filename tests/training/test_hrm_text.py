@@ -19,7 +19,6 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 from trainers import complete, start
 
-pytestmark = pytest.mark.usefixtures("torchs_products")
 SMALL = {"family": "hrm-text", "layers": 4, "heads": 4, "d_model": 64, "seq_len": 16, "vocab_size": 50}
 RUN = "--family hrm-text --layers 2 --lr 5e-3"
 TOKENS = torch.arange(32).view(2, 16) * 7 % 50

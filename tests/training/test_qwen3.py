@@ -16,7 +16,6 @@ from aura.plan.flops import flops_per_token
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-pytestmark = pytest.mark.usefixtures("torchs_products")
 SMALL = {"family": "qwen3", "layers": 2, "heads": 6, "d_model": 96, "seq_len": 24, "vocab_size": 50}
 
 

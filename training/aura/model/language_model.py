@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from aura.config import TrainConfig
 from aura.families.known import FAMILIES
 from aura.model.loss import LinearCrossEntropy
-from aura.products import linear
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -24,9 +23,6 @@ KERNELS_OF_A_LENGTH = 4  # at the most: HRM-Text calls a block with gradients an
 class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         pass
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):
@@ -83,7 +79,7 @@ class LanguageModel(nn.Module):
 
     def _logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
         # The unused rows are no words: they take no part in the softmax.
-        return linear(hidden, weight)[..., : self.vocab_size]
+        return functional.linear(hidden, weight)[..., : self.vocab_size]
 
     def loss_sum(self, tokens: Tensor, targets: Tensor, gradient_scale: Tensor | None = None) -> Tensor:
         """Cross-entropy in nats, in fp32, summed over the batch * time targets that count.

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aura.products import product
-
 
 class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
@@ -56,9 +54,9 @@ class LinearCrossEntropy(torch.autograd.Function):
                 None if counted is None else counted[piece, None],
             )
             total += nats
-            grad_hidden[piece] = product(narrow, narrow_weight)
+            grad_hidden[piece] = narrow @ narrow_weight
             if grad_weight is None:
-                grad_weight = product(narrow.T, hidden[piece])
+                grad_weight = narrow.T @ hidden[piece]
             elif hidden.dtype == torch.float32:
                 grad_weight.addmm_(narrow.T, hidden[piece])
             else:
@@ -85,7 +83,7 @@ def _differences(
 ) -> tuple[Tensor, Tensor]:
     """The summed loss of a piece, and the gradient of its logits (n, rows) in hidden's format. wanted: (n, 1); counted:
     the same, which of them the loss is of; all, where it is None."""
-    logits = product(hidden, weight.T).float()
+    logits = (hidden @ weight.T).float()
     logits[:, vocab_size:] = -torch.inf
     log_p = torch.log_softmax(logits, dim=1)
     del logits
@@ -109,7 +107,7 @@ def _fused_differences(
     counted: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The same, written so that a compiler makes one pass of it: no step of it needs to be kept."""
-    logits = product(hidden, weight.T).float()
+    logits = (hidden @ weight.T).float()
     column = torch.arange(logits.shape[1], device=logits.device)
     logits = torch.where(column < vocab_size, logits, -torch.inf)
     log_z = torch.logsumexp(logits, dim=1, keepdim=True)

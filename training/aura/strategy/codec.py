@@ -26,8 +26,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from aura.products import product
-
 BLOCK = 128  # elements that share a scale
 GROUP = 32  # elements that a transform mixes
 COLUMNS = BLOCK // GROUP  # of a block, which is transformed along its rows
@@ -104,7 +102,7 @@ def decode(buffer: Tensor, format_: str, elements: int) -> Tensor:
     if format_ == "int4":
         # int8's arithmetic shift brings the sign of a nibble along.
         codes = torch.cat([(codes << 4).bitwise_right_shift_(4), codes >> 4])
-    h = product(_hadamard(codes.device), codes.to(torch.float32))
+    h = _hadamard(codes.device) @ codes.to(torch.float32)
     blocks = _transposed(h, ROW, (GROUP, -1)).view(-1, BLOCK)
     return blocks.mul_(_factors(scales)[:, None]).view(-1)[:elements]
 
@@ -129,7 +127,7 @@ def _transposed(values: Tensor, unit: torch.dtype, shape: tuple[int, int]) -> Te
 
 def _quantise(rows: Tensor, kind: Quantised) -> tuple[Tensor, Tensor]:
     """fp32 (GROUP, COLUMNS · blocks) to int8 codes of the same shape and uint8 scales (blocks,)."""
-    h = product(_hadamard(rows.device), rows)
+    h = _hadamard(rows.device) @ rows
     # A NaN stays a NaN, and what is not finite reaches all of its group.
     largest = torch.maximum(h.amax(dim=0), -h.amin(dim=0)).view(-1, COLUMNS).amax(dim=1)
     # Bits of positive fp32 numbers are ordered as the numbers are, and 2^23 of them double it.
