@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from aura.cluster.place import keep_freed_memory
-from aura.commands.launch_local import free_port
+from ports import free_port
 
 LAB = str(Path(__file__).parents[1] / "tests/lab/lab")
 WHOLE = "1gbit"  # a link that nobody has shaped

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aura.commands.launch_local import free_port
 from aura.corpus.prepare import build
 from aura.corpus.sources import LocalFiles
 from aura.corpus.work import Settings
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -120,7 +120,7 @@ def of_two(act: Callable[[dict[str, str]], T]) -> list[T]:
         "WORLD_SIZE": "2",
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(get_free_port()),
     }
     ranks = [together | {"RANK": str(rank), "AURA_NODE": f"node{rank}"} for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from aura.cluster.ranks import CollectiveFailed, Ranks
-from aura.commands.launch_local import free_port
 from aura.config import TrainConfig, resolve
 from aura.model.family import model_of
 from aura.strategy.alone import Alone
@@ -28,6 +27,7 @@ from aura.strategy.interface import Outcome, Told
 from aura.strategy.pieces import owners, rounds
 from aura.strategy.rounds import Rounds
 from aura.strategy.sharded import Sharded, _round_count, whole_matrices
+from ports import free_port
 from safetensors.torch import load_file, save_file
 
 FORK, SPAWN = (multiprocessing.get_context(kind) for kind in ("fork", "spawn"))

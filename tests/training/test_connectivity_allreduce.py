@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 from aura.check import allreduce
 from aura.commands import check_allreduce
-from aura.commands.launch_local import free_port
 from aura.errors import ConfigError
+from ports import free_port
 
 # The first before torch is imported, as `aura check-allreduce` does it
 COMMON = {"TORCH_CPP_LOG_LEVEL": "FATAL", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}

@@ -25,8 +25,8 @@ from aura.cluster.place import Place
 from aura.cluster.register import Book, Record, Vote
 from aura.cluster.rendezvous import Member
 from aura.cluster.verdict import Verdict
-from aura.commands.launch_local import free_port
 from aura.errors import EXIT_TEMPORARY, ConfigError
+from ports import free_port
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 from trainers import Forked
 

@@ -11,7 +11,7 @@ from aura.cluster.gather import GATHERS, Coming, gather
 from aura.cluster.join import WayIn
 from aura.cluster.place import Place
 from aura.cluster.rendezvous import Member, now, open_store
-from aura.commands.launch_local import free_port
+from ports import free_port
 from services import listens, wait_until
 from torch.distributed import PrefixStore
 

@@ -93,7 +93,7 @@ def test_gpus_in_the_guides_form(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         ("python3 -m torch.distributed.run --nnodes=5 -m aura train --preset x", False),
         ("python -m aura monitor", False),
         ("vim aura.txt train", False),
-        ("aura launch-local --gpus 2 -- --preset train", False),
+        ("python3 /v/bin/torchrun --standalone -m aura train", False),
         ("train", False),
     ],
 )

@@ -19,7 +19,7 @@ from aura.check.probe.node import _find_unit
 from aura.check.probe.run import run
 from aura.check.probe.wire import Json, Line, Settings
 from aura.commands import probe
-from aura.commands.launch_local import free_port
+from ports import free_port
 
 TRAINING = Path(__file__).parents[2] / "training"
 

@@ -17,12 +17,12 @@ import pytest
 from aura.checkpoint import manifest
 from aura.commands import cli, serve
 from aura.commands.environment import Environment
-from aura.commands.launch_local import free_port
 from aura.corpus.corpus import Corpus
 from aura.errors import EXIT_DATA, EXIT_USAGE
 from aura.model import export
 from by_heart import ANSWERS, QUESTIONS, tuned_run
 from conftest import Aura
+from ports import free_port
 from services import asked, listens, wait_until
 from trainers import FORK, Command, Trainer, complete, speak_into, start
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import torch
 from aura.cluster import place
-from aura.commands.launch_local import free_port
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
+from ports import free_port
+from services import wait_until
 from trainers import TINY
 
 
@@ -54,6 +58,42 @@ def test_torchrun_on_two_nodes_with_unlike_processors(corpus: Corpus, tmp_path: 
         assert (files[0] / name).read_bytes() == (files[1] / name).read_bytes()
     assert list((tmp_path / "runs/node0").glob("events.*"))
     assert not (tmp_path / "runs/node1").exists()
+
+
+def test_two_ranks_on_one_pc_are_stopped_and_one_of_them_is_killed(corpus: Corpus, tmp_path: Path) -> None:
+    """What is typed for several GPUs of one machine; the same line goes on."""
+    run_dir = tmp_path / "run"
+    line = "-m torch.distributed.run --standalone --nproc-per-node 2 -m aura train --preset gpt2-nano "
+    line += f"--corpus {corpus.path} --run-dir {run_dir} {TINY} --steps 1000000 --save-every 1000000 "
+    line += "--validate-every 1000000"
+
+    def said(rank: int) -> dict[str, Any]:
+        file = run_dir / f"rank-{rank}" / "status.json"
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+
+    def launched(after: int) -> subprocess.Popen[str]:
+        launcher = subprocess.Popen(
+            [sys.executable, *line.split()], env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        trains = lambda: all(said(rank).get("step", 0) > after for rank in (0, 1))  # noqa: E731
+        wait_until(lambda: trains() or launcher.poll() is not None, 240, lambda: str(said(0)))
+        assert launcher.poll() is None, launcher.communicate()[0]
+        return launcher
+
+    first = launched(0)
+    first.send_signal(signal.SIGTERM)
+    output = first.communicate(timeout=240)[0]
+    (saved,) = (run_dir / "checkpoints").iterdir()
+    assert saved.name.startswith("interrupt-step-"), output
+    assert [said(rank)["state"] for rank in (0, 1)] == ["stopped"] * 2, output
+
+    second = launched(int(saved.name.rpartition("-")[2]))
+    os.kill(said(1)["pid"], signal.SIGKILL)
+    output = second.communicate(timeout=240)[0]
+    assert second.returncode == 1 and "Signal 9 (SIGKILL)" in output, output
+    assert not psutil.pid_exists(said(0)["pid"])
+    assert "rank 1" in said(0)["message"] or said(0)["state"] == "stopped", said(0)
 
 
 @pytest.mark.parametrize(

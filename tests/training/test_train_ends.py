@@ -199,7 +199,7 @@ def test_a_disk_that_has_not_even_room_for_a_directory_stops_nobody(corpus: Corp
 def test_one_directory_has_one_trainer(corpus: Corpus, tmp_path: Path) -> None:
     (first,) = start(tmp_path, corpus, 1, "--steps 100000")
     first.says("Step 5 |")
-    for ranks in (1, 2):  # the second time as `aura launch-local` does it
+    for ranks in (1, 2):  # the second time as torchrun does it
         for second in start(tmp_path, corpus, ranks, one_disk=True):
             assert second.end() == EXIT_USAGE
             assert f"Another `aura train` is at work in {first.run_dir}" in second.text

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from aura.cluster import gather, join, peers, register
 from aura.cluster.place import Place
-from aura.commands.launch_local import free_port
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.errors import DataError
@@ -27,6 +26,7 @@ from aura.run import attempt, trainer
 from aura.run.runlog import LOG
 from aura.run.status import Status
 from aura.watch.lead import lead_of
+from ports import free_port
 from services import wait_until
 from test_runlog import rows
 from trainers import TINY, Fault, Trainer, at_step, curve, infinite_gradient, send_self

@@ -22,11 +22,11 @@ from typing import Any
 import psutil
 import torch
 from aura.commands import cli
-from aura.commands.launch_local import free_port
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.model.gpt import GPT
 from aura.run import trainer as train
+from ports import free_port
 from services import wait_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -124,7 +124,7 @@ def ask(question: Callable[..., Any], *about: Any) -> Any:
 
 
 def trains(words: list[str]) -> bool:
-    """Is this the command line of an `aura train` process? torchrun and launch-local, which start some, are none."""
+    """Is this the command line of an `aura train` process? torchrun, which starts some, is none."""
     options = list(takewhile(lambda word: word.startswith("-") and word != "-m", words[1:]))
     program = words[1 + len(options) :]
     if program[:1] == ["-m"]:

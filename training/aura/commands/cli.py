@@ -40,7 +40,6 @@ COMMANDS = {
     "serve": "answer OpenAI clients with a trained model, by llama.cpp's server",
     "export": "write a trained model for transformers",
     "copy-runs": "copy what runs have finished to another disk, or into object storage",
-    "launch-local": "start all ranks on this machine: one per GPU, or N on the CPU",
     "monitor": "show the load of processor, memory and GPUs every few seconds",
     "notify": "tell a person what runs, nodes and GPUs do: Discord, Slack, Telegram, e-mail, ntfy, a webhook",
     "watch": "look after the GPUs of this machine, and end the rank on one that is sick",

@@ -17,7 +17,6 @@ from pathlib import Path
 from aura.checkpoint.manifest import MANIFEST
 from aura.commands.environment import Environment
 from aura.commands.flags import check_port
-from aura.commands.launch_local import LOOPBACK
 from aura.commands.named import Model, add_model, model_asked
 from aura.corpus.special_tokens import is_tuned, settings_of
 from aura.errors import ConfigError, DataError, Parser
@@ -27,6 +26,7 @@ from aura.texts.console import put, text
 SERVER = Path(__file__).parent / "serving/server.py"  # what runs in its own environment
 ENVIRONMENT = Environment("serve", "llama.cpp (xllamacpp)", 110, SERVER.with_name("requirements.txt"))
 PROGRAM = "llama-server"
+LOOPBACK = "127.0.0.1"
 FORM = "Q8_0"
 SERVED = "served"  # in a run's directory
 PAUSE = 0.2  # seconds between two looks at whether it answers
