@@ -169,7 +169,7 @@ def prepare_request(given: Mapping[str, Any], here: str) -> dict[str, Any]:
     elif ELSEWHERE.match(corpus):
         problem = (
             f"{corpus} is no corpus of the nodes: corpora in object storage are made by hand, on any machine, with "
-            f"`aura prepare --output {corpus} …`, and launch.yml takes them with -e corpus={corpus}."
+            f"`aura prepare` and `rclone copy`, and launch.yml takes them with -e corpus={corpus}."
         )
     elif not copied(tokenizer) and re.match(r"[~.]|[^/].*[.](json|model)$", word):
         problem = (

@@ -30,7 +30,7 @@ from aura.texts.console import put, text
 COMMANDS = {
     "prepare": "turn text files into a corpus: a tokenizer and files of token ids",
     "train": "train a model, alone or as one rank of several",
-    "fetch": "fetch a corpus out of object storage into a directory",
+    "fetch": "fetch a corpus from s3:// or https:// into a directory",
     "plan": "predict memory, time, traffic and disk of a training, before any training",
     "compare": "show runs side by side: what each took, and its bits per byte at equal tokens",
     "tune": "let a trained model learn to answer, from dialogues",
@@ -39,7 +39,6 @@ COMMANDS = {
     "chat": "talk with a tuned model in the terminal",
     "serve": "answer OpenAI clients with a trained model, by llama.cpp's server",
     "export": "write a trained model for transformers",
-    "copy-runs": "copy what runs have finished to another disk, or into object storage",
     "monitor": "show the load of processor, memory and GPUs every few seconds",
     "notify": "tell a person what runs, nodes and GPUs do: Discord, Slack, Telegram, e-mail, ntfy, a webhook",
     "watch": "look after the GPUs of this machine, and end the rank on one that is sick",
@@ -166,7 +165,7 @@ def _train_parser() -> Parser:
         type=place,
         required=True,
         metavar="DIR",
-        help="made by aura prepare; s3://… is fetched once",
+        help="made by aura prepare; s3://… and https://… are fetched once",
     )
     parser.add_argument(
         "--run-dir", "--output-dir", type=Path, metavar="DIR", help="checkpoints and logs (runs/<preset>)"
@@ -225,8 +224,8 @@ def _of_this_run(checkpoint: Path | Address | None, run_dir: Path) -> Path | Non
     if checkpoint is None:
         return None
     if isinstance(checkpoint, Address):
+        from aura.checkpoint.remote import fetch
         from aura.commands.bars import Bars
-        from aura.copies.fetch import fetch
 
         with Bars() as bars:
             checkpoint = fetch(checkpoint, checkpoints, bars)

@@ -41,8 +41,8 @@ def corpus_here(named: Path | Address) -> Path:
 def model_named(named: Path | Address) -> Model:
     """Raises ConfigError where there is none, DataError, Unreachable."""
     if isinstance(named, Address):
+        from aura.checkpoint.remote import fetch_to_use
         from aura.commands.bars import Bars
-        from aura.copies.fetch import fetch_to_use
 
         with Bars() as bars:
             return Model(fetch_to_use(named, bars), None)

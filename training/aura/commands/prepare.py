@@ -9,15 +9,12 @@ from pathlib import Path
 from aura.commands.bars import Bars
 from aura.commands.flags import add_dataset
 from aura.commands.prepare_sources import source_of, usual_vocabulary
-from aura.corpus import remote
 from aura.corpus.catalogue import DATASETS
-from aura.corpus.corpus import META, Corpus, corpus_of
-from aura.corpus.prepare import build, read_request
-from aura.corpus.sources import Source
+from aura.corpus.corpus import META, Corpus
+from aura.corpus.prepare import build
 from aura.corpus.work import Settings
 from aura.errors import ConfigError, Parser
-from aura.storage.address import Address, place
-from aura.storage.bucket import Bucket, Unreachable
+from aura.storage.address import directory_here
 from aura.texts.console import put, text
 
 WORTH_WORKERS = 8_000_000  # bytes of input; below, starting processes costs more than they save
@@ -42,8 +39,6 @@ def main(argv: list[str]) -> int:
         accept_lossy=arguments.accept_lossy_tokenizer,
         workers=arguments.workers or (1 if small else len(os.sched_getaffinity(0))),
     )
-    if isinstance(arguments.output, Address):
-        return _into_a_bucket(source, settings, arguments.output)
     existed = (arguments.output / META).exists()
     with Bars() as bars:
         corpus = build(source, arguments.output, settings, bars)
@@ -51,32 +46,6 @@ def main(argv: list[str]) -> int:
         put(text("up_to_date", path=arguments.output))
     else:
         _say_if_small(settings, corpus)
-    _say_what_there_is(corpus)
-    return 0
-
-
-def _into_a_bucket(source: Source, settings: Settings, address: Address) -> int:
-    """On this machine first; what is there is whole before the bucket hears of it. A key or a bucket that is wrong, and
-    another corpus there, are known before the work begins."""
-    bucket, output = Bucket(address), remote.prepared(address)
-    there = remote.look(bucket, address)
-    with Bars() as bars:
-        request = read_request(source, settings, bars)
-        if there:
-            corpus = corpus_of(there, output)
-            request.check_same(corpus.source, address, corpus.fingerprint)
-        else:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            corpus = build(source, output, settings, bars, request)
-            try:
-                remote.publish(corpus, bucket, address, bars)
-            except Unreachable as error:
-                raise Unreachable("corpus_not_sent", error=error, path=output) from None
-    if there:
-        put(text("up_to_date", path=address))
-    else:
-        _say_if_small(settings, corpus)
-        put(text("corpus_sent", address=address, path=remote.keep(corpus, address)))
     _say_what_there_is(corpus)
     return 0
 
@@ -164,10 +133,10 @@ def _add_what_comes_out(parser: Parser) -> None:
     result = parser.add_argument_group("what comes out")
     result.add_argument(
         "--output",
-        type=place,
+        type=directory_here,
         required=True,
         metavar="DIR",
-        help="directory of the corpus, or s3://bucket/directory",
+        help="directory of the corpus",
     )
     result.add_argument(
         "--vocab-size",

@@ -7,7 +7,6 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from aura.corpus import remote
 from aura.corpus.catalogue import DATASETS
 from aura.corpus.corpus import META, TOKENIZER
 from aura.corpus.files import covers
@@ -15,7 +14,6 @@ from aura.corpus.mixture import Mixture, Part
 from aura.corpus.shards import Workplace
 from aura.corpus.sources import HubDataset, LocalFiles, Source
 from aura.errors import ConfigError
-from aura.storage.address import Address
 from aura.texts.console import put
 
 # A judgement: nobody has measured these for Spanish. Up to 65,536, a token id takes two bytes.
@@ -83,14 +81,9 @@ def _files(arguments: Namespace, paths: list[Path]) -> LocalFiles:
 def _needs_all(arguments: Namespace) -> bool:
     """Otherwise some of the text need not be used, or a corpus may be there that was made without some of it."""
     some = arguments.dataset or arguments.max_errors or arguments.dataset_max_tokens
-    there = isinstance(arguments.output, Address) or (arguments.output / META).exists()
-    return not (some or there)
+    return not (some or (arguments.output / META).exists())
 
 
-def _directory(arguments: Namespace) -> Path:
-    """In which the corpus is made."""
-    output = arguments.output
-    return remote.prepared(output) if isinstance(output, Address) else output
 
 
 def _dataset(arguments: Namespace, name: str, config: str | None, revision: str | None) -> HubDataset:
@@ -100,7 +93,7 @@ def _dataset(arguments: Namespace, name: str, config: str | None, revision: str 
 
 def _check_apart(arguments: Namespace, path: Path) -> None:
     """What is written into a directory that is read would be read; so would what a pattern covers."""
-    output = _directory(arguments)
+    output = arguments.output
     place = Workplace(output)
     made = [place.journal, *(folder / TOKENIZER for folder in (place.corpus, place.output))]
     if path.is_dir():

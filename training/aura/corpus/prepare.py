@@ -55,17 +55,15 @@ def build(
     output: Path,
     settings: Settings,
     listener: Listener = NOBODY,
-    request: Request | None = None,
 ) -> corpora.Corpus:
     """Build the corpus in `output`, go on with it, or return the one that is there when it is of the same text.
 
     The result depends only on the text and the settings: two runs give the same bytes, whatever the number of
-    workers, interrupted or not. It appears in `output` all at once. `request`: where it was read before. Raises
-    DataError, ConfigError.
+    workers, interrupted or not. It appears in `output` all at once. Raises DataError, ConfigError.
     """
     if not (output / corpora.META).is_file():
         appears_at_once(output)  # before the text is read
-    request = request or read_request(source, settings, listener)
+    request = read_request(source, settings, listener)
     loaded, values = request.tokenizer, request.values
     if output.exists() and (existing := _existing(output, request)):
         Workplace(output).remove_leftovers()

@@ -1,4 +1,4 @@
-"""s3://bucket/directory: what a person types where a path could stand. Standard library only."""
+"""An URL that a person types where a path could stand. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,35 +10,41 @@ from pathlib import Path
 from aura.errors import ConfigError
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # also s3:/…, which a path makes of s3://…
-BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+URL = re.compile(r"(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]|https?://[^/\s]+)(/.*)?")
 
 
 @dataclass(frozen=True)
 class Address:
-    """An object, or what stands before the names of several: object storage has no directories."""
+    """A file there, or what stands before the names of several: object storage has no directories."""
 
-    bucket: str
-    key: str  # with no slash at its ends; never empty, so that nobody works on a whole bucket
+    url: str  # with no slash at its end, and more than the bucket or the server
 
     def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.key}"
+        return self.url
 
     def __truediv__(self, name: str) -> Address:
-        return Address(self.bucket, f"{self.key}/{name}")
+        return Address(f"{self.url}/{name}")
 
     @property
     def parent(self) -> Address:
         """Raises ConfigError where that is the bucket itself."""
-        return _address(str(self).rpartition("/")[0])
+        return _address(self.url.rpartition("/")[0])
 
     @property
     def name(self) -> str:
-        return self.key.rpartition("/")[2]
+        return self.url.rpartition("/")[2]
 
 
 def place(word: str) -> Path | Address:
     """What a person has named: a path of this machine, or an address. Raises ConfigError."""
     return _address(word) if SCHEME.match(word) else Path(word)
+
+
+def directory_here(word: str) -> Path:
+    """Raises ConfigError where it is an address."""
+    if SCHEME.match(word):
+        raise ConfigError("address_not_written", word=word)
+    return Path(word)
 
 
 def appears_at_once(path: Path) -> Path:
@@ -50,12 +56,10 @@ def appears_at_once(path: Path) -> Path:
 
 
 def _address(word: str) -> Address:
-    if not word.startswith("s3://"):
-        raise ConfigError("no_s3_address", word=word)
-    bucket, _, key = word.removeprefix("s3://").partition("/")
-    parts = [part for part in key.split("/") if part]
-    if not BUCKET.fullmatch(bucket) or {".", ".."} & set(parts):
-        raise ConfigError("no_s3_address", word=word)
+    match = URL.fullmatch(word)
+    parts = [part for part in (match[2] or "").split("/") if part] if match else []
+    if not match or {".", ".."} & set(parts):
+        raise ConfigError("no_address", word=word)
     if not parts:
         raise ConfigError("whole_bucket", word=word.rstrip("/"))
-    return Address(bucket, "/".join(parts))
+    return Address("/".join([match[1], *parts]))

@@ -1,4 +1,4 @@
-"""What this machine keeps of object storage: $AURA_CACHE, else $XDG_CACHE_HOME/aura, else ~/.cache/aura.
+"""What this machine keeps of what it has fetched: $AURA_CACHE, else $XDG_CACHE_HOME/aura, else ~/.cache/aura.
 
 Anything there may be deleted when nobody uses it: it is fetched again. Standard library only.
 """
@@ -35,7 +35,7 @@ def root() -> Path:
 
 def directory_of(kind: str, address: Address) -> Path:
     """Where what lies at an address is kept. Two addresses never share a directory, nor one another's."""
-    return root() / kind / address.bucket / quote(address.key, safe="")
+    return root() / kind / quote(str(address), safe="")
 
 
 @contextmanager

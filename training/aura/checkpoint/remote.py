@@ -1,20 +1,20 @@
-"""A checkpoint out of object storage, where `aura copy-runs` has put it: whole, with its checksums, or not at all."""
+"""A checkpoint behind an URL, where a copy of its run is: fetched whole, with its checksums, or not at all."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 from aura.checkpoint import manifest
-from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG, sha256_of
+from aura.corpus.corpus import TOKENIZER, TOKENIZER_CONFIG
 from aura.corpus.listener import Listener
+from aura.corpus.remote import File, fetch_files
 from aura.durable import publish
 from aura.errors import ConfigError, DataError
 from aura.storage import cache
 from aura.storage.address import Address
-from aura.storage.bucket import Bucket
+from aura.storage.remote import Remote
 from aura.texts.console import text
 
 KIND = "runs"
@@ -25,8 +25,8 @@ def fetch(address: Address, checkpoints: Path, listener: Listener) -> Path:
 
     Raises ConfigError, DataError, Refused, Unreachable.
     """
-    bucket = Bucket(address)
-    content, files = _look(bucket, address)
+    remote = Remote(address)
+    content, files = _manifest(remote)
     final = checkpoints / address.name
     with cache.alone_in(checkpoints, listener.say):
         if final.is_dir():
@@ -40,14 +40,7 @@ def fetch(address: Address, checkpoints: Path, listener: Listener) -> Path:
         temporary = checkpoints / f"{address.name}{manifest.TEMPORARY}{os.getpid()}"
         temporary.mkdir()
         try:
-            size = sum(entry["bytes"] for entry in files.values())
-            cache.check_room(checkpoints, size, address)
-            bar = listener.start(text("fetching"), size)
-            for name, entry in files.items():
-                bucket.download(address / name, temporary / name, bar)
-                if sha256_of(temporary / name) != entry["sha256"]:
-                    reason = text("other_checksum", file=name)
-                    raise DataError("checkpoint_unusable", path=address, reason=reason)
+            fetch_files(remote, files, temporary, listener)
             (temporary / manifest.MANIFEST).write_bytes(content)
             publish(temporary, final)
         except BaseException:
@@ -62,28 +55,25 @@ def fetch_to_use(address: Address, listener: Listener) -> Path:
     run = address.parent.parent
     directory = cache.directory_of(KIND, run)
     path = fetch(address, directory / "checkpoints", listener)
-    tokenizer = Bucket(run).read(run / TOKENIZER)
-    if tokenizer is None:
-        raise ConfigError("run_tokenizer_missing", file=run / TOKENIZER)
-    special = Bucket(run).read(run / TOKENIZER_CONFIG)  # runs of an earlier release have none
-    with cache.alone_in(directory, listener.say):
-        (directory / TOKENIZER).write_bytes(tokenizer)
-        if special is not None:
-            (directory / TOKENIZER_CONFIG).write_bytes(special)
+    remote = Remote(run)
+    for name in (TOKENIZER, TOKENIZER_CONFIG):
+        content = remote.read(name)
+        if content is not None:
+            (directory / name).write_bytes(content)
+        elif name == TOKENIZER:  # runs of an earlier release have no other one
+            raise ConfigError("run_tokenizer_missing", file=run / name)
     return path
 
 
-def _look(bucket: Bucket, address: Address) -> tuple[bytes, dict[str, dict[str, Any]]]:
-    """The manifest as it is, and what it says of the files."""
-    content = bucket.read(address / manifest.MANIFEST) if manifest.NAME.fullmatch(address.name) else None
+def _manifest(remote: Remote) -> tuple[bytes, dict[str, File]]:
+    """As it is, and what it says of the files."""
+    address = remote.address
+    content = remote.read(manifest.MANIFEST) if manifest.NAME.fullmatch(address.name) else None
     if content is None:
-        there = {
-            name.split("/")[0] for name in bucket.entries(address.parent) if name.endswith(manifest.MANIFEST)
-        }
-        names = ", ".join(sorted(there)) or text("none")
-        raise ConfigError("no_checkpoint_there", address=address, names=names)
+        names = Remote(address.parent).directories_with(manifest.MANIFEST)
+        raise ConfigError("no_checkpoint_there", address=address, names=", ".join(names) or text("none"))
     try:
-        files = manifest.parse(content, manifest.step_of(Path(address.name)))["files"]
-    except manifest.Damaged as reason:
+        said = manifest.parse(content, manifest.step_of(Path(address.name)))
+        return content, {name: File(file["sha256"], file["bytes"]) for name, file in said["files"].items()}
+    except (manifest.Damaged, LookupError, TypeError) as reason:
         raise DataError("checkpoint_unusable", path=address, reason=reason) from None
-    return content, files
