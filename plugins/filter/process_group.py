@@ -6,14 +6,11 @@ docs/decisions/0007-who-trains-together.md says why this is no Jinja.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from ansible.plugins.loader import filter_loader
 
 Member = dict[str, Any]
-PROCESSOR = {"uuid": "-1", "memory_mib": 0}
-ENDED = ("inactive", "failed")
 
 
 def group_member(
@@ -32,38 +29,26 @@ def group_member(
     """
     training_cards = filter_loader.get("training_cards").j2_function
     torch_build = filter_loader.get("torch_build").j2_function
-    gpu = facts["gpu"]
-    build = release.split("-")[1] if "-" in release else "auto"
-    chosen, otherwise = (training_cards(gpu, wanted, without_driver=way) for way in (cpu, True))
-    problem = chosen["problem"].rstrip(".")
-    way = ""
-    if problem and not otherwise["problem"]:
-        only = ", ".join(card["name"] for card in otherwise["cards"])
-        way = f" With {only} only: -e cpu=true" if only else " On its processor: -e cpu=true"
-    if not release:
-        problem, way = "it has no release of the trainer", ""
-    elif address not in facts["all_ipv4_addresses"]:
-        problem, way = f"no network card has the address {address}", ""
-    elif chosen["cards"] and not problem:
+    gpu, build = facts["gpu"], release.split("-")[1] if "-" in release else "auto"
+    chosen = training_cards(gpu, wanted, without_driver=cpu)
+    problem, way, cards = chosen["problem"], "", chosen["cards"]
+    if problem and not training_cards(gpu, wanted, without_driver=True)["problem"]:
+        way = " Without that card: -e cpu=true"
+    elif cards:
         problem = torch_build(gpu, build, wanted)["problem"]
-        if build == "cpu" and not problem:
-            problem = (
-                "its torch is the build for processors, though its driver works: site.yml gives it one that uses the "
-                "card"
-            )
+        if build == "cpu":
+            problem = "its torch is the build for processors, though its driver works: site.yml gives it another one"
+    if not release:
+        problem = "it has no release of the trainer"
+    elif address not in facts["all_ipv4_addresses"]:
+        problem = f"no network card has the address {address}"
     return {
-        "name": name,
-        "address": address,
-        "release": release,
-        "build": build,
-        "cards": [card["uuid"] for card in chosen["cards"]],
-        "smallest": min(chosen["cards"], key=lambda card: card["memory_mib"], default=PROCESSOR),
+        "name": name, "address": address, "release": release, "build": build, "problem": problem, "way": way,
+        "cards": [card["uuid"] for card in cards], "left_out": chosen["left_out"],
+        "smallest": min(cards, key=lambda card: card["memory_mib"], default={"uuid": "-1", "memory_mib": 0}),
         # One per card, or so many on the processor.
-        "ranks": len(chosen["cards"]) or max(processes, 1),
-        "left_out": chosen["left_out"],
-        "problem": problem,
-        "way": way,
-    }
+        "ranks": len(cards) or max(processes, 1),
+    }  # fmt: skip
 
 
 def group_problems(members: Sequence[Member], same_trainer: bool = True) -> list[str]:
@@ -86,11 +71,11 @@ def group_problems(members: Sequence[Member], same_trainer: bool = True) -> list
 
 def group_notes(members: Sequence[Member]) -> list[str]:
     """On what the ranks train, where that is not the same or not all."""
-    builds = [
-        f"{build} on {', '.join(one['name'] for one in of)}"
-        for build, of in groupby(sorted(members, key=lambda one: one["build"]), lambda one: one["build"])
-    ]
-    unlike = [f"Unlike builds of torch: {'; '.join(builds)}."] if len(builds) > 1 else []
+    builds: dict[str, list[str]] = {}
+    for one in members:
+        builds.setdefault(one["build"], []).append(one["name"])
+    of = "; ".join(f"{build} on {', '.join(builds[build])}" for build in sorted(builds))
+    unlike = [f"Unlike builds of torch: {of}."] if len(builds) > 1 else []
     return unlike + [
         f"{one['name']} does not train on {', '.join(one['left_out'])} (training_cards says which cards train)."
         for one in members
@@ -112,16 +97,16 @@ def sizing(members: Sequence[Member], begun: Sequence[str]) -> dict[str, Any]:
 
 
 def still_active(nodes: Iterable[Mapping[str, Any]]) -> bool:
-    """nodes: what roles/trainer/tasks/status.yml has set for each.
+    """Whether a rank or a script goes on, of nodes as roles/trainer/tasks/status.yml has set them.
 
-    A node that does not answer is not waited for: whoever wants to know looks again when it is back. Nor is a rank that
-    came back when the others had done all.
+    A node that does not answer is not waited for, nor a rank that came back when the others had done all.
     """
     answering = [node for node in nodes if node["trainer_answers"]]
     ranks = [rank for node in answering for rank in node["trainer_status"]]
     late = any(rank.get("state") == "done" for rank in ranks)
     return any(node["script_status"].get("active") for node in answering) or any(
-        rank["unit"]["ActiveState"] not in ENDED and not (late and rank.get("state") == "joining")
+        rank["unit"]["ActiveState"] not in ("inactive", "failed")
+        and not (late and rank.get("state") == "joining")
         for rank in ranks
     )
 

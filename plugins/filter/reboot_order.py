@@ -12,8 +12,6 @@ Node = Mapping[str, Any]
 Rank = Mapping[str, Any]  # as rank-status prints it
 
 SCRIPT = "aura-script.service"
-# What runs in it all the time ends with it, and comes back at the next logon only.
-WSL_AGAIN = "wsl --shutdown; Start-ScheduledTask -TaskName 'Aura WSL'"
 
 
 def is_controller(node: Node) -> bool:
@@ -24,6 +22,13 @@ def is_controller(node: Node) -> bool:
 
 def needs_console(boot: Mapping[str, Any]) -> tuple[str, str]:
     """Why a person has to sit at the PC when it restarts ("" where nobody has to), and what they type there."""
+    if boot["wsl"]:
+        # What runs in it all the time ends with it, and comes back at the next logon only.
+        again = "in PowerShell there: wsl --shutdown; Start-ScheduledTask -TaskName 'Aura WSL'"
+        return "it is Linux under Windows (WSL), and only Windows starts it again", again
+    if boot["live"]:
+        why = "it runs a live system (from a USB stick, say), which forgets at a restart what was installed"
+        return why, "what installs Ubuntu on its disk"
     if boot["passphrase"]:
         why = "one of its disks asks for a passphrase when it starts, so it would not come back by itself"
         return why, "sudo reboot"
@@ -36,46 +41,28 @@ def needs_console(boot: Mapping[str, Any]) -> tuple[str, str]:
     return "", "sudo reboot"
 
 
-def reboot_blocker(node: Node, upgrade: bool = False) -> str:
-    """Why a node must not be rebooted (upgrade: be upgraded, which may reboot it) from afar; "" where it may.
-
-    A person at the controller reboots that one.
-    """
-    boot, name = node["ansible_facts"]["boot"], node["inventory_hostname"]
-    waits = boot["reboot_required"] or any(not one["held"] for one in node.get("reboot_upgrades", []))
-    if is_controller(node) or (upgrade and not waits):
-        return ""
-    others = f"The others without it: --limit 'cluster:!{name}'."
-    if boot["wsl"]:
-        before = "sudo apt-get --with-new-pkgs upgrade in its Ubuntu, then " if upgrade else ""
-        return (
-            f"{name} is Linux under Windows (WSL), and only Windows starts it again. Sit down at it and type: "
-            f"{before}in PowerShell there: {WSL_AGAIN}. {others}"
-        )
-    if boot["live"]:
-        return (
-            f"{name} runs a live system (from a USB stick, say): after a reboot nothing of what was installed there "
-            f"is left, this controller's key neither. Install its system on its disk. {others}"
-        )
-    why, command = needs_console(boot)
-    before = "sudo apt-get --with-new-pkgs upgrade && " if upgrade else ""
-    return f"{name}: {why}. Sit down at it and type: {before}{command}. {others}" if why else ""
-
-
 def reboot_blockers(nodes: Iterable[Node], upgrade: bool = False) -> list[str]:
     """A sentence for each thing that keeps these nodes from being rebooted or upgraded one after the other.
 
-    reboot_units, a variable of each: the lines of systemctl about its units.
+    A person at the controller reboots that one. reboot_units of each: the lines of systemctl about its units.
     """
     sentences = []
     for node in nodes:
-        sentences.append(reboot_blocker(node, upgrade))
+        boot, name = node["ansible_facts"]["boot"], node["inventory_hostname"]
+        waits = boot["reboot_required"] or any(not one["held"] for one in node.get("reboot_upgrades", []))
+        why, command = needs_console(boot)
+        if why and not is_controller(node) and (waits or not upgrade):
+            before = "sudo apt-get --with-new-pkgs upgrade && " if upgrade else ""
+            sentences.append(
+                f"{name}: {why}. Sit down at it and type: {before}{command}. The others without it: --limit "
+                f"'cluster:!{name}'."
+            )
         if SCRIPT in node["reboot_units"]["stdout"]:
             sentences.append(
-                f"A script runs on {node['inventory_hostname']}, and a reboot would end it. Wait for its end, or stop "
-                "it: ansible-playbook playbooks/stop.yml"
+                f"A script runs on {name}, and a reboot would end it. Wait for its end, or stop it: ansible-playbook "
+                "playbooks/stop.yml"
             )
-    return [sentence for sentence in sentences if sentence]
+    return sentences
 
 
 def may_restart(node: Node) -> str:
@@ -83,27 +70,27 @@ def may_restart(node: Node) -> str:
     return str(node.get("reboot", node.get("nvidia_driver_reboot", "ask"))).lower()
 
 
-def with_driver_action(nodes: Iterable[Node], *actions: str) -> list[tuple[Node, Mapping[str, Any]]]:
-    """The nodes whose driver needs one of these actions, each with its decision (filter driver_decision)."""
-    decisions = [(node, node.get("nvidia_driver_decision", {})) for node in nodes]
-    return [(node, decision) for node, decision in decisions if decision.get("action") in actions]
+def decision_of(node: Node) -> dict[str, Any]:
+    """What the filter driver_decision has said of it, where it has."""
+    return {"action": "none", **node.get("nvidia_driver_decision", {})}
 
 
 def restart_question(nodes: Iterable[Node]) -> str:
     """What a person is asked before anything is changed; "" where there is nothing to ask."""
     names = [
-        f"{node['inventory_hostname']} ({decision['why']})"
-        for node, decision in with_driver_action(nodes, "install", "restart")
-        if may_restart(node) not in ("true", "false")
+        f"{node['inventory_hostname']} ({decision_of(node)['why']})"
+        for node in nodes
+        if decision_of(node)["action"] in ("install", "restart")
+        and may_restart(node) not in ("true", "false")
         and not is_controller(node)
         and not needs_console(node["ansible_facts"]["boot"])[0]
     ]
-    if not names:
-        return ""
     return (
         f"For their NVIDIA driver these nodes have to be restarted, or may have to be: {', '.join(names)}.\n"
         "All else is done first. Then they restart one after the other, and each is proved before the next.\n"
         "May they be restarted at the end?"
+        if names
+        else ""
     )
 
 
@@ -113,8 +100,10 @@ def plan_restarts(nodes: Iterable[Node]) -> dict[str, Any]:
     """
     now: list[str] = []
     manual: dict[str, str] = {}
-    for node, decision in with_driver_action(nodes, "restart"):
-        name = node["inventory_hostname"]
+    for node in nodes:
+        name, decision = node["inventory_hostname"], decision_of(node)
+        if decision["action"] != "restart":
+            continue
         why, command = needs_console(node["ansible_facts"]["boot"])
         if is_controller(node):
             what = f"is this machine, which is not restarted from here. Type: {command}"
@@ -136,38 +125,25 @@ def ranks_of_run(ranks: Iterable[Rank]) -> list[Rank]:
 
     Who is stopped for an upgrade still starts at boot; stop.yml ends that too. What is done or has failed stays so.
     """
-
-    def stopped(rank: Rank) -> bool:
-        enabled = rank["unit"].get("UnitFileState") == "enabled"
-        inactive = rank["unit"]["ActiveState"] in ("inactive", "deactivating")
-        return enabled and inactive and rank["state"] not in ("done", "failed")
-
-    return [
-        rank for rank in ranks if rank["unit"]["ActiveState"] in ("active", "activating") or stopped(rank)
-    ]
-
-
-def attempt_of(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A rank alone gives its attempts no name: then its process tells them apart."""
-    return tuple(status.get(name) for name in ("attempt", "pid", "begun"))
+    found = []
+    for rank in ranks:
+        state = rank["unit"]["ActiveState"]
+        enabled = rank["unit"].get("UnitFileState") == "enabled" and rank["state"] not in ("done", "failed")
+        if state in ("active", "activating") or (enabled and state in ("inactive", "deactivating")):
+            found.append(rank)
+    return found
 
 
 def ranks_waited_for(before: Iterable[Rank], now: Iterable[Rank]) -> int:
     """How many of a node's ranks have neither done a step in a new attempt nor come to the run's end."""
-    ranks = list(before)
-    attempts = {attempt_of(rank["status"]) for rank in ranks}
-    statuses = [rank["status"] for rank in now if "state" in rank["status"]]
-    back = [
-        status
-        for status in statuses
-        if status["state"] == "done"
-        or (
-            status["state"] in ("training", "saving")
-            and status.get("loss") is not None
-            and attempt_of(status) not in attempts
-        )
-    ]
-    return len(ranks) - len(back)
+    # A rank alone gives its attempts no name: then its process tells them apart.
+    attempts = [tuple(rank["status"].get(word) for word in ("attempt", "pid", "begun")) for rank in before]
+    left = len(attempts)
+    for status in (rank["status"] for rank in now):
+        trains = status.get("state") in ("training", "saving") and status.get("loss") is not None
+        again = tuple(status.get(word) for word in ("attempt", "pid", "begun")) not in attempts
+        left -= status.get("state") == "done" or (trains and again)
+    return left
 
 
 class FilterModule:

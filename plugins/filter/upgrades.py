@@ -16,23 +16,6 @@ TOGETHER = re.compile(
 )
 # Inst NAME [INSTALLED] (CANDIDATE ORIGIN, ORIGIN [ARCHITECTURE])
 LINE = re.compile(r"^Inst (\S+)(?: \[([^\]]*)\])? \((\S+) ([^)]*)\)", re.MULTILINE)
-PREBUILT = re.compile(r"linux-modules-nvidia-")
-KERNEL = re.compile(r"linux-image-(?:unsigned-)?(\d.*)")
-NEEDS_REBOOT = re.compile(r"linux-(image|modules)|(lib)?nvidia")
-
-
-def parse_simulation(text: str) -> list[dict[str, Any]]:
-    """From what apt-get --simulate prints; see parse_upgrades."""
-    return [
-        {
-            "package": package,
-            "installed": installed,
-            "candidate": candidate,
-            "security": "security" in origins.lower(),
-            "together": bool(TOGETHER.match(package)),
-        }
-        for package, installed, candidate, origins in LINE.findall(text)
-    ]
 
 
 def parse_upgrades(simulation: str, without_holds: str) -> list[dict[str, Any]]:
@@ -42,10 +25,16 @@ def parse_upgrades(simulation: str, without_holds: str) -> list[dict[str, Any]]:
     package, installed ("" where it is new), candidate, security, together (whether upgrade.yml alone moves it) and
     held (whether a hold keeps it: its own, or that of a package that it needs).
     """
-    moves = parse_simulation(simulation)
-    names = {one["package"] for one in moves}
-    kept = [one for one in parse_simulation(without_holds) if one["package"] not in names]
-    return [{**one, "held": False} for one in moves] + [{**one, "held": True} for one in kept]
+    moves = LINE.findall(simulation)
+    kept = [found for found in LINE.findall(without_holds) if found[0] not in {name for name, *_ in moves}]
+    return [
+        {
+            "package": package, "installed": installed, "candidate": candidate,
+            "together": bool(TOGETHER.match(package)),
+            "security": "security" in origins.lower(), "held": number >= len(moves),
+        }
+        for number, (package, installed, candidate, origins) in enumerate(moves + kept)
+    ]  # fmt: skip
 
 
 def moved_packages(before: Iterable[Upgrade], after: Iterable[Upgrade] = ()) -> list[str]:
@@ -56,7 +45,7 @@ def moved_packages(before: Iterable[Upgrade], after: Iterable[Upgrade] = ()) -> 
 
 def need_reboot(packages: Iterable[str]) -> bool:
     """Whether a kernel or a part of the driver is among them."""
-    return any(map(NEEDS_REBOOT.match, packages))
+    return any(re.match(r"linux-(image|modules)|(lib)?nvidia", name) for name in packages)
 
 
 def kernels_without_driver(upgrades: Iterable[Upgrade], installed: Iterable[str]) -> list[str]:
@@ -65,13 +54,23 @@ def kernels_without_driver(upgrades: Iterable[Upgrade], installed: Iterable[str]
     Only what moves counts: a kernel that is held does not come, and a module that is held does not come with it.
     installed: names of packages; with a dkms package, modules are built as needed.
     """
-    moves = [one for one in upgrades if not one["held"]]
-    packages = list(installed)
-    if not any(map(PREBUILT.match, packages)) or any(name.startswith("nvidia-dkms-") for name in packages):
+    there = set(installed)
+    if any(name.startswith("nvidia-dkms-") for name in there):
         return []
-    new = [found[1] for one in moves if not one["installed"] and (found := KERNEL.fullmatch(one["package"]))]
-    modules = [name for name in [*packages, *(one["package"] for one in moves)] if PREBUILT.match(name)]
-    return [kernel for kernel in new if not any(name.endswith(f"-{kernel}") for name in modules)]
+    if not any(name.startswith("linux-modules-nvidia-") for name in there):
+        return []
+    new = [one for one in upgrades if not one["held"]]
+    modules = [
+        name for name in there | {one["package"] for one in new} if name.startswith("linux-modules-nvidia-")
+    ]
+    kernels = [
+        re.match(r"linux-image-(?:unsigned-)?(\d.*)", one["package"]) for one in new if not one["installed"]
+    ]
+    return [
+        kernel[1]
+        for kernel in kernels
+        if kernel and not any(name.endswith(f"-{kernel[1]}") for name in modules)
+    ]
 
 
 class FilterModule:

@@ -42,8 +42,8 @@ WAITS: dict[str, Any] = {"reboot_upgrades": [upgrade()]}
     ("of", "for_upgrade", "words"),
     [
         pytest.param(node(), False, "", id="comes back"),
+        pytest.param(node(BOOT | {"live": True}), False, "node3: it runs a live system", id="live"),
         pytest.param(node(PASSPHRASE), False, "node3: one of its disks asks for a passphrase", id="passphrase"),
-        pytest.param(node(BOOT | {"live": True}), False, "node3 runs a live system", id="live"),
         pytest.param(
             node(WINDOWS), False,
             "come back in Windows. Sit down at it and type: sudo efibootmgr --bootnext 0003 && sudo reboot",
@@ -52,11 +52,11 @@ WAITS: dict[str, Any] = {"reboot_upgrades": [upgrade()]}
         pytest.param(
             node(BOOT | {"windows": "GRUB"}), False, "type: sudo grub-reboot 0 && sudo reboot", id="GRUB does",
         ),
-        pytest.param(node(WSL), False, "node3 is Linux under Windows (WSL)", id="Windows has it"),
+        pytest.param(node(WSL), False, "node3: it is Linux under Windows (WSL)", id="Windows has it"),
         pytest.param(node(WSL), True, "", id="Windows has it, and nothing waits"),
         pytest.param(
             node(WSL, **WAITS), True,
-            "then in PowerShell there: wsl --shutdown; Start-ScheduledTask -TaskName 'Aura WSL'.",
+            "in PowerShell there: wsl --shutdown; Start-ScheduledTask -TaskName 'Aura WSL'.",
             id="Windows, upgrade",
         ),
         pytest.param(node(PASSPHRASE, HERE), False, "", id="its person sits at it"),

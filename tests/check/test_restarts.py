@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from plays import plays_of
 from recorded import HERE, run_plays, with_absolute_paths
-from test_driver_decision import seen
+from test_driver_decision import UP, prebuilt, seen
 
-WAITS = seen("rtx3060", "ubuntu_580_nouveau")
-NODES = {"node0": WAITS, "node1": WAITS, "node2": seen("rtx3060", "ubuntu_580_server")}
+WAITS = seen("RTX 3060", packages=prebuilt(), nouveau=True)
+NODES = {"node0": WAITS, "node1": WAITS, "node2": seen("RTX 3060", **UP)}
 
 
 def said(tmp_path: Path, typed: list[str], *words: str, **may: str) -> tuple[int, str]:

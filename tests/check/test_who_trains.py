@@ -142,16 +142,16 @@ def test_all_that_stands_in_the_way_is_said_at_once() -> None:
     ]
     said = group.group_problems(members)
     for name, words in {
-        "node1": "it has one NVIDIA card (10de:2504 at 0000:05:00.0), but no NVIDIA driver is loaded",
+        "node1": "it has an NVIDIA card (10de:2504 at 0000:05:00.0), but no NVIDIA driver is loaded",
         "node2": "its torch is the build for processors, though its driver works",
-        "node3": "torch_backend cu126 has no code for RTX 5090",
+        "node3": "no build of torch fits (cu126 has no code for RTX 5090",
         "node4": "training_cards names GPU-9, which is none of its cards",
-        "node5": "it has 2 NVIDIA cards, but nvidia-smi does not see 10de:2504 at 0000:05:00.0",
+        "node5": "nvidia-smi does not see one of its 2 NVIDIA cards (10de:2504 at 0000:05:00.0)",
         "node6": "no network card has the address 192.168.50.77",
         "node7": "it has no release of the trainer",
     }.items():
         (problem,) = (text for text in said if text.startswith(f"{name} cannot train as it is: {words}"))
-        ways = {"node1": " On its processor: -e cpu=true", "node5": " With RTX 3090 only: -e cpu=true"}
+        ways = {"node1": " Without that card: -e cpu=true", "node5": " Without that card: -e cpu=true"}
         # The others would not be helped by it.
         assert problem.endswith(f"Without this node: --limit 'cluster:!{name}'.{ways.get(name, '')}")
 
