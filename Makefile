@@ -210,9 +210,6 @@ lock: $(UV) ## compile requirements/*.in again (newest versions: make lock UPGRA
 	        $(if $(UPGRADE),--upgrade) "$${@:3}" "requirements/$$1.in" --output-file "$$2"
 	}
 	for name in controller node dev; do compile "$$name" "requirements/$$name.txt"; done
-	# torch and what it brings: the trainer's.
-	compile evaluate training/aura/commands/evaluation/requirements.txt --override <(echo "torch; sys_platform == 'never'")
-	compile serve training/aura/commands/serving/requirements.txt
 	# The build of torch that PyPI has.
 	$(call LOCK_TORCH,cu130)
 

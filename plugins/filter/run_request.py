@@ -15,7 +15,6 @@ PREPARE = (
     "dataset_config dataset_split dataset_column dataset_revision dataset_max_tokens tokenizer "
     "validation_fraction max_errors workers"
 ).split()
-OF_TUNE = "dataset dataset_config dataset_split dataset_revision validation_fraction".split()
 YES = ("true", "yes", "1", "on")
 # What -e may say that is no setting of a preset.
 NAMES = (
@@ -33,9 +32,8 @@ def preset_settings(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in own and not OF_ROLES.match(name)}
 
 
-def launch_problem(given: Mapping[str, Any], here: str) -> str:
-    """`here`: what relative paths begin at."""
-    return _name_problem(given) or _tune_problem(given, here) or _launch_problem(given)
+def launch_problem(given: Mapping[str, Any]) -> str:
+    return _name_problem(given) or _launch_problem(given)
 
 
 def _name_problem(given: Mapping[str, Any]) -> str:
@@ -45,38 +43,6 @@ def _name_problem(given: Mapping[str, Any]) -> str:
         if not NAME.fullmatch(said) and not (name == "corpus" and ELSEWHERE.match(said)):
             return f"{name}={said} is no name: take letters, digits and . _ - (no space, no accent, none of . - first)."
     return ""
-
-
-def _tune_problem(given: Mapping[str, Any], here: str) -> str:
-    if "tune" not in given:
-        only = [name for name in ("data", "pack") if name in given]
-        return f"-e {only[0]}=… is of use with -e tune=RUN only." if only else ""
-    run, data = str(given["tune"]), str(given.get("data", ""))
-    if not NAME.fullmatch(run):
-        return f"tune={run} is no name of a run: name one of those in /var/lib/aura/runs of the nodes."
-    if given.get("preset", "tune") != "tune":
-        return f"-e tune={run} says which model is trained: leave out -e preset={given['preset']}."
-    if given.get("run") == run:
-        return f"The run that learns to answer has a name of its own: another one than -e run={run}."
-    if "data" in given and "dataset" in given:
-        return "Both -e data=… and -e dataset=… name dialogues: name one of them."
-    if not data and not given.get("dataset"):
-        return "No dialogues were named: -e data=FILE, with one in every line, or -e dataset=NAME (docs/model.md)."
-    if other := [name for name in PREPARE if name in given and name not in OF_TUNE]:
-        return f"-e {other[0]}=… is of playbooks/prepare.yml, and of no use for dialogues."
-    if data and (other := [name for name in OF_TUNE[1:-1] if name in given]):
-        return f"-e {other[0]}=… is of use with -e dataset=NAME only."
-    if ELSEWHERE.match(str(given.get("corpus", ""))):
-        return f"{given['corpus']} is no corpus of the nodes, where dialogues are prepared: -e corpus=NAME, or none."
-    if data and not Path(here, Path(data).expanduser()).is_file():
-        return f"There is no file {data} on this machine: -e data=FILE names the dialogues."
-    return ""
-
-
-def tune_options(given: Mapping[str, Any]) -> list[str]:
-    """What `aura tune` is told beside the run and a file of dialogues."""
-    options = [f"--{name.replace('_', '-')}={given[name]}" for name in OF_TUNE if str(given.get(name, ""))]
-    return options + (["--pack"] if _yes(given, "pack") else [])
 
 
 def _launch_problem(given: Mapping[str, Any]) -> str:
@@ -199,5 +165,4 @@ class FilterModule:
             "launch_problem": launch_problem,
             "prepare_request": prepare_request,
             "preset_settings": preset_settings,
-            "tune_options": tune_options,
         }

@@ -81,7 +81,7 @@ def test_every_decision_is_a_page_with_what_is_given_up() -> None:
 
 
 # What a person gives with -e wins over a task's variable of the same name.
-GIVEN = set("preset corpus run text tune data dataset image hours steps script env wait cpu lr lines".split())
+GIVEN = set("preset corpus run text dataset image hours steps script env wait cpu lr lines".split())
 
 
 @pytest.mark.parametrize("role", tree.roles(), ids=lambda role: role.name)

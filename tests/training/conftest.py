@@ -19,7 +19,6 @@ from aura.corpus.sources import LocalFiles
 from aura.corpus.work import Settings
 from aura.errors import EXIT_OK
 from aura.model import loss
-from dialogue_files import BASE
 from object_storage import Storage, storage
 from trainers import Command, Trainer, complete, start
 
@@ -150,12 +149,6 @@ def bucket(s3_server: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     s3_server.mend()
     yield s3_server
     there.rename(tmp_path / "bucket")
-
-
-@pytest.fixture(scope="session")
-def base(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was trained on text, and can be tuned."""
-    return complete(start(tmp_path_factory.mktemp("base"), corpus, 1, BASE))[0].run_dir
 
 
 @pytest.fixture

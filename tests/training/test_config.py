@@ -142,7 +142,7 @@ def test_as_a_program() -> None:
 def test_the_commands_that_ansible_calls_import_nothing_heavy() -> None:
     loaded = run(
         "-c",
-        "import sys; from aura.commands import cli, compare, config, connectivity, fingerprint, plan; "
+        "import sys; from aura.commands import cli, config, connectivity, fingerprint, plan; "
         "from aura.commands import probe; print(*sys.modules)",
     )
     assert loaded.returncode == 0, loaded.stderr
@@ -162,9 +162,6 @@ LONG = "x" * 300  # no file system has such a name
         ["train", "--preset", "gpt2-nano", "--corpus", LONG],
         ["plan", "--preset", "gpt2-nano", "--corpus", LONG],
         ["fingerprint", LONG],
-        ["compare", LONG, LONG],
-        ["tune", LONG, "--data", "t.txt"],
-        *[[command, LONG] for command in ("evaluate", "chat", "serve")],
         ["sample", "--run-dir", LONG, "--prompt", "Hola"],
         ["export", "--run-dir", LONG, "--output", "x"],
     ],

@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import gguf
 import pytest
 import torch
 import xllamacpp
 from aura.config import resolve
-from aura.corpus import chatml
-from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, TOKENIZER_CONFIG, Corpus
+from aura.corpus.corpus import END_OF_TEXT, TOKENIZER, Corpus
 from aura.corpus.tokenizer import train
 from aura.errors import ConfigError
 from aura.model import export, gguf_file, sample
 from aura.model.family import model_of
-from by_heart import DIALOGUE, SMALL, learnt_by_heart, spanish_lines, tuned_run
+from by_heart import SMALL, learnt_by_heart, spanish_lines
 from services import asked
 from test_prepare import documents_of
 from tokenizers import Tokenizer
@@ -86,47 +84,6 @@ def test_the_same_ids_and_the_same_greedy_tokens(
     for line in spanish_lines(400):
         assert llama.ask("tokenize", content=line)["tokens"] == tokenizer.encode(line).ids, line
         assert llama.ask("tokenize", content=f"{line}{END_OF_TEXT}")["tokens"][-1] == begin
-
-
-def test_a_tuned_model_answers_and_stops(corpus: Corpus, tmp_path: Path) -> None:
-    """In transformers and llama.cpp: the ids of a question are those of chatml.py, and <|im_end|> ends the answer."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    path = tuned_run(tmp_path / "run", corpus) / "checkpoints/checkpoint-step-80"
-    export.export_checkpoint(path, tmp_path / "final", gguf_file.FORMATS)
-    tokenizer = export.read_tokenizer(tmp_path / "final" / TOKENIZER)
-    question, (end, begin) = DIALOGUE[:1], map(tokenizer.token_to_id, (chatml.END, END_OF_TEXT))
-    asked = tokenizer.encode(chatml.question(question)).ids
-    answer = tokenizer.encode(f"{DIALOGUE[1]['content']}{chatml.END}").ids
-
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "final")
-    for messages in (question, DIALOGUE[:3], [{"role": "system", "content": "Sé breve."}, *question]):
-        made = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        assert made == tokenizer.encode(chatml.question(messages)).ids
-    assert theirs("la casa")["input_ids"] == tokenizer.encode("la casa").ids  # nothing stands in front
-    assert (theirs.bos_token, theirs.eos_token, theirs.pad_token) == (END_OF_TEXT, chatml.END, END_OF_TEXT)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
-    assert (model.generation_config.eos_token_id, model.config.bos_token_id) == (end, begin)
-    said = model.generate(torch.tensor([asked]), max_new_tokens=50, do_sample=False)[0].tolist()
-    assert said == asked + answer
-
-    assert json.loads((tmp_path / "final" / TOKENIZER_CONFIG).read_text())["add_bos_token"] is False
-    for form in gguf_file.FORMATS:
-        file = tmp_path / "final" / gguf_file.name_of(form)
-        # llama.cpp would know <|im_end|> by its name too; others go by what the file says.
-        said = {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
-        ids = {name: said[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "eot", "padding")}
-        assert ids == {"bos": begin, "eos": end, "eot": end, "padding": begin}
-        assert said["tokenizer.ggml.add_bos_token"] is False
-        assert said["tokenizer.chat_template"] == chatml.TEMPLATE
-        llama = Llama(file)
-        text = chatml.question(question)
-        assert llama.ask("tokenize", content=text, add_special=True)["tokens"] == asked
-        assert llama.ask("apply-template", messages=question)["prompt"] == text
-        said = llama.ask("v1/chat/completions", messages=question, temperature=0, max_tokens=50)
-        assert said["choices"][0]["message"]["content"] == DIALOGUE[1]["content"], form
-        assert said["choices"][0]["finish_reason"] == "stop"
-        assert said["usage"]["prompt_tokens"] == len(asked)
 
 
 def test_what_llama_cpp_would_read_otherwise_is_refused(corpus: Corpus, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from aura.corpus import dialogues, round_trip
+from aura.corpus import round_trip
 from aura.corpus.corpus import Corpus
 from aura.corpus.listener import Silence
 from aura.corpus.mixture import Mixture, Part
@@ -330,7 +330,6 @@ def test_a_new_token_behind_gaps_takes_nobodys_id(tmp_path: Path) -> None:
     assert tuned.token_to_id("<|im_start|>") == largest + 3
     assert tuned.token_to_id("<|pad|>") == largest + 2
     assert tuned.encode("<|im_start|>la").ids[0] == largest + 3
-    assert len(dialogues.Dialogues(tuned, tmp_path, 16, 0, 0.1, False).counts) == largest + 4
 
 
 def test_two_tokens_with_one_id_are_refused(tmp_path: Path) -> None:

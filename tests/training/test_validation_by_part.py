@@ -19,7 +19,6 @@ import pytest
 import sentencepiece
 import torch
 from aura.cluster.ranks import Ranks
-from aura.commands import compare
 from aura.config import resolve
 from aura.corpus import shards
 from aura.corpus.corpus import META, TOKENIZER, Corpus, read_corpus
@@ -138,8 +137,7 @@ def of_earlier_release(corpus: Corpus, path: Path) -> Corpus:
     shutil.copytree(corpus.path, path)
     meta = json.loads((path / META).read_text())
     for entry in chain(*meta["files"].values()):
-        for counted in ("text_bytes", "learnt_tokens"):
-            entry.pop(counted, None)
+        entry.pop("text_bytes", None)
     meta.pop("fingerprint")
     digest = hashlib.sha256(json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     (path / META).write_text(json.dumps({**meta, "fingerprint": digest}))
@@ -271,17 +269,6 @@ def test_lines_log_and_curves_say_it_too(ranks: list[Trainer]) -> None:
         assert re.search(begin, trainer.text)
     unvalidated = rows(ranks[0].run_dir / "training_log.csv")[0]
     assert unvalidated["bits_per_byte/largo"] == unvalidated["bits_per_byte"] == ""
-
-
-def test_runs_are_compared_by_part(
-    ranks: list[Trainer], reference: list[Trainer], capsys: pytest.CaptureFixture[str]
-) -> None:
-    compared = [ranks[0].run_dir, reference[0].run_dir]
-    assert compare.main(list(map(str, compared))) == 0
-    shown = [re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()]
-    own = ranks[0].status["bits_per_byte_of_parts"]
-    for part in ("largo", "corto"):
-        assert [f"bits per byte of {part}", f"{own[part]:.4f}", "-"] in shown
 
 
 def test_a_run_that_goes_on_keeps_its_log(mixed: Corpus, tmp_path: Path) -> None:

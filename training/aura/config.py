@@ -3,9 +3,8 @@
 A preset is data: a file in presets/ that gives what is not as in presets/manual.toml, which gives every field but the
 size. The same function checks a preset and the overrides of the command line, of launch.yml and of `aura config`, so
 that a mistake is found before a node is touched.
-Three presets are not a file of their own: `auto` chooses one by the memory of the GPU (aura/plan/auto.py), `manual`
-takes the size of the model from the command line and the rest from presets/manual.toml, and `tune` is what a corpus of
-dialogues says. Standard library only.
+Two presets are not a file of their own: `auto` chooses one by the memory of the GPU (aura/plan/auto.py), and `manual`
+takes the size of the model from the command line and the rest from presets/manual.toml. Standard library only.
 """
 
 from __future__ import annotations
@@ -238,7 +237,7 @@ IN_PLACE_OF = {
     "warmup_ratio": "warmup_steps",
     "warmup_steps": "warmup_ratio",
 }
-AUTO, MANUAL, TUNE = "auto", "manual", "tune"
+AUTO, MANUAL = "auto", "manual"
 POWER = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")  # a large whole number, as people write it
 MANUAL_NEEDS = ("layers", "heads", "d_model", "seq_len")
 # What the guides call a setting: what it is called here. Both are accepted wherever a person names a setting.
@@ -256,7 +255,7 @@ ALIASES = {
 
 
 def preset_names() -> list[str]:
-    """The complete presets; AUTO, MANUAL and TUNE are accepted besides them."""
+    """The complete presets; AUTO and MANUAL are accepted besides them."""
     files = resources.files("aura").joinpath("presets").iterdir()
     names = (file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
     return sorted(name for name in names if name != MANUAL)
@@ -270,14 +269,12 @@ def resolve(preset: str, overrides: Mapping[str, Any] | None = None) -> TrainCon
     given = canonical(overrides or {})
     preset = str(given.pop("preset", preset))
     refuse_two_ways(given)
-    names = [*preset_names(), AUTO, MANUAL, TUNE]
+    names = [*preset_names(), AUTO, MANUAL]
     if preset not in names:
         hint = did_you_mean(preset, names)
         raise ConfigError("unknown_preset", preset=preset, hint=hint, names=", ".join(names))
     if preset == AUTO:
         raise ConfigError("auto_with_ranks")
-    if preset == TUNE:
-        raise ConfigError("tune_without_corpus")
     own = own_settings(preset)
     values = own | said_otherwise(given) | given
     lacking = ["/".join(flags(name)) for name in MANUAL_NEEDS if name not in values]

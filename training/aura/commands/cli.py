@@ -32,12 +32,7 @@ COMMANDS = {
     "train": "train a model, alone or as one rank of several",
     "fetch": "fetch a corpus from s3:// or https:// into a directory",
     "plan": "predict memory, time, traffic and disk of a training, before any training",
-    "compare": "show runs side by side: what each took, and its bits per byte at equal tokens",
-    "tune": "let a trained model learn to answer, from dialogues",
-    "evaluate": "try models on the tasks of lm-evaluation-harness, in Spanish or English",
     "sample": "continue a text with a trained model",
-    "chat": "talk with a tuned model in the terminal",
-    "serve": "answer OpenAI clients with a trained model, by llama.cpp's server",
     "export": "write a trained model for transformers",
     "monitor": "show the load of processor, memory and GPUs every few seconds",
     "notify": "tell a person what runs, nodes and GPUs do: Discord, Slack, Telegram, e-mail, ntfy, a webhook",
@@ -50,7 +45,7 @@ COMMANDS = {
 }
 # The others must outlive whoever reads what they print: a training saves, although `| tee` is gone, and a write to a
 # rank that is gone is an error of that write.
-ANSWERS = ("plan", "compare", "evaluate", "sample", "chat", "monitor", "fingerprint", "config", "version")
+ANSWERS = ("plan", "sample", "monitor", "fingerprint", "config", "version")
 OF_PREPARE = (  # which the guides give to the trainer
     *("--prepare", "--dataset"),
     *("--dataset-name", "--dataset-max-tokens", "--tokenizer-name-or-path", "--tokenizer"),

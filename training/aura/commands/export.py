@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aura.commands.named import add_model, model_asked
 from aura.errors import ConfigError, Parser
-from aura.model.export import export_checkpoint, is_exported
+from aura.model.export import export_again, export_checkpoint, is_exported
 from aura.model.gguf_file import FORMATS
 
 
@@ -28,8 +28,11 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
     path = model_asked(arguments).path
-    if is_exported(path):
+    if not is_exported(path):
+        export_checkpoint(path, arguments.output, arguments.gguf)
+    elif arguments.gguf:
+        export_again(path, arguments.output, arguments.gguf)
+    else:
         raise ConfigError("exported_already", path=path)
-    export_checkpoint(path, arguments.output, arguments.gguf)
     print(f"{path} -> {arguments.output}")
     return 0

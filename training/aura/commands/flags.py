@@ -6,19 +6,15 @@ import argparse
 import math
 from typing import Any
 
-from aura.config import AUTO, MANUAL, SETTINGS, TUNE, flags, preset_names
+from aura.config import AUTO, MANUAL, SETTINGS, flags, preset_names
 from aura.errors import ConfigError
 from aura.texts.console import SENTENCES, text
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """--preset, and every setting of a preset, each under all of its names."""
-    names = ", ".join([*preset_names(), AUTO, MANUAL, TUNE])
+    names = ", ".join([*preset_names(), AUTO, MANUAL])
     parser.add_argument(*flags("preset"), required=True, help=f"one of: {names}")
-    add_settings(parser)
-
-
-def add_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings of the preset that may be replaced")
     for name, setting in SETTINGS.items():
         choices = setting.metadata.get("choices")
@@ -31,7 +27,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, str]:
-    """What `add_settings` has found on the command line."""
+    """What `add_flags` has found on the command line."""
     given = {name: getattr(arguments, name) for name in SETTINGS}
     return {name: value for name, value in given.items() if value is not None}
 

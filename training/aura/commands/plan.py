@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from aura.commands.flags import add_flags, given_settings, number, parse_assignments
-from aura.config import AUTO, SAY_THE_SAME, TUNE, TrainConfig, canonical, resolve
+from aura.config import AUTO, SAY_THE_SAME, TrainConfig, canonical, resolve
 from aura.corpus.corpus import Corpus, check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.plan import gpus
-from aura.plan.auto import USABLE, Cards, Choice, choose, choose_for, chosen_before, tuned
+from aura.plan.auto import USABLE, Cards, Choice, choose, choose_for, chosen_before
 from aura.plan.filling import filled_line, filling
 from aura.plan.gpus import Gpu
 from aura.plan.memory import GIB
@@ -43,8 +43,7 @@ def main(argv: list[str]) -> int:
         print(choice.reason, file=sys.stderr)
         preset, overrides = choice.preset, choice.with_these(overrides)
         auto = {"auto": {"preset": preset, "settings": overrides, "reason": choice.reason}}
-    dialogues = corpus if preset == TUNE else None
-    config = tuned(dialogues.path, overrides) if dialogues else resolve(preset, overrides)
+    config = resolve(preset, overrides)
     if config.epochs and not (arguments.hours or corpus):
         raise ConfigError("plan_epochs_need_corpus", epochs=config.epochs)
     if corpus:
@@ -66,7 +65,6 @@ def main(argv: list[str]) -> int:
         hours=None if sized else arguments.hours,
         mfu=arguments.mfu,
         corpus_tokens=corpus.tokens["train"] if corpus else None,
-        is_trained=bool(corpus and corpus.window),
     )
     if arguments.json:
         print(json.dumps(plan.as_json() | (decision.as_json() if decision else {}) | auto, indent=2))

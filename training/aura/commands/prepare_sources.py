@@ -84,8 +84,6 @@ def _needs_all(arguments: Namespace) -> bool:
     return not (some or (arguments.output / META).exists())
 
 
-
-
 def _dataset(arguments: Namespace, name: str, config: str | None, revision: str | None) -> HubDataset:
     _check_apart(arguments, Path(name))
     return HubDataset(name, config, arguments.dataset_split, arguments.dataset_column, revision)

@@ -54,7 +54,7 @@ def continued(
 
 
 def add_choice(parser: Parser) -> None:
-    """Flags that say how a token is chosen, here and in `aura chat`."""
+    """Flags that say how a token is chosen."""
     parser.add_argument(
         "--temperature", type=float, default=0.8, metavar="T", help="0 always takes the likeliest (0.8)"
     )

@@ -21,9 +21,3 @@ DATASETS = {
     "fineweb2-es": Dataset("HuggingFaceFW/fineweb-2", "spa_Latn", "odc-by"),
     "fineweb2-hq-es": Dataset("epfml/FineWeb2-HQ", "spa_Latn", "odc-by"),
 }
-
-# What `aura tune` can learn to answer from.
-DIALOGUES = {
-    "tulu3-es": Dataset("fabriciocarraro/tulu-3-sft-personas-instruction-following-es", "default", "odc-by"),
-    "alpaca-es": Dataset("bertin-project/alpaca-spanish", "default", "cc-by-4.0"),
-}

@@ -6,12 +6,6 @@
     validation-00000.bin …  of a mixture validation-0-00000.bin … of its first part, and so on: `part` in meta.json
     meta.json             counts, SHA-256 of every file, fingerprint
 
-Of dialogues (aura/corpus/dialogues.py) it is the same, and the model that shall learn them is in it:
-
-    initial.safetensors   that model's parameters; meta.json says how it is trained
-    train-00000.bin …     uint32; NOT_LEARNT is added to what is read and not learnt. Each window begins with a dialogue
-
-
 The fingerprint is the SHA-256 of everything else in meta.json, but for what is only counted in the files: equal
 fingerprints mean equal corpora, and a corpus keeps its own where a release counts more.
 Standard library only, so that `aura fingerprint` answers at once.
@@ -25,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aura.errors import ConfigError, DataError
+from aura.errors import DataError
 
 FORMAT = "aura-corpus-1"
 META = "meta.json"
@@ -34,12 +28,7 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
 LARGEST_VOCABULARY = 65536  # of a tokenizer that is trained here: uint16
-NOT_LEARNT = 1 << 31
-INITIAL = "initial.safetensors"
-COUNTED = (
-    "text_bytes",
-    "learnt_tokens",
-)  # of every file, and in no fingerprint: earlier releases did not count them
+COUNTED = ("text_bytes",)  # of every file, and in no fingerprint: earlier releases did not count them
 
 
 def bytes_per_token(vocab_size: int) -> int:
@@ -53,7 +42,7 @@ class Corpus:
     vocab_size: int  # token ids that the tokenizer can produce
     unigram_entropy: float  # of the training tokens: the best loss without context [nats per token]
     tokens: dict[str, int]  # per split
-    # Per split (and "initial", where there is one): name, tokens, bytes, sha256, text_bytes (UTF-8, of its documents;
+    # Per split: name, tokens, bytes, sha256, text_bytes (UTF-8, of its documents;
     # earlier releases did not count them); where a mixture is validated, the part
     files: dict[str, list[dict[str, Any]]]
     tokenizer_sha256: str
@@ -61,16 +50,7 @@ class Corpus:
     bytes_per_token: int  # in the files
     text_bytes: int  # UTF-8, of all documents
     skipped: dict[str, int]  # places that could not be used, per kind
-    window: int  # of dialogues: the length of the windows that they were laid out in [tokens]; 0: any
-    special: dict[str, str]  # what transformers calls bos_token, eos_token, pad_token and chat_template
-
-
-def settings_of(path: Path) -> dict[str, Any]:
-    """How dialogues are trained: every setting of a run. Raises DataError, ConfigError where it is another corpus."""
-    meta = parse_meta((path / META).read_bytes(), path / META) if (path / META).is_file() else {}
-    if "settings" not in meta:
-        raise ConfigError("tune_needs_dialogues", path=path)
-    return meta["settings"]
+    special: dict[str, str]  # what transformers calls bos_token, eos_token and pad_token
 
 
 def fingerprint_of(meta: dict[str, Any]) -> str:
@@ -140,20 +120,14 @@ def corpus_of(meta: dict[str, Any], path: Path) -> Corpus:
         bytes_per_token=meta.get("bytes_per_token", 2),
         text_bytes=meta["text_bytes"] if "text_bytes" in meta else meta["source"]["bytes"],
         skipped=meta.get("skipped", {}),
-        window=meta.get("window", 0),
         special=special_of(meta),
     )
 
 
 def special_of(meta: dict[str, Any]) -> dict[str, str]:
-    """Of a text, what ends a document begins the next; in dialogues an answer has an end of its own."""
+    """What ends a document begins the next."""
     end = meta.get("end_of_text", END_OF_TEXT)
-    special = {
-        "bos_token": end,
-        "eos_token": meta.get("end_of_answer", end),
-        "pad_token": meta.get("pad", end),
-    }
-    return special | ({"chat_template": meta["chat_template"]} if "chat_template" in meta else {})
+    return {"bos_token": end, "eos_token": end, "pad_token": meta.get("pad", end)}
 
 
 def check_vocabulary(corpus: Corpus, vocab_size: int, preset: str) -> None:

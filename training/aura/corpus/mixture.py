@@ -40,7 +40,10 @@ class Mixture:
         self._begin(None)
 
     def _begin(self, position: Any) -> None:
-        self.positions, self.text_bytes = position or ([None] * len(self.parts), [0] * len(self.parts))
+        self.positions: list[Any] = [None] * len(self.parts)
+        self.text_bytes = [0] * len(self.parts)
+        if position:
+            self.positions, self.text_bytes = position
         self.begun: set[int] = set()
 
     @property

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aura.corpus.corpus import (
-    INITIAL,
     META,
     TOKENIZER,
     Corpus,
@@ -37,7 +36,7 @@ from aura.texts.console import text
 KIND = "corpora"
 NAME_LENGTH = 16  # digits of the fingerprint
 # What somebody else has written there leads to no other place of this machine.
-FILE = re.compile(r"(train|validation(-\d+)?)-\d{5,}\.bin|" + "|".join(map(re.escape, (TOKENIZER, INITIAL))))
+FILE = re.compile(r"(train|validation(-\d+)?)-\d{5,}\.bin|" + re.escape(TOKENIZER))
 
 
 class File(NamedTuple):

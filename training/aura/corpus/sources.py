@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol
 
-from aura.corpus.catalogue import DATASETS, DIALOGUES
+from aura.corpus.catalogue import DATASETS
 from aura.corpus.files import (
     JSON_LINES,
     Advance,
@@ -231,7 +231,7 @@ def read_list(
             yield usable(_value_in(record, column), place, problems, column) if number > skip else None
     except UnicodeDecodeError as error:
         kind = encoding_of(error.object)
-        why = console.text("dialogue_not_utf8", kind=kind, command=conversion(path, kind))
+        why = console.text("json_not_utf8", kind=kind, command=conversion(path, kind))
         raise DataError("no_json_list", path=path, number=number + 1, error=why) from None
     except (ValueError, RecursionError) as error:
         raise DataError("no_json_list", path=path, number=number + 1, error=error) from None
@@ -312,7 +312,7 @@ class HubDataset:
         revision: str | None = None,
     ) -> None:
         """Raises ConfigError."""
-        known = DATASETS.get(name) or DIALOGUES.get(name)
+        known = DATASETS.get(name)
         if known is None:
             refuse_pipe(Path(name))
             if Path(name).is_file():
@@ -363,11 +363,6 @@ class HubDataset:
         if self.saved:
             return datasets.load_dataset("arrow", data_files=self.saved, streaming=True, split=self.split)
         return datasets.load_dataset(self.path, self.config, streaming=True, **choice)
-
-    def rows(self) -> Iterator[Any]:
-        """As they are, all columns. Raises DataError."""
-        with self._one_sentence():
-            yield from self._open()
 
     def documents(self, position: Any, problems: Problems, advance: Advance) -> Iterator[str]:
         with self._one_sentence():

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from aura.corpus.corpus import NOT_LEARNT, TOKENIZER, Corpus
+from aura.corpus.corpus import TOKENIZER, Corpus
 from aura.corpus.windows import ByPart
 from aura.texts.console import text
 
@@ -32,10 +32,9 @@ def bits_per_byte(corpus: Corpus, say: Callable[[str], None]) -> ByPart:
             if (lengths := _token_bytes(corpus)) is None:
                 say(text("bytes_of_validation_unknown", path=corpus.path))
                 return ByPart(sum(corpus.tokens.values()) / corpus.text_bytes / math.log(2), {})
-            entry = entry | _counted(corpus, entry, lengths)
+            entry = entry | {"text_bytes": _counted(corpus, entry, lengths)}
         part = entry.get("part", "")
-        # In dialogues some tokens are read and not learnt.
-        tokens[part] = tokens.get(part, 0) + entry.get("learnt_tokens", entry["tokens"])
+        tokens[part] = tokens.get(part, 0) + entry["tokens"]
         sizes[part] = sizes.get(part, 0) + entry["text_bytes"] * math.log(2)
     return ByPart.ratio(tokens, sizes)
 
@@ -54,10 +53,10 @@ def _token_bytes(corpus: Corpus) -> NDArray[np.int64] | None:
     return sizes
 
 
-def _counted(corpus: Corpus, entry: dict[str, Any], lengths: NDArray[np.int64]) -> dict[str, int]:
+def _counted(corpus: Corpus, entry: dict[str, Any], lengths: NDArray[np.int64]) -> int:
     ids = np.memmap(corpus.path / entry["name"], f"<u{corpus.bytes_per_token}", "r")
     counts = np.zeros(len(lengths), np.int64)
     for begin in range(0, len(ids), AT_ONCE):
         some = ids[begin : begin + AT_ONCE].astype(np.int64)
-        counts += np.bincount(some[some < NOT_LEARNT], minlength=len(lengths))
-    return {"learnt_tokens": int(counts.sum()), "text_bytes": int(counts @ lengths)}
+        counts += np.bincount(some, minlength=len(lengths))
+    return int(counts @ lengths)

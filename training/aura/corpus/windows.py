@@ -19,10 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from aura.config import TrainConfig
-from aura.corpus.corpus import NOT_LEARNT, Corpus, check_vocabulary
-from aura.errors import ConfigError, DataError
+from aura.corpus.corpus import Corpus, check_vocabulary
+from aura.errors import DataError
 
-IGNORED = -100  # torch's word for a target that does not count
 MIXER = 0x9E3779B97F4A7C15  # splitmix64, https://prng.di.unimi.it/splitmix64.c
 
 
@@ -39,7 +38,6 @@ class Windows:
     """
 
     def __init__(self, corpus: Corpus, split: str, seq_len: int) -> None:
-        self.has_unlearnt = bool(corpus.window)  # tokens that are read only, in dialogues
         entries = corpus.files[split]
         paths = [Path(corpus.path, entry["name"]) for entry in entries if entry["tokens"]]
         # Of each shard: which part of a mixture it is validated with, "" where there are none.
@@ -55,10 +53,10 @@ class Windows:
 
     def read(self, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, each int64 of shape (len(indices), seq_len); both are views of one tensor."""
-        return inputs_and_targets(self.batch(indices), self.has_unlearnt)
+        return inputs_and_targets(self.batch(indices))
 
     def batch(self, indices: NDArray[np.int64]) -> torch.Tensor:
-        """The whole windows, int64 of shape (len(indices), seq_len + 1); in dialogues with NOT_LEARNT."""
+        """The whole windows, int64 of shape (len(indices), seq_len + 1)."""
         rows = np.stack([self._tokens(int(index) * self.seq_len, self.seq_len + 1) for index in indices])
         return torch.from_numpy(rows.astype(np.int64))
 
@@ -68,11 +66,6 @@ class Windows:
         shards = np.searchsorted(self.starts, indices * self.seq_len, side="right") - 1
         parts = np.array(self.parts)[shards]
         return {part: indices[parts == part] for part in dict.fromkeys(self.parts)}
-
-    def learnt(self, batch: torch.Tensor) -> int:
-        """How many targets of these whole windows are; `batch` has not been on a device."""
-        targets = batch[:, 1:]
-        return int((targets.numpy() < NOT_LEARNT).sum()) if self.has_unlearnt else targets.numel()
 
     def _tokens(self, start: int, count: int) -> NDArray[np.unsignedinteger[Any]]:
         """`count` tokens from `start` on; they may lie in several shards."""
@@ -104,12 +97,8 @@ class ByPart:
         return ByPart(self.whole * other.whole, parts)
 
 
-def inputs_and_targets(batch: torch.Tensor, has_unlearnt: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole windows without their last token, and without their first; views, where everything is learnt. A target that
-    is not is IGNORED."""
-    if has_unlearnt:
-        ids = batch & (NOT_LEARNT - 1)
-        return ids[:, :-1], ids.masked_fill(batch >= NOT_LEARNT, IGNORED)[:, 1:]
+def inputs_and_targets(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole windows without their last token, and without their first; views."""
     return batch[:, :-1], batch[:, 1:]
 
 
@@ -164,15 +153,9 @@ def even_share(rank: int, ranks: int, count: int) -> range:
 
 
 def check_corpus(corpus: Corpus, config: TrainConfig, world_size: int) -> None:
-    """Refuse a corpus that does not fit the configuration. Raises ConfigError, DataError."""
-    if corpus.window not in (0, config.seq_len):
-        raise ConfigError(
-            "windows_of_dialogues", path=corpus.path, window=corpus.window, seq_len=config.seq_len
-        )
+    """Refuse a corpus that does not fit the configuration. Raises DataError."""
     check_vocabulary(corpus, config.vocab_size, config.preset)
     windows = len(Windows(corpus, "train", config.seq_len))
-    if corpus.window and windows < world_size:
-        raise DataError("fewer_dialogues_than_ranks", path=corpus.path, windows=windows, ranks=world_size)
     shares = config.shares(world_size)
     short = windows < sum(shares)
     if short and not (config.allow_dataset_oversubscription and windows):

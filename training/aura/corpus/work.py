@@ -204,8 +204,9 @@ class Work:
                     if self.tokens() >= limit:
                         break
                 if finished or time.monotonic() - written >= shards.COMMIT_SECONDS:
-                    for writer in (*self._writers(), self.seen):
+                    for writer in self._writers():
                         writer.flush()
+                    self.seen.flush()
                     self.place.write_journal(self._journal())
                     written = time.monotonic()
             else:

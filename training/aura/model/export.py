@@ -165,8 +165,26 @@ def _corpus_of(run: Path) -> Path | None:
         return None
 
 
+def export_again(path: Path, output: Path, gguf: Sequence[str]) -> None:
+    """`export` of what transformers has written, once others have trained an exported model further."""
+    config, parameters = read_exported(path)
+    export(config, parameters, tokenizer_of(path), output, gguf)
+
+
 def load(path: Path) -> LanguageModel:
     """The model of an exported directory, in fp32. Raises DataError when the directory is not complete."""
+    config, parameters = read_exported(path)
+    model = model_of(config)
+    try:
+        model.load_state_dict(parameters)
+    except RuntimeError as error:
+        raise DataError("no_exported_model", path=path, kind=type(error).__name__, error=error) from None
+    return model
+
+
+def read_exported(path: Path) -> tuple[TrainConfig, dict[str, Tensor]]:
+    """The shape and the parameters, named as in aura/model, of an exported directory. Raises DataError when it is not
+    complete."""
     families = {family.names.model_type: family for family in FAMILIES.values()}
     try:
         values = json.loads((path / CONFIG).read_text(encoding="utf-8"))
@@ -175,13 +193,13 @@ def load(path: Path) -> LanguageModel:
         names = family.names
         fixed = {"vocab_multiple": 1, "parameter_format": "fp32", "dropout": 0}
         shape = {"family": family.name, "vocab_size": values["vocab_size"], **names.shape(values), **fixed}
-        model = model_of(resolve("gpt2-nano", shape))
-        model.load_state_dict(
-            {name: turned(names, name, tensors[names.of(name)]) for name in model.state_dict()}
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        config = resolve("gpt2-nano", shape)
+        return config, {
+            name: turned(names, name, tensors[names.of(name)])
+            for name in model_of(config, "meta").state_dict()
+        }
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise DataError("no_exported_model", path=path, kind=type(error).__name__, error=error) from None
-    return model
 
 
 def turned(names: Names, name: str, tensor: Tensor) -> Tensor:

@@ -37,14 +37,12 @@ def take_deterministic_kernels(config: TrainConfig) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def to_device(
-    batch: torch.Tensor, device: torch.device, has_unlearnt: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def to_device(batch: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets. From pinned memory, so that the copy does not wait for what the GPU is still computing:
     only a whole tensor goes that way, a part of its columns would be gathered in other memory first."""
     if device.type != "cpu":
         batch = batch.pin_memory().to(device, non_blocking=True)
-    return inputs_and_targets(batch, has_unlearnt)
+    return inputs_and_targets(batch)
 
 
 def validation_windows(windows: Windows, config: TrainConfig) -> NDArray[np.int64]:
@@ -66,8 +64,8 @@ def validation_loss(
     for part, chosen in enumerate(parts.values()):
         for first in range(0, len(chosen), batch_size):
             batch = windows.batch(chosen[first : first + batch_size])
-            tokens[part] += windows.learnt(batch)
-            inputs, targets = to_device(batch, device, windows.has_unlearnt)
+            inputs, targets = to_device(batch, device)
+            tokens[part] += targets.numel()
             with autocast(config, device):
                 loss_sums[part] += model.loss_sum(inputs, targets)
     model.train()

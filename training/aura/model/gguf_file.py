@@ -15,8 +15,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from torch import Tensor
 
 from aura.config import TrainConfig
-from aura.corpus import chatml
-from aura.corpus.corpus import NOT_LEARNT, read_corpus
+from aura.corpus.corpus import read_corpus
 from aura.corpus.special_tokens import TOKENS, is_tuned
 from aura.errors import ConfigError, DataError
 from aura.families.known import FAMILIES
@@ -97,7 +96,6 @@ def sample_of_corpus(path: Path, fingerprint: str, tokenizer: Tokenizer) -> list
     pieces = []
     for entry in corpus.files["validation"]:
         ids = np.fromfile(path / entry["name"], f"<u{corpus.bytes_per_token}", SAMPLE)
-        ids = ids & np.asarray(NOT_LEARNT - 1).astype(ids.dtype)
         pieces += [ids[begin : begin + PIECE].tolist() for begin in range(0, len(ids), PIECE)]
     return tokenizer.decode_batch(pieces)
 
@@ -168,9 +166,6 @@ def _add_tokenizer(writer: Any, tokenizer: Tokenizer, rows: int, special: Mappin
 
 
 def modelfile(file: str, special: Mapping[str, str]) -> str:
-    """What `ollama create` reads, beside this file. In Go's template language the same as in chatml.py."""
-    if not is_tuned(special):
-        return f'FROM ./{file}\nTEMPLATE """{{{{ .Prompt }}}}"""\n'
-    message = f"{chatml.BEGIN}{{{{ .Role }}}}\n{{{{ .Content }}}}{chatml.END}\n"
-    template = f"{{{{- range .Messages }}}}{message}{{{{ end }}}}{chatml.opened('assistant')}"
-    return f'FROM ./{file}\nTEMPLATE """{template}"""\nPARAMETER stop "{special["eos_token"]}"\n'
+    """What `ollama create` reads, beside this file. How a dialogue is written down it finds in the file."""
+    template = "" if is_tuned(special) else 'TEMPLATE """{{ .Prompt }}"""\n'
+    return f"FROM ./{file}\n{template}"

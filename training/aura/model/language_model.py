@@ -36,7 +36,6 @@ class LanguageModel(nn.Module):
         self.seq_len, self.vocab_size, self.d_model = config.seq_len, config.vocab_size, config.d_model
         self.loss_chunk, self.gradient_checkpointing = config.loss_chunk, config.gradient_checkpointing
         self.is_compiled = False
-        self.has_unlearnt = False  # some targets do not count (dialogues)
 
     def begin(self, config: TrainConfig, device: torch.device | str) -> None:
         """All layers are there: their format, and their first numbers, but on the device "meta"."""
@@ -82,7 +81,7 @@ class LanguageModel(nn.Module):
         return functional.linear(hidden, weight)[..., : self.vocab_size]
 
     def loss_sum(self, tokens: Tensor, targets: Tensor, gradient_scale: Tensor | None = None) -> Tensor:
-        """Cross-entropy in nats, in fp32, summed over the batch * time targets that count.
+        """Cross-entropy in nats, in fp32, summed over the batch * time targets.
 
         gradient_scale: what the result is multiplied with before its backward pass (loss scaling).
         """
@@ -95,8 +94,7 @@ class LanguageModel(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):
             chunk = self.loss_chunk or len(targets)
             return LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-                *(hidden, weight, targets, self.vocab_size, chunk, gradient_scale),
-                *(self.is_compiled, self.has_unlearnt),
+                hidden, weight, targets, self.vocab_size, chunk, gradient_scale, self.is_compiled
             )
 
     def _cross_entropy(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

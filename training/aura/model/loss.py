@@ -24,9 +24,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         chunk: int,
         gradient_scale: Tensor | None,
         compiled: bool = False,
-        has_unlearnt: bool = False,
     ) -> Tensor:
-        """Summed over the targets, in nats and fp32; has_unlearnt: but for those below 0.
+        """Summed over the targets, in nats and fp32.
 
         hidden (n, d_model), weight (rows, d_model) of which only the first `vocab_size` are words, targets (n,). The
         matrix products are those of hidden's format; weight may have a wider one, and its gradient has the same.
@@ -36,9 +35,6 @@ class LinearCrossEntropy(torch.autograd.Function):
         """
         differences = _compiled_differences() if compiled else _differences
         narrow_weight = weight.to(hidden.dtype)
-        counted = None
-        if has_unlearnt:
-            counted, targets = targets >= 0, targets.clamp(min=0)
         grad_hidden = torch.empty_like(hidden)
         # Added up in bf16, small parts would be lost beside the sum of those before.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if chunk < len(hidden) else None
@@ -46,12 +42,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         for first in range(0, len(hidden), chunk):
             piece = slice(first, first + chunk)
             nats, narrow = differences(
-                hidden[piece],
-                narrow_weight,
-                targets[piece, None],
-                vocab_size,
-                gradient_scale,
-                None if counted is None else counted[piece, None],
+                hidden[piece], narrow_weight, targets[piece, None], vocab_size, gradient_scale
             )
             total += nats
             grad_hidden[piece] = narrow @ narrow_weight
@@ -70,19 +61,13 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         factor = grad if ctx.gradient_scale is None else grad / ctx.gradient_scale
-        return grad_hidden.mul_(factor), grad_weight.mul_(factor).to(ctx.dtype), *[None] * 6
+        return grad_hidden.mul_(factor), grad_weight.mul_(factor).to(ctx.dtype), *[None] * 5
 
 
 def _differences(
-    hidden: Tensor,
-    weight: Tensor,
-    wanted: Tensor,
-    vocab_size: int,
-    scale: Tensor | None,
-    counted: Tensor | None,
+    hidden: Tensor, weight: Tensor, wanted: Tensor, vocab_size: int, scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss of a piece, and the gradient of its logits (n, rows) in hidden's format. wanted: (n, 1); counted:
-    the same, which of them the loss is of; all, where it is None."""
+    """The summed loss of a piece, and the gradient of its logits (n, rows) in hidden's format. wanted: (n, 1)."""
     logits = (hidden @ weight.T).float()
     logits[:, vocab_size:] = -torch.inf
     log_p = torch.log_softmax(logits, dim=1)
@@ -91,20 +76,13 @@ def _differences(
     # The probabilities, less one at the target
     difference = log_p.exp_()
     difference.scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=torch.float32))
-    if counted is not None:
-        nats, difference = nats * counted, difference.mul_(counted)
     if scale is not None:
         difference.mul_(scale)
     return nats.sum(), difference.to(hidden.dtype)
 
 
 def _fused_differences(
-    hidden: Tensor,
-    weight: Tensor,
-    wanted: Tensor,
-    vocab_size: int,
-    scale: Tensor | None,
-    counted: Tensor | None,
+    hidden: Tensor, weight: Tensor, wanted: Tensor, vocab_size: int, scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The same, written so that a compiler makes one pass of it: no step of it needs to be kept."""
     logits = (hidden @ weight.T).float()
@@ -113,8 +91,6 @@ def _fused_differences(
     log_z = torch.logsumexp(logits, dim=1, keepdim=True)
     nats = log_z - logits.gather(1, wanted)
     difference = (logits - log_z).exp() - (column == wanted).float()
-    if counted is not None:
-        nats, difference = nats * counted, difference * counted
     if scale is not None:
         difference = difference * scale
     return nats.sum(), difference.to(hidden.dtype)

@@ -9,26 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from aura.config import (
-    AUTO,
-    OF_A_MICRO_BATCH,
-    TUNE,
-    TrainConfig,
-    as_words,
-    canonical,
-    from_values,
-    refuse_two_ways,
-    resolve,
-    said_otherwise,
-)
-from aura.corpus.corpus import META, Corpus, read_corpus, settings_of
+from aura.config import AUTO, OF_A_MICRO_BATCH, TrainConfig, as_words, resolve
+from aura.corpus.corpus import META, Corpus, read_corpus
 from aura.errors import ConfigError
 from aura.plan import gpus
 from aura.plan.memory import GIB, largest_micro_batch, memory_of, settings_that_fit
 from aura.plan.plan import plan_for
 from aura.plan.setting import cluster_of, decide, exchanging
 from aura.plan.shapes import parameter_count
-from aura.recipe import TOKENS_PER_PARAMETER, rate
+from aura.recipe import TOKENS_PER_PARAMETER
 from aura.texts.console import text
 
 # The largest model first, and of one model the fastest recipe first.
@@ -54,8 +43,6 @@ CHANGED = (
     "moment_format",
     "parameter_format",
 )
-# What a model that is there cannot change.
-SHAPE = ("family", "layers", "heads", "kv_heads", "d_model", "vocab_size", "vocab_multiple", "tied")
 # What is chosen among for so many hours, the largest first, and what such a choice may change of its preset (older ones
 # changed its shape and rates, too).
 FOR_HOURS = ("qwen3-1b", "qwen3-350m", "qwen3-125m")
@@ -124,8 +111,6 @@ def resolve_here(
     """
     if hours and preset != AUTO:
         raise ConfigError("hours_need_auto", preset=preset)
-    if preset == TUNE:
-        return tuned(corpus, overrides)
     if preset != AUTO or not _alone():
         return resolve(preset, overrides)
     before = run_dir / "config.json"
@@ -139,27 +124,6 @@ def resolve_here(
         choice = choose_for(hours, _here(found), *asked) if hours else choose(found, *asked)
     say(choice.reason)
     return resolve(choice.preset, choice.with_these(overrides))
-
-
-def tuned(corpus: Path, overrides: Mapping[str, Any]) -> TrainConfig:
-    """What a corpus of dialogues says of its training, with some settings replaced. Raises ConfigError, DataError."""
-    given, own = canonical(overrides), settings_of(corpus)
-    given.pop("preset", None)
-    refuse_two_ways(given)
-    own |= said_otherwise(given)
-    if {"steps", "tokens"} & given.keys():
-        own["epochs"] = 0
-    if given.get("strategy") == "auto":
-        own["wire"] = "fp32"
-    model, config = from_values(own), from_values(own | given)
-    for name in SHAPE:
-        has, wanted = getattr(model, name), getattr(config, name)
-        if has != wanted:
-            raise ConfigError("tune_other_model", name=name, has=has, wanted=wanted)
-    if config.optimizer != model.optimizer and "lr" not in given:
-        usual = rate(model.optimizer, model.d_model)
-        config = replace(config, lr=rate(config.optimizer, config.d_model) * model.lr / usual)
-    return config
 
 
 def chosen_before(file: Path) -> Choice:

@@ -35,15 +35,15 @@ def notes(
     fullest_rank: int | None,
     compute: float | None,
     exposed: float,
-    tokens: int | None,
+    tokens: int,
 ) -> Iterator[str]:
-    """tokens: of the run; None where the model knows something already. compute, exposed: seconds of a step."""
+    """tokens: of the run. compute, exposed: seconds of a step."""
     yield from _note_on_memory(config, of_ranks, fullest_rank)
     for rank in _kinds(of_ranks):
         if not rank.peak:
             is_known = rank.device.peak  # in another number format
             yield text("note_no_bf16" if is_known else "note_speed_unknown", device=rank.device.name)
-    if tokens is not None and (ratio := tokens / parameter_count(config)) < TOKENS_PER_PARAMETER / 2:
+    if (ratio := tokens / parameter_count(config)) < TOKENS_PER_PARAMETER / 2:
         yield text("note_few_tokens", ratio=ratio, enough=TOKENS_PER_PARAMETER)
     yield from _note_on_traffic(compute, exposed, config)
 

@@ -164,13 +164,11 @@ def plan_for(
     hours: float | None = None,
     mfu: float | None = None,
     corpus_tokens: int | None = None,
-    is_trained: bool = False,
 ) -> Plan:
     """The plan of a run with `ranks` ranks on `nodes` nodes (one each, unless said).
 
     `gpu`: of every rank, from gpus.py, or one for each rank. `hours`: in place of config.steps as many as fit. `mfu`:
-    in place of what is assumed. `corpus_tokens`: of one pass. `is_trained`: the model knows something already. Raises
-    ConfigError.
+    in place of what is assumed. `corpus_tokens`: of one pass. Raises ConfigError.
     """
     nodes = nodes or ranks
     devices = [gpu] * ranks if isinstance(gpu, Gpu) else list(gpu)
@@ -191,7 +189,6 @@ def plan_for(
         steps = max(1, int(hours * 3600 / (compute + exposed)))
     alike = len({(rank.memory.total, rank.room) for rank in of_ranks}) == 1
     fullest_rank = None if alike else of_ranks.index(fullest)
-    tokens = None if is_trained else steps * tokens_per_step
     peaks = [rank.peak for rank in of_ranks]
     collected = state_bytes(config, ranks) - local_bytes(config, ranks)
     return Plan(
@@ -222,7 +219,7 @@ def plan_for(
         steps=steps,
         passes=steps * tokens_per_step / corpus_tokens if corpus_tokens else None,
         assumptions=tuple(assumptions(config, of_ranks, fullest, is_sent=bool(sent))),
-        notes=tuple(notes(config, of_ranks, fullest_rank, compute, exposed, tokens)),
+        notes=tuple(notes(config, of_ranks, fullest_rank, compute, exposed, steps * tokens_per_step)),
     )
 
 

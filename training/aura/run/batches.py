@@ -34,13 +34,13 @@ class Batches:
         self.order = Order(len(windows), config.seed)
         self.per_step = sum(division.first)  # windows of all ranks, in every step
         # Read ahead, and its position
-        self.ahead: tuple[int, tuple[Tensor, Tensor, int]] | None = None
+        self.ahead: tuple[int, tuple[Tensor, Tensor]] | None = None
 
     def begin_step(self, step: int) -> None:
         """What follows is asked for this step (from 1)."""
         self.step = step
         self.offset, self.share = share_of(self.rank, self.division.of_step(step))
-        self.tokens = 0  # that are learnt, of what this rank has been given of this step
+        self.tokens = 0  # that this rank has been given of this step
         # So many micro-batches are computed before the weights of the step before are there.
         # With rounds it is steps that are late.
         has_delay = len(self.division.first) > 1 and self.config.strategy != "rounds"
@@ -64,9 +64,9 @@ class Batches:
         """Windows of this rank's largest micro-batch."""
         return self.size if self.division.by_speed else min(self.size, self.division.first[self.rank])
 
-    def _read(self, position: int, count: int) -> tuple[Tensor, Tensor, int]:
+    def _read(self, position: int, count: int) -> tuple[Tensor, Tensor]:
         batch = self.windows.batch(self.order.at(position, count))
-        return *to_device(batch, self.device, self.windows.has_unlearnt), self.windows.learnt(batch)
+        return to_device(batch, self.device)
 
     def of_step(self, windows_seen: int) -> Iterator[MicroBatch]:
         """Those of the step, which begins behind so many windows. With dropout, torch's generators are seeded before
@@ -75,10 +75,10 @@ class Batches:
         for first in range(0, self.share, self.size):
             position = begin + first
             if self.ahead and self.ahead[0] == position:
-                inputs, targets, tokens = self.ahead[1]
+                inputs, targets = self.ahead[1]
             else:
-                inputs, targets, tokens = self._read(position, min(self.size, self.share - first))
-            self.tokens += tokens
+                inputs, targets = self._read(position, min(self.size, self.share - first))
+            self.tokens += targets.numel()
             if self.config.dropout:
                 torch.manual_seed(_seed(self.config.seed, position))
             yield MicroBatch(inputs, targets, is_last=first + self.size >= self.share)

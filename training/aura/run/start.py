@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from aura.checkpoint import store
 from aura.checkpoint.manifest import Writer, writer_of
 from aura.cluster.place import compiles, link_mbit, why_not_compiled
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, as_words
-from aura.corpus.corpus import INITIAL, Corpus
+from aura.corpus.corpus import Corpus
 from aura.corpus.text_bytes import bits_per_byte
 from aura.corpus.windows import Windows
 from aura.errors import ConfigError, DataError
@@ -104,7 +102,6 @@ def trainer_of(run: Run) -> Trainer:
         compiled.choose_directory(run.directory)
     run = replace(run, filling=filling(run.shared, run.devices))
     model = model_of(run.shared, run.device)
-    begin_with(run.corpus, model)
     if compiles(run.config, run.device):
         model.compile_blocks(lengths=run.shared.batch_sizes(ranks.world_size)[ranks.rank])
     windows = Windows(run.corpus, "train", run.config.seq_len)
@@ -139,17 +136,6 @@ def trainer_of(run: Run) -> Trainer:
     )
 
 
-def begin_with(corpus: Corpus, model: LanguageModel) -> None:
-    """Dialogues bring the model that shall learn them. Raises DataError."""
-    model.has_unlearnt = bool(corpus.window)
-    if not corpus.window:
-        return
-    try:
-        model.load_state_dict(load_file(corpus.path / INITIAL))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise DataError("initial_unusable", path=corpus.path / INITIAL, error=error) from None
-
-
 def check_ranks_mean_the_same(ranks: Ranks, config: TrainConfig, corpus: Corpus) -> None:
     """Raises the same error on all ranks."""
     if odd := ranks.odd_ones(int(config.digest()[:15], 16)):
@@ -167,7 +153,6 @@ def plan_of(run: Run, said: Sequence[str]) -> Plan:
         nodes=len(set(run.ranks.nodes)),
         link_mbit=link_mbit(),
         corpus_tokens=run.corpus.tokens["train"],
-        is_trained=bool(run.corpus.window),
     )
     if run.ranks.world_size > 1:
         chosen = {name: getattr(run.config, name) for name in CHOSEN}

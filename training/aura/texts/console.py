@@ -80,15 +80,6 @@ def put(line: str, end: str = "\n") -> None:
         os.close(nowhere)
 
 
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Words to the left, figures to the right, and an empty line."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = [word.rjust(width) for word, width in zip(others, widths[1:], strict=True)]
-        print("  ".join([first.ljust(widths[0]), *cells]))
-    print()
-
-
 class Console:
     """Prints lines that are headed by who speaks."""
 

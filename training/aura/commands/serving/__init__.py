@@ -1,1 +1,0 @@
-"""llama.cpp's server, where the machine has none of its own."""
