@@ -106,8 +106,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Accepted
 
     monkeypatch.setattr(Parser, "parse_args", accept)
-    for name in ("build", "_into_a_bucket"):
-        monkeypatch.setattr(prepare, name, check)
+    monkeypatch.setattr(prepare, "build", check)
     monkeypatch.setattr(cli, "corpus_here", lambda place: Path(str(place)))
     monkeypatch.setattr(sources, "find_files", lambda *_: [])
     monkeypatch.setattr(attempt, "run", run)
