@@ -142,8 +142,7 @@ def test_as_a_program() -> None:
 def test_the_commands_that_ansible_calls_import_nothing_heavy() -> None:
     loaded = run(
         "-c",
-        "import sys; from aura.commands import cli, config, connectivity, fingerprint, plan; "
-        "from aura.commands import probe; print(*sys.modules)",
+        "import sys; from aura.commands import cli, config, fingerprint, plan; print(*sys.modules)",
     )
     assert loaded.returncode == 0, loaded.stderr
     assert not {"torch", "numpy", "rich", "tokenizers"} & set(loaded.stdout.split())
@@ -256,9 +255,6 @@ NEEDED = "--corpus/--dataset-path, --preset/--custom-preset/--model-preset"
          "aura plan: argumento --nodes: 0 tiene que ser más de 0"),
         ("plan --preset gpt2 --mfu 2", "aura plan: argument --mfu: 2 must be at most 1",
          "aura plan: argumento --mfu: 2 tiene que ser como mucho 1"),
-        ("probe --node a --ephemeral-port 50000 --peers b",
-         "aura probe: --peers: 'b' is not NAME=ADDRESS, or comes twice",
-         "aura probe: --peers: 'b' no es NOMBRE=DIRECCIÓN, o está dos veces"),
         (f"{TRAIN} --steps 0", "steps=0 must be at least 1 (length of the run [optimizer steps]).",
          "steps=0 tiene que ser al menos 1 (duración del entrenamiento [pasos del optimizador])."),
         (f"{TRAIN} --lr x", "lr='x' is not a number (highest learning rate).",

@@ -40,10 +40,10 @@ def test_both_languages_have_the_same_keys_with_the_same_values() -> None:
 
 
 SPEAKERS = {"text", "in_words", "ConfigError", "DataError", "CheckFailed"}  # their first argument is a key
-# What is given to these is shown as it is; the reasons of a Refusal are in what `aura probe` prints.
-TELLERS = set("say warn put print error Later Refusal OSError ConnectionError ArgumentTypeError".split())
-# What is English everywhere: --help, and the report around which Ansible speaks.
-ENGLISH_EVERYWHERE = ("commands/cli.py:_print_help", "commands/connectivity.py:main")
+# What is given to these is shown as it is.
+TELLERS = set("say warn put print error Later OSError ConnectionError ArgumentTypeError".split())
+# What is English everywhere: --help.
+ENGLISH_EVERYWHERE = ("commands/cli.py:_print_help",)
 
 
 PACKAGE = Path(console.__file__).parents[1]

@@ -38,7 +38,6 @@ COMMANDS = {
     "notify": "tell a person what runs, nodes and GPUs do: Discord, Slack, Telegram, e-mail, ntfy, a webhook",
     "watch": "look after the GPUs of this machine, and end the rank on one that is sick",
     "check-allreduce": "let all ranks add numbers and check the sum",
-    "probe": "answer or measure connections between nodes",
     "fingerprint": "verify a corpus and print its fingerprint",
     "config": "print a complete training configuration, or what is wrong with it",
     "version": "print the versions of everything that takes part, as JSON",
