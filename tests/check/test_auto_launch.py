@@ -102,14 +102,6 @@ def test_all_ranks_get_what_the_smallest_device_allows_and_a_relaunch_the_same(p
     assert said.count("AURA_STEP_TOKENS=4096") == 2
 
 
-def test_without_hours_and_with_what_cannot_be(place: Path) -> None:
-    said, told = launched(place)
-    assert "preset=auto: gpt2-nano" in said and "this machine has no GPU" in said
-    assert told[0].startswith("--preset gpt2-nano ")
-    said, told = launched(place, trainer_hours=0.01, trainer_overrides={"steps": 3})
-    assert "steps are given too" in said and "Nothing was started." in said and not told
-
-
 def test_who_is_asked() -> None:
     two = node("node2", "cu130", RTX3060, RTX3090, wanted="all")
     members = [node("node0", "cu130", RTX3090), two]

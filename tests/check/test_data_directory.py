@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import tree
-from expressions import filled_in, loaded, preflight_sentences, says
+from expressions import filled_in, loaded, preflight_sentences
 
 ELSEWHERE = "/mnt/ssd/aura"
 PYTHON = {"own_python": "/usr/bin/python3.10", "python": "/usr/bin/python3.10"}
@@ -57,20 +57,6 @@ def test_data_have_a_place_and_nothing_is_hidden(
     assert said.count("data_directory is") <= 1, "one reason is enough"
 
 
-@pytest.mark.parametrize(
-    ("there", "sentence"),
-    [
-        ({"python": "/usr/bin/python3.11"}, "and no longer the distribution's own /usr/bin/python3.10"),
-        ({"taken": "user ubuntu 2500, group aura 997"}, "already: user ubuntu 2500, group aura 997 (name"),
-        ({"links": "/var/lib/aura/runs (to /mnt/big) "}, "Remove the link (sudo rm)"),
-    ],
-)
-def test_what_stands_in_the_way_is_said_at_once(there: dict[str, str], sentence: str) -> None:
-    said = said_of("ssd", "1 GB", **there)
-    for part in (sentence, "an absolute path", "base_journal_max is 1 GB, which journald does not take"):
-        assert part in said
-
-
 def test_data_are_not_mounted_without_their_disk() -> None:
     """systemd makes the source of a bind mount itself; a condition in place of an assertion would let ranks start."""
     text = (tree.ROOT / "roles/base/templates/var-lib-aura.mount.j2").read_text()
@@ -97,24 +83,3 @@ def reset(tmp_path: Path, places: list[Path], *, check: bool = False, user: str 
     )
     assert done.stderr == ""
     return done.stdout + (tmp_path / "called").read_text()
-
-
-def test_a_reset_takes_the_user_and_empty_directories_where_no_file_is_left(tmp_path: Path) -> None:
-    assert says("base", "__base_places") == ["/var/lib/aura"]
-    settings = {"base_data_directory": ELSEWHERE, "base_shared_directory": "/srv/aura"}
-    assert says("base", "__base_places", **settings) == [ELSEWHERE, "/var/lib/aura", "/srv/aura"]
-
-    empty, full, link, absent = (tmp_path / name for name in ("empty", "full", "link", "absent"))
-    for directory in ("empty/runs", "empty/corpora", "full/runs", "full/corpora"):
-        (tmp_path / directory).mkdir(parents=True)
-    (full / "runs/mine").write_text("weights")
-    link.symlink_to("empty")
-    for kept in ([empty, full], [link, empty]):
-        assert reset(tmp_path, kept) == "getent\n"
-    assert reset(tmp_path, [empty, absent], check=True) == "removed\ngetent\n"
-    assert (empty / "runs").exists() and (full / "corpora").exists()
-    # Of somebody else nothing goes.
-    reset(tmp_path, [empty], user="nobody")
-    assert empty.exists()
-    assert reset(tmp_path, [empty, absent]) == "removed\ngetent\nuserdel\n"
-    assert not empty.exists()

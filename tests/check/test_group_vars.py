@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tree
 import yaml
-from plays import playbook, told
+from plays import playbook
 
 NODES = {"a": {"lan_address": "192.0.2.1"}, "b": {"lan_address": "192.0.2.2"}}
 HOSTS: dict[str, Any] = {"cluster": {"hosts": NODES}}
@@ -70,38 +70,6 @@ def test_what_the_inventory_says_wins(inventory: Path) -> None:
     (inventory / "host_vars/a.yml").write_text(yaml.safe_dump({"ansible_port": 2200}))
     assert variables(inventory)["ansible_port"] == 2200
     assert variables(inventory, "b")["ansible_port"] == ours("cluster/connection.yml")["ansible_port"]
-
-
-def test_a_play_sees_what_ansible_inventory_says(inventory: Path) -> None:
-    """Also when it asks for one host only, and localhost, which is in no inventory."""
-    say(inventory, {"ssh_port": 2222})
-    wanted = {"ansible_host": "192.0.2.2", "ansible_port": 2222, "cluster_rank0": "a"}
-    assert told(inventory, "b", *wanted) == wanted
-    assert told(inventory, "localhost", "cluster_root") == {"cluster_root": str(tree.ROOT)}
-
-
-def test_the_firewall_guards_the_port_that_tensorboard_has(inventory: Path) -> None:
-    """It has no password: peers must not reach it because somebody has moved it."""
-    say(inventory, {"tensorboard_port": 6007})
-    names = ("tensorboard_port", "firewall_tensorboard_port", "inventory_check_ports.tensorboard_port")
-    assert told(inventory, "a", *names) == dict.fromkeys(names, 6007)
-
-
-@pytest.mark.parametrize("none", [None, False, ""])
-def test_what_is_set_to_nothing_is_off(inventory: Path, none: object) -> None:
-    say(inventory, dict.fromkeys(("shared_directory", "shared_source", "heartbeat_url", "webhooks"), none))
-    switches = ("nfs_server_enabled", "nfs_client_enabled", "run_copies_enabled", "notify_enabled")
-    wanted = dict.fromkeys(switches, False) | {"script_shared_directory": ""} | {"nfs_server_node": "a"}
-    for host in ("a", "b"):
-        assert told(inventory, host, *wanted) == wanted
-
-
-def test_tensorboard_is_seen_through_ssh_unless_somebody_opens_it(inventory: Path) -> None:
-    said = " ".join(told(inventory, "a", "tensorboard_way")["tensorboard_way"].split())
-    assert said.startswith("ssh -N -L 6006:127.0.0.1:6006 -p 22 -l aura-admin -i "), said
-    assert said.endswith(" 192.0.2.1 (then http://127.0.0.1:6006)"), said
-    say(inventory, {"tensorboard_address": "{{ lan_address }}"})
-    assert told(inventory, "a", "tensorboard_way")["tensorboard_way"] == "http://192.0.2.1:6006"
 
 
 def test_a_task_that_is_delegated_asks_for_the_key_of_the_host_it_goes_to(

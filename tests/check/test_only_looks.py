@@ -14,24 +14,6 @@ HERE = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/p
 TWO = {"cluster": {"hosts": {"node0": HERE, "node1": HERE}}}
 
 
-@pytest.mark.parametrize(
-    ("words", "changes"),
-    [
-        ([], False),
-        (["-e", "yes=true"], True),
-        (["--check", "-e", "yes=true"], False),
-    ],
-)
-def test_reset_takes_back_only_what_it_is_told_to(tmp_path: Path, words: list[str], changes: bool) -> None:
-    (play,) = plays_of("reset")
-    play["hosts"] = "node0"
-    play["tasks"] = [MARK, play["tasks"][-1]]
-    done = played(tmp_path, [play], TWO, *words, "-e", "data_directory=/var/lib/aura")
-    assert done.returncode == 0, done.stdout
-    assert (tmp_path / "changed").exists() is changes
-    assert ("Nothing has been changed." in done.stdout) is not changes
-
-
 def prepared(place: Path, *words: str) -> str:
     """What prepare.yml says of who builds the corpus and who has it, without a request and without its role."""
     play = plays_of("prepare")[-1]
@@ -51,10 +33,6 @@ def test_the_first_node_that_takes_part_builds_the_corpus(tmp_path: Path) -> Non
     assert "node0 builds it." in all_of_them and "node1 builds it." not in all_of_them
     assert "The corpus es is on node0, node1." in all_of_them
     assert "node1 builds it." in without and "The corpus es is on node1." in without
-
-
-def test_who_only_looks_is_not_told_that_there_is_a_corpus(tmp_path: Path) -> None:
-    assert "The corpus es" not in prepared(tmp_path, "--check")
 
 
 @pytest.mark.parametrize("playbook", ["launch", "launch_script"])

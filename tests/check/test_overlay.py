@@ -36,35 +36,11 @@ def test_only_a_key_gets_into_the_settings_of_other_nodes(tmp_path: Path) -> Non
     )
 
 
-SAYS = {
-    "trainer_link_mbit": (1000, 946),
-    "peer_address": ("192.168.50.20", "10.201.0.20"),
-    "hostname_addresses": (LAN, ADDRESSES),
-    "notify_nodes": (LAN, ADDRESSES),
-    "trainer_address": ("192.168.50.20", "10.201.0.20"),
-    "nfs_clients": (["192.168.50.21"], ["10.201.0.21"]),
-    "nfs_source": ("192.168.50.20:/srv/aura", "10.201.0.20:/srv/aura"),
-    "firewall_address": ("192.168.50.20", "192.168.50.20"),
-    "firewall_peers": (list(LAN.values()), list(ADDRESSES.values())),
-    "firewall_peer_interface": ("", "aura0"),
-    "firewall_members": ([], list(LAN.values())),
-    "timesync_peers": (list(LAN.values())[1:], list(LAN.values())[1:]),
-    "timesync_clients": (list(LAN.values()), list(LAN.values())),
-    "ansible_host": ("192.168.50.20", "192.168.50.20"),
-}
-
-
 def variables(place: Path, lan: dict[str, str], *names: str, **more: Any) -> dict[str, Any]:
     """What these variables are for the first node of an inventory."""
     hosts = {name: {"lan_address": address} for name, address in lan.items()}
     (place / "hosts.yml").write_text(yaml.safe_dump({"cluster": {"hosts": hosts, "vars": more}}))
     return told(place, next(iter(lan)), *names)
-
-
-@pytest.mark.parametrize("overlay", [False, True])
-def test_one_setting_moves_all_but_the_time_and_the_controller(tmp_path: Path, overlay: bool) -> None:
-    wanted = {name: values[overlay] for name, values in SAYS.items()}
-    assert variables(tmp_path, LAN, *SAYS, lan_prefix=24, overlay=overlay, webhooks=["x"]) == wanted
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ A program stands in for Docker's client; the real one is in tests/e2e/test_9_in_
 """
 
 import getpass
-import json
 import os
 import socket
 import subprocess
@@ -111,16 +110,6 @@ def test_signals_go_in_and_the_watchdog_comes_out(place: Path) -> None:
     assert not [word for word in words if "gpu" in word or "nvidia" in word]
 
 
-def test_a_signal_waits_for_a_container_that_does_not_run_yet(place: Path) -> None:
-    client, runs = place / "bin/docker", 'if sys.argv[1] == "run":'
-    client.write_text(client.read_text().replace(runs, f"{runs}\n    time.sleep(2)"))
-    process = started(place)
-    wait_for(lambda: asked(place, "run"))
-    process.terminate()
-    assert ended(process)[0] == 65
-    assert sum(call.startswith("kill") for call in (place / "asked").read_text().split("\n\n")) > 1
-
-
 def test_a_rank_with_cards_gets_them(place: Path) -> None:
     (place / "runtimes").write_text('{"runc": {}, "nvidia": {"path": "nvidia-container-runtime"}}')
     process = started(place, CUDA_VISIBLE_DEVICES="GPU-1a2b,GPU-3c4d")
@@ -129,29 +118,6 @@ def test_a_rank_with_cards_gets_them(place: Path) -> None:
     ended(process)
     words = {"--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all", "--env=CUDA_VISIBLE_DEVICES"}
     assert words <= set(asked(place, "run"))
-
-
-def test_without_nvidias_toolkit_no_rank_with_cards_is_started(place: Path) -> None:
-    code, said = ended(started(place, CUDA_VISIBLE_DEVICES="GPU-1a2b"))
-    assert (code, said) == (1, "Docker on this node gives containers no card of NVIDIA's.\n")
-    for cards, word in (("0", ""), ("1", "toolkit\n")):
-        assert started(place, "--check", cards).communicate(timeout=20) == (word, "")
-    (place / "bin/docker").write_text("#!/bin/sh\nexit 1\n")
-    assert started(place, "--check", "0").communicate(timeout=20) == ("docker\n", "")
-
-
-def test_a_rank_whose_engine_is_restarted_starts_again(place: Path) -> None:
-    """It was told to stop, saved, and ended well: but not by systemd."""
-    client = place / "bin/docker"
-    client.write_text(client.read_text().replace("65 if told else", "0 if False else"))
-    (place / "run/rank-3").mkdir(parents=True)
-    client.write_text(client.read_text().replace("time.monotonic() + 20", "0").replace("else 1)", "else 0)"))
-    for state, code in (("stopped", 75), ("done", 0)):
-        (place / "run/rank-3/status.json").write_text(json.dumps({"state": state}))
-        said = ended(started(place, AURA_TRAIN_ARGUMENTS=f"--run-dir {place}/run"))
-        assert said[0] == code, (state, said)
-        for left in ("container", "notify/socket"):
-            (place / "own" / left).unlink(missing_ok=True)
 
 
 def test_nothing_in_the_ranks_home_says_what_it_does(place: Path) -> None:
@@ -168,12 +134,6 @@ def test_nothing_in_the_ranks_home_says_what_it_does(place: Path) -> None:
     _, errors = ended(process)
     assert "HOME=/ DOCKER_CONFIG=/nonexistent DOCKER_HOST=unix:///run/docker.sock" in errors
     assert not (place / "evil").exists()
-
-
-def test_a_docker_that_does_not_answer_is_said(place: Path) -> None:
-    (place / "bin/docker").write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
-    sentence = "Docker does not answer on this node: Cannot connect to the Docker daemon\n"
-    assert ended(started(place)) == (1, sentence)
 
 
 @pytest.mark.parametrize("container", ["/", "", "aura", "0" * 63, "0" * 64 + "/"])

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import tree
-import yaml
-from expressions import filled_in
 from plays import plays_of
 from recorded import AWAY, BOOT, HERE, run_plays, with_absolute_paths
 
@@ -138,13 +136,6 @@ def test_ranks_have_come_back_when_they_have_done_a_step_in_a_new_attempt(
     assert ORDER.ranks_waited_for([before, before], now) == waited_for
 
 
-def test_a_rank_alone_has_come_back_with_another_process() -> None:
-    before = [rank(state="training", loss=3.2, attempt="alone", pid=7, begun=1.0)]
-    assert ORDER.ranks_waited_for(before, before) == 1
-    again = rank(state="training", loss=3.2, attempt="alone", pid=7, begun=2.0)
-    assert ORDER.ranks_waited_for(before, [again]) == 0
-
-
 @pytest.mark.parametrize(
     ("active", "enabled", "state", "counts"),
     [
@@ -161,20 +152,6 @@ def test_an_upgrade_that_is_repeated_brings_the_ranks_back(
 ) -> None:
     rank = {"unit": {"ActiveState": active, "UnitFileState": enabled}, "state": state}
     assert ORDER.ranks_of_run([rank]) == ([rank] if counts else [])
-
-
-@pytest.mark.parametrize(("file", "name"), [("drain", "Stop its ranks"), ("resume", "Start its ranks")])
-def test_the_ranks_that_leave_and_come_back_are_those_of_the_run(file: str, name: str) -> None:
-    """Also where the node's first one has failed."""
-    tasks = yaml.safe_load((tree.ROOT / f"playbooks/tasks/{file}.yml").read_text())
-    (task,) = (task for task in tasks if name in task["name"])
-    assert task["ansible.builtin.systemd_service"]["name"] == "{{ item }}"
-    said = [
-        {"unit": {"Id": f"aura-train@{number}.service", "ActiveState": one}, "state": ""}
-        for number, one in enumerate(("failed", "active", "activating"))
-    ]
-    units = filled_in(task["loop"], {"before_ranks": ORDER.ranks_of_run(said)})
-    assert units == ["aura-train@1.service", "aura-train@2.service"]
 
 
 def waits(

@@ -12,11 +12,6 @@ import role_tables
 import tree
 import yaml
 
-# Keys of a task whose value is an expression without braces.
-EXPRESSIONS = {"when", "until", "changed_when", "failed_when", "that", "var"}
-# Keys of a task that give a variable its value.
-ASSIGNMENTS = {"register", "loop_var", "index_var", "extended_loop_var"}
-
 
 class AnyTag(yaml.SafeLoader):
     """Reads !vault, !unsafe and the like as plain text."""
@@ -97,57 +92,6 @@ def test_readme_has_the_table(role: Path) -> None:
     assert current == wanted, f"{tree.relative(readme)} does not say what the specs say: run `make docs`"
 
 
-def expressions(node: Any, key: str = "") -> Iterator[str]:
-    """Every Jinja text in a YAML file, bare conditions given their braces."""
-    if isinstance(node, dict):
-        for name, value in node.items():
-            yield from expressions(value, str(name))
-    elif isinstance(node, list):
-        for value in node:
-            yield from expressions(value, key)
-    elif isinstance(node, str):
-        if key in EXPRESSIONS and "{{" not in node and "{%" not in node:
-            yield f"{{{{ {node} }}}}"
-        elif "{{" in node or "{%" in node:
-            yield node
-
-
-def assigned(node: Any) -> Iterator[str]:
-    """Every variable that a YAML file of tasks sets itself."""
-    if isinstance(node, dict):
-        for name, value in node.items():
-            if name in ASSIGNMENTS and isinstance(value, str):
-                yield value
-            elif name in {"vars", "ansible.builtin.set_fact", "set_fact"} and isinstance(value, dict):
-                yield from value
-            yield from assigned(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from assigned(value)
-
-
-def test_every_variable_read_is_declared(role: Path) -> None:
-    known = set(options_of(role))
-    # The role's own private variables: __role_… in vars/, registered results, facts set on the way.
-    yaml_files = [path for path in role.rglob("*.yml") if "molecule" not in path.relative_to(role).parts]
-    templates = [path for path in (role / "templates").rglob("*") if path.is_file()]
-    texts = [(path, path.read_text(encoding="utf-8")) for path in templates]
-    for path in yaml_files:
-        content = read(path)
-        known.update(assigned(content))
-        if "vars" in path.relative_to(role).parts and isinstance(content, dict):
-            known.update(content)
-        texts += [(path, text) for text in expressions(content)]
-    used = {name: tree.relative(path) for path, text in texts for name in variables(text, path)}
-    own = re.compile(rf"(__)?{re.escape(role.name)}_")
-    undeclared = [
-        f"{where} reads {name}, which meta/argument_specs.yml does not declare"
-        for name, where in sorted(used.items())
-        if own.match(name) and name not in known
-    ]
-    assert not undeclared, "\n".join(undeclared)
-
-
 class AnyName(dict[str, Any]):
     """Ansible's filters and tests are not Jinja's: here every name is one, since nothing is rendered."""
 
@@ -166,19 +110,6 @@ def variables(text: str, path: Path) -> set[str]:
         pytest.fail(f"{tree.relative(path)}: not valid Jinja: {error.message} in {text.strip()[:200]!r}")
 
 
-def test_what_a_node_has_made_is_unpacked_by_nobody() -> None:
-    """What one node packs and root unpacks on another makes the first one root there."""
-    fetched = "fetch", "ansible.builtin.fetch"
-    unpacked = [
-        f"{tree.relative(path)}: {task.get('name')}"
-        for path in [*tree.ROOT.glob("roles/*/tasks/*.yml"), *tree.ROOT.glob("playbooks/**/*.yml")]
-        for task in tasks_of(read(path))
-        if any(name in task for name in fetched)
-    ]
-    sentence = "what the controller takes from a node is data, and goes to no other as root"
-    assert not unpacked, f"{unpacked}: {sentence}"
-
-
 def test_a_scenario_lets_systemd_judge_every_unit(role: Path) -> None:
     """How much it could reach: tests/roles/exposure.yml. A unit that has to reach much says why."""
     judged = "".join(path.read_text(encoding="utf-8") for path in role.glob("molecule/default/**/*.yml"))
@@ -189,14 +120,6 @@ def test_a_scenario_lets_systemd_judge_every_unit(role: Path) -> None:
         and f"exposure_unit: {path.name.removesuffix('.j2').replace('@.', '@0.')}" not in judged
     ]
     assert not open_to_all, f"{open_to_all}: include tests/roles/exposure.yml in verify.yml"
-
-
-def test_a_service_that_runs_all_the_time_starts_again(role: Path) -> None:
-    for path in (role / "tasks").glob("*.yml"):
-        for task in tasks_of(read(path)):
-            if task.get("ansible.builtin.include_role") and "service_command" in task.get("vars", {}):
-                settings = task["vars"].get("service_settings", "")
-                assert "service_every" in task["vars"] or "Restart=" in settings, tree.relative(path)
 
 
 def tasks_of(value: Any) -> Iterator[dict[str, Any]]:

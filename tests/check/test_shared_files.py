@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tree
-from expressions import filled_in, loaded, preflight_sentences, says, variables_of
+from expressions import filled_in, loaded, preflight_sentences, variables_of
 from plays import played, role_with
 
 PLACE = "it has to be an absolute path of at least two names"
@@ -82,22 +82,6 @@ def test_what_would_be_no_good_server_and_no_good_mount_is_refused(
     assert "secret" not in said
 
 
-def test_numbers_that_differ_are_named() -> None:
-    numbers = {
-        "node0": ["number=aura 2500:2500 node0", "number=ubuntu 1000:1000 node0"],
-        "node1": ["number=ubuntu 1001:1001 node1"],
-        "node2": [],  # it shares nothing
-        "node3": ["number=aura 2500:2500 node3"],
-    }
-    hosts = {
-        "ansible_play_hosts": list(numbers),
-        "hostvars": {node: read(its) for node, its in numbers.items()},
-    }
-    said = preflight_sentences("nfs", hosts | read(numbers["node1"]), **CLIENT)
-    assert "the user ubuntu has the numbers 1000:1000 on node0 and 1001:1001 on node1: a file keeps" in said
-    assert "aura has" not in said
-
-
 @pytest.mark.parametrize(
     ("there", "settings", "goes"),
     [
@@ -116,17 +100,6 @@ def test_what_is_not_shared_any_more_goes(there: list[str], settings: dict[str, 
     (task,) = (task for task in loaded("roles/nfs/tasks/main.yml") if task["name"].startswith("Remove"))
     known = variables_of("nfs") | read(there) | settings
     assert filled_in(f"{{{{ {task['when']} }}}}", known) is goes
-
-
-def test_names_follow_from_what_is_mounted() -> None:
-    smb = SMB | {"nfs_directory": "/srv/nas-files"}
-    assert says("nfs", "__nfs_units", **smb)["shared-directory.mount"] == r"srv-nas\x2dfiles.mount"
-    assert [says("nfs", "__nfs_host", nfs_source=source) for source in ("//nas/aura", SOURCE)] == [
-        "nas", "192.168.50.20",
-    ]  # fmt: skip
-    mount = says("nfs", "lookup('ansible.builtin.template', 'shared-directory.mount.j2')", **smb)
-    assert "soft,credentials=/etc/aura-shared-directory.credentials,uid=aura" in mount
-    assert "secret" not in mount
 
 
 REFUSED = "mount.nfs4: access denied by server while mounting 127.0.0.1:/srv/aura"

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import tree
-from expressions import preflight_sentences, says
 from plays import played
 
 REQUIREMENTS = tree.ROOT / "requirements"
@@ -104,54 +103,6 @@ def test_a_local_wheels_hash_is_recorded_at_first_use_and_holds_from_then_on(tmp
     assert not list(tmp_path.glob("bad*"))
 
 
-def test_a_wheelhouse_is_named_after_all_that_is_in_it(tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    script = "files/download-wheelhouse"
-    texts = {"node.txt": "numpy==2\n", "torch.in": "torch==2.13.0\n", "torch-cu130.txt": "a", script: "b"}
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-
-    def value(name: str, build: str = "cu130", system: str = "debian 12") -> str:
-        settings = {"build": build, "requirements": f"{tmp_path}/node.txt", "cache": "/cache"}
-        known = {f"python_env_{setting}": value for setting, value in settings.items()}
-        read = {"stdout_lines": [system, "", "5000000000"]}
-        found: str = says("python_env", name, role_path=str(tmp_path), __python_env_read=read, **known)
-        return found
-
-    assert value("__python_env_lock") == f"{tmp_path}/torch-cu130.txt"
-    assert value("__python_env_lock", "cu132") == "/cache/torch-2.13.0-cu132.txt"
-    kinds = [
-        value("__python_env_kind", system=system) for system in ("debian 12", "ubuntu 22.04", "debian 13")
-    ]
-    assert kinds == ["system", "standalone", "standalone"]
-    name = "__python_env_name"
-    names = {value(name), value(name, "cu132"), value(name, system="ubuntu 22.04")}
-    for changed in ("node.txt", "torch-cu130.txt", script):
-        (tmp_path / changed).write_text("changed")
-        names.add(value(name))
-    assert len(names) == 6
-
-
-@pytest.mark.parametrize(
-    ("build", "free", "on_node", "sentence"),
-    [
-        ("cpu", 1.5e9, False, "has 1.5 GB free for /opt, and Python, torch and its releases need about 2 GB"),
-        ("cpu", 2.5e9, False, ""),
-        ("cu130", 2.5e9, False, "need about 14 GB"),
-        ("cu130", 2.5e9, True, ""),
-    ],
-)
-def test_a_disk_on_which_torch_does_not_fit_is_named(
-    build: str, free: float, on_node: bool, sentence: str
-) -> None:
-    node = {
-        "__python_env_read": {"stdout_lines": ["debian 12", "", str(int(free))]},
-        "__python_env_on_node": on_node,
-    }
-    found = preflight_sentences("python_env", node, python_env_build=build)
-    assert sentence in found if sentence else found == ""
-
-
 def test_wheels_that_were_brought_along_are_taken_by_the_same_hashes(tmp_path: Path) -> None:
     stick, node = tmp_path / "usb stick", tmp_path / "node.txt"
     (stick / "cpu").mkdir(parents=True)
@@ -191,22 +142,3 @@ def test_wheels_that_were_brought_along_are_taken_by_the_same_hashes(tmp_path: P
     assert missing in said("old")
     shutil.rmtree(stick)
     assert missing in said("none")
-
-
-def test_make_packages_names_what_the_roles_install(tmp_path: Path) -> None:
-    role = tmp_path / "mine"
-    for name, text in {
-        "defaults": "mine_packages: [acl, rsync]\nmine_chosen: \"{{ 'a' if mine_fact else 'b' }}\"",
-        "tasks": """
-- block:
-    - ansible.builtin.apt: {name: "{{ ['chrony'] + mine_packages }}"}
-- ansible.builtin.apt: {name: ufw, state: absent}
-- ansible.builtin.apt: {name: "{{ mine_chosen }}"}
-- ansible.builtin.apt: {update_cache: true}""",
-    }.items():
-        (role / name).mkdir(parents=True)
-        (role / name / "main.yml").write_text(text)
-    program = REQUIREMENTS / "packages"
-    said = subprocess.run([sys.executable, program, role], capture_output=True, text=True, check=True).stdout
-    assert sorted(said.splitlines()) == ["# mine: {{ 'a' if mine_fact else 'b' }}", "acl", "chrony", "rsync"]
-    assert subprocess.run([sys.executable, program], capture_output=True, check=True).stdout

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 import tree
 import yaml
 from expressions import filled_in
-from plays import plays_of
 
 UPGRADES = tree.plugin("filter/upgrades")
 
@@ -89,25 +86,6 @@ def test_no_kernel_comes_without_its_driver(
     upgrades: list[dict[str, object]], installed: list[str], bare: list[str]
 ) -> None:
     assert UPGRADES.kernels_without_driver(upgrades, installed) == bare
-
-
-def test_each_package_of_the_driver_is_a_line() -> None:
-    """Of which the filter gets those that are installed."""
-    tasks = [task for play in plays_of("upgrade") for task in play.get("tasks", [])]
-    (task,) = (task for task in tasks if task.get("register") == "upgrade_driver")
-    argv = task["ansible.builtin.command"]["argv"]
-    assert argv[-2:] == ["linux-modules-nvidia-*", "nvidia-dkms-*"]
-    said = subprocess.run([*argv[:-2], "dpkg", "apt"], capture_output=True, text=True, check=True).stdout
-    assert sorted(said.splitlines()) == ["installed:apt", "installed:dpkg"]
-
-
-def test_only_what_has_moved_asks_for_a_reboot() -> None:
-    held = upgrade("linux-image-generic", "1", held=True)
-    kept_back = upgrade("nvidia-utils-580-server", "1")
-    before = [held, kept_back, upgrade("containerd", "1")]
-    assert UPGRADES.moved_packages(before, [held, kept_back]) == ["containerd"]
-    assert UPGRADES.moved_packages([held], []) == []
-    assert UPGRADES.moved_packages(KERNEL, []) == ["linux-image-5.15.0-203-generic", "linux-image-generic"]
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tree
-from plays import played, role_with
 
 PROGRAM = tree.ROOT / "roles/trainer/files/use-release"
 
@@ -103,12 +101,6 @@ def test_back_and_forward(node: Node) -> None:
     assert (node.linked("current"), node.linked("previous"), node.left()) == ("c", "a", "")
 
 
-def test_without_a_previous_one_nothing_changes(node: Node) -> None:
-    node.site("a")
-    assert "There is no previous release" in node.use("--back")
-    assert (node.linked("current"), node.left()) == ("a", "")
-
-
 def test_a_release_that_is_half_there_is_no_release(node: Node) -> None:
     node.site("a")
     node.site("b")
@@ -119,38 +111,3 @@ def test_a_release_that_is_half_there_is_no_release(node: Node) -> None:
     assert "There is no previous release" in node.use("--back")
     assert node.use("b") == ""
     assert node.there() == ["b"]
-
-
-def releases_of(place: Path, current: str, previous: str, complete: bool = True) -> None:
-    for link, name in (("current", current), ("previous", previous)):
-        if name:
-            (place / name).mkdir(parents=True, exist_ok=True)
-            (place / link).symlink_to(name)
-            if complete or link == "current":
-                (place / name / "complete").touch()
-
-
-@pytest.mark.parametrize(
-    ("node1", "sentence"),
-    [
-        # Another build of the same trainers.
-        (("bbbb-cpu-1", "aaaa-cpu-1"), "release bbbb-cpu-1 was left for aaaa-cpu-1"),
-        (("bbbb-cpu-1", ""), "node1 has no previous release to go back to: it has had bbbb-cpu-1 only."),
-        (("bbbb-cpu-1", "aaaa-cpu-1", False), "node1 has no previous release to go back to"),
-        (("bbbb-cpu-1", "cccc-cpu-1"), "same releases: node0: bbbb to aaaa; node1: bbbb to cccc."),
-    ],
-)  # fmt: skip
-def test_all_nodes_go_back_the_same_way_or_none(tmp_path: Path, node1: Any, sentence: str) -> None:
-    releases_of(tmp_path / "node0", "bbbb-cu130-1", "aaaa-cu130-1")
-    releases_of(tmp_path / "node1", *node1)
-    roles = role_with(tmp_path, "trainer", {"/opt/aura": f"{tmp_path}/{{{{ inventory_hostname }}}}"})
-    (roles / "trainer/files").mkdir()
-    program = roles / "trainer/files/use-release"
-    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/switched\n")
-    role = {"ansible.builtin.import_role": {"name": "trainer", "tasks_from": "rollback"}}
-    play = {"hosts": "cluster", "gather_facts": False, "any_errors_fatal": True, "tasks": [role]}
-    here = {"ansible_connection": "local", "ansible_become": False}
-    groups = {"cluster": {"hosts": {"node0": here, "node1": here}}}
-    done = played(tmp_path, [play], groups, ANSIBLE_ROLES_PATH=str(roles))
-    assert sentence in " ".join(done.stdout.split()), done.stdout
-    assert (tmp_path / "switched").exists() is (done.returncode == 0) is ("was left" in sentence)

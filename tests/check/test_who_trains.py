@@ -156,22 +156,11 @@ def test_all_that_stands_in_the_way_is_said_at_once() -> None:
         assert problem.endswith(f"Without this node: --limit 'cluster:!{name}'.{ways.get(name, '')}")
 
 
-def test_who_says_so_trains_on_the_processor_there() -> None:
-    members = [node("node0", "cu130", RTX3060, cpu=True), node("node1", "cpu", silent="2504", cpu=True)]
-    assert group.group_problems(members) == []
-    assert [one["cards"] for one in members] == [["GPU-1a1b"], []]
-
-
 def test_another_trainer_is_refused_and_is_nothing_to_a_script() -> None:
     members = [node("node0", "cu130", RTX3060), node("node1", "cu130", RTX3060, trainer="0000")]
     (said,) = group.group_problems(members)
     assert "node0 has 3f2a-cu130-91bc, node1 has 0000-cu130-91bc" in said
     assert group.group_problems(members, same_trainer=False) == []
-
-
-def test_a_processor_may_have_several_ranks_of_a_script() -> None:
-    assert node("node0", "cpu", processes=3)["ranks"] == 3
-    assert node("node0", "cu130", RTX3060, processes=3)["ranks"] == 1
 
 
 def test_a_run_that_has_begun_keeps_its_step_unless_another_one_is_asked_for() -> None:

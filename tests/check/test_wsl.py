@@ -61,33 +61,6 @@ def test_what_windows_does_no_role_of_ours_does(hosts: dict[str, Any], tmp_path:
     }  # fmt: skip
 
 
-def test_no_second_chronyd_comes_by_another_way(tmp_path: Path) -> None:
-    """It would set the clock as soon as its package is there, against the one that WSL has."""
-    facts = json.dumps({"ansible_facts": {"distribution": "Ubuntu"}})
-    folder = inventory(tmp_path, BESIDE)
-    assert told(folder, "node3", "base_packages", known=facts)["base_packages"] == []
-    assert told(folder, "node2", "base_packages", known=facts)["base_packages"] == ["chrony", "nftables"]
-
-
-def test_over_a_switch_of_its_own_our_firewall_stands(tmp_path: Path) -> None:
-    folder = inventory(tmp_path, BESIDE, wsl_networking="switch")
-    assert told(folder, "node3", "firewall_enabled") == {"firewall_enabled": True}
-
-
-def test_files_and_windows_time_come_from_the_first_node_with_a_kernel_of_its_own(tmp_path: Path) -> None:
-    folder = inventory(tmp_path / "mixed", BESIDE)
-    wanted = {
-        "cluster_server": "node1", "timesync_peers": ["192.168.50.21", "192.168.50.22"],
-        "nfs_source": "192.168.50.21:/srv/aura",
-        "nfs_clients": ["192.168.50.20", "192.168.50.22", "192.168.50.23"], "wsl_time_server": "192.168.50.21",
-        "wsl_peers": ["192.168.50.20", "192.168.50.21", "192.168.50.22"],
-    }  # fmt: skip
-    assert told(folder, "node3", *wanted) == wanted
-    windows_only = inventory(tmp_path / "windows", {"cluster": {"hosts": NODES}, "wsl": {"hosts": NODES}})
-    of_none = {"nfs_client_enabled": False, "wsl_time_server": ""}
-    assert told(windows_only, "node3", *of_none) == of_none
-
-
 @pytest.mark.parametrize(
     ("read", "enabled", "sentence"),
     [
@@ -138,19 +111,3 @@ def test_what_windows_is_told(tmp_path: Path) -> None:
     assert "'networkingMode=bridged','vmSwitch=LanDDP','dhcp=false'" in over_switch
     assert "sudo sh -c 'ip address replace 192.168.50.20/24 dev eth0 &&" in over_switch
     assert "HyperVRule" not in over_switch
-
-
-@pytest.mark.parametrize(
-    ("hosts", "settings", "sentence"),
-    [
-        ({"cluster": {"hosts": NODES}}, {}, "No node of node0, node1, node2, node3 is in the group `wsl`"),
-        ({**BESIDE, "wsl": {"hosts": {"node9": {}}}}, {}, "node9 is in the group `wsl`, but no node of `cluster`"),
-        (BESIDE, {"wsl_memory": "24 gigabytes"}, "wsl_memory is 24 gigabytes, which WSL does not take for a size"),
-    ],
-)  # fmt: skip
-def test_wrong_groups_and_settings_are_refused(
-    hosts: dict[str, Any], settings: dict[str, Any], sentence: str, tmp_path: Path
-) -> None:
-    done = playbook("-i", inventory(tmp_path, hosts, **settings), "playbooks/windows.yml")
-    assert done.returncode != 0
-    assert sentence in " ".join(done.stdout.split())
