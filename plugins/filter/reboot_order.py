@@ -120,20 +120,6 @@ def plan_restarts(nodes: Iterable[Node]) -> dict[str, Any]:
     return {"now": now, "manual": manual}
 
 
-def ranks_of_run(ranks: Iterable[Rank]) -> list[Rank]:
-    """Those of a node's ranks that take part in a run, or did before an upgrade that has failed.
-
-    Who is stopped for an upgrade still starts at boot; stop.yml ends that too. What is done or has failed stays so.
-    """
-    found = []
-    for rank in ranks:
-        state = rank["unit"]["ActiveState"]
-        enabled = rank["unit"].get("UnitFileState") == "enabled" and rank["state"] not in ("done", "failed")
-        if state in ("active", "activating") or (enabled and state in ("inactive", "deactivating")):
-            found.append(rank)
-    return found
-
-
 def ranks_waited_for(before: Iterable[Rank], now: Iterable[Rank]) -> int:
     """How many of a node's ranks have neither done a step in a new attempt nor come to the run's end."""
     # A rank alone gives its attempts no name: then its process tells them apart.
@@ -151,7 +137,6 @@ class FilterModule:
         return {
             "is_controller": is_controller,
             "plan_restarts": plan_restarts,
-            "ranks_of_run": ranks_of_run,
             "ranks_waited_for": ranks_waited_for,
             "reboot_blockers": reboot_blockers,
             "restart_question": restart_question,

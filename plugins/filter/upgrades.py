@@ -37,17 +37,6 @@ def parse_upgrades(simulation: str, without_holds: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def moved_packages(before: Iterable[Upgrade], after: Iterable[Upgrade] = ()) -> list[str]:
-    """The packages that an upgrade has moved: what waited before it, and neither was held nor waits after it."""
-    left = {one["package"] for one in after}
-    return [one["package"] for one in before if not one["held"] and one["package"] not in left]
-
-
-def need_reboot(packages: Iterable[str]) -> bool:
-    """Whether a kernel or a part of the driver is among them."""
-    return any(re.match(r"linux-(image|modules)|(lib)?nvidia", name) for name in packages)
-
-
 def kernels_without_driver(upgrades: Iterable[Upgrade], installed: Iterable[str]) -> list[str]:
     """The new kernels for which this upgrade brings no NVIDIA module, on a node that has its driver as prebuilt ones.
 
@@ -75,9 +64,4 @@ def kernels_without_driver(upgrades: Iterable[Upgrade], installed: Iterable[str]
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {
-            "kernels_without_driver": kernels_without_driver,
-            "moved_packages": moved_packages,
-            "need_reboot": need_reboot,
-            "parse_upgrades": parse_upgrades,
-        }
+        return {"kernels_without_driver": kernels_without_driver, "parse_upgrades": parse_upgrades}

@@ -102,8 +102,14 @@ def test_a_node_reboots_for_what_has_moved(
 ) -> None:
     tasks = yaml.safe_load((tree.ROOT / "playbooks/tasks/upgrade.yml").read_text())
     expression = next(told for task in tasks if (told := task.get("vars", {}).get("upgrade_reboots")))
+    set_fact = next(
+        told for task in tasks if "upgrade_moves" in (told := task.get("ansible.builtin.set_fact", {}))
+    )
+    waits = {"reboot_upgrades": [*KERNEL, upgrade("nvidia-utils-580-server", "1", held=True)]}
+    assert filled_in(set_fact["upgrade_moves"], waits) == [one["package"] for one in KERNEL]
     known = {
-        "upgrade_before": [*KERNEL, upgrade("nvidia-utils-580-server", "1", held=True)],
+        "upgrade_moves": [one["package"] for one in KERNEL],
+        "upgrade_kernel": set_fact["upgrade_kernel"],
         "reboot_upgrades": left,
         "ansible_facts": {"boot": {"reboot_required": required}},
         "ansible_check_mode": check,
