@@ -18,10 +18,10 @@ import pytest
 from aura.commands import watch
 from aura.errors import ConfigError
 from aura.watch.faults import fault_of
+from aura.watch.findings import read_findings
 from aura.watch.health import Before, begin_anew, forget, judge
 from aura.watch.kernel_log import KernelLog, xids_in
 from aura.watch.nvml import Gpus
-from aura.watch.queue import Queue
 from aura.watch.readings import GpuReading, Reading, reading_of
 from nvidia import driver, no_driver
 
@@ -55,6 +55,7 @@ def steady(count: int, **values: Any) -> list[list[GpuReading]]:
     return [[replace(WELL, **values)]] * count
 
 
+NO_LIMIT: dict[str, Any] = {"slowdown_at": None, "shutdown_at": None}
 CASES: dict[str, tuple[list[Reading], list[tuple[int, str, bool]]]] = {
     "well": (readings(*steady(200)), []),
     "a card that counts no errors": (readings(*[[GEFORCE]] * 50), []),
@@ -79,6 +80,14 @@ CASES: dict[str, tuple[list[Reading], list[tuple[int, str, bool]]]] = {
     "near the slowdown": (readings(*steady(20, temperature=85)), [(6, "hot", False)]),
     "near its end, once": (readings(*steady(1, temperature=91), *steady(3)), []),
     "near its end": (readings(*steady(3, temperature=90)), [(1, "shutdown", True)]),
+    "hot, of a card that names no limit": (
+        readings(*steady(20, **NO_LIMIT, temperature=86)), [(6, "hot_assumed", False)]),
+    "too hot, of a card that names no limit": (
+        readings(*steady(20, **NO_LIMIT, temperature=91)), [(6, "hot_assumed", False), (6, "shutdown_assumed", True)]),
+    "too hot for a moment, of a card that names none": (
+        readings(*steady(5, **NO_LIMIT, temperature=95), *steady(2)), []),
+    "a card that does not say how warm it is": (
+        readings(*steady(5, temperature=None)), [(0, "unread", False)]),
     # The mask 0x48 is heat and the generic bit: a warning when it lasts, and never a fault.
     "held back by heat, for a moment": (readings(*steady(12, throttle=0x48), *steady(3)), []),
     "held back by heat": (readings(*steady(20, throttle=0x48)), [(12, "throttled", False)]),
@@ -188,14 +197,14 @@ def test_recorded_readings_are_judged_again_and_passed_on(
     sequence = readings(*steady(3), *steady(20, temperature=85), xids={1: FALLEN})
     record(file, sequence)
     assert [reading_of(json.loads(line)) for line in file.read_text().splitlines()] == sequence
-    places = {name: tmp_path / name for name in ("state", "faults", "queue")}
+    places = {name: tmp_path / name for name in ("state", "faults")}
     words = [word for name, path in places.items() for word in (f"--{name}", str(path))] + ["--node", "node3"]
     assert watch.main([*words, "--replay", str(file)]) == 0
     fallen, hot = capsys.readouterr().out.splitlines()
     assert fallen.startswith("GPU 0 (NVIDIA RTX 4090): the driver reports XID 79")
     assert "launch.yml --limit" in fallen
     assert "is at 85 °C" in hot
-    events = [entry.event for entry in Queue(places["queue"]).entries()]
+    events = [event for _, event in read_findings(places["faults"], "")]
     told = [(event.kind, event.severity, event.host) for event in events]
     assert told == [("gpu.fault", "critical", "node3"), ("gpu.warning", "warning", "node3")]
     assert events[0].facts["gpu"] == {"uuid": "GPU-1", "index": 0, "name": "NVIDIA RTX 4090"}
@@ -231,15 +240,15 @@ def test_a_driver_that_cannot_be_opened_has_lost_no_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its library has another version after an upgrade; who trains already goes on."""
-    places = {name: tmp_path / name for name in ("state", "faults", "queue", "runs")}
+    places = {name: tmp_path / name for name in ("state", "faults", "runs")}
     words = ["--once", *(word for name, path in places.items() for word in (f"--{name}", str(path)))]
     monkeypatch.setattr(watch, "KernelLog", lambda after: SimpleNamespace(after=after, new=lambda: []))
-    driver(monkeypatch, 1, UUID=lambda _: "GPU-1", Name=lambda _: "NVIDIA RTX 4090")
+    driver(monkeypatch, 1, UUID=lambda _: "GPU-1", Name=lambda _: "RTX 4090", Temperature=lambda *_: 60)
     assert watch.main(words) == 0
     with monkeypatch.context() as broken:
         no_driver(broken, pynvml.NVMLError_LibRmVersionMismatch)
         assert watch.main(words) == 0
-        assert fault_of(places["faults"], "GPU-1") is None and not list(Queue(places["queue"]).entries())
+        assert fault_of(places["faults"], "GPU-1") is None and not list(read_findings(places["faults"], ""))
     driver(monkeypatch, 0)
     for _ in range(2):
         assert watch.main(words) == 0
@@ -282,6 +291,54 @@ def test_a_card_that_stops_answering_keeps_its_name(monkeypatch: pytest.MonkeyPa
     )
     lost = True
     assert gpus.read() == [zero, GpuReading("GPU-1", 1, one.name, one.pci, lost="GPU is lost")]
+
+
+def fields(values: dict[int, int]) -> Callable[[int, list[int]], list[SimpleNamespace]]:
+    """nvmlDeviceGetFieldValues of a card that knows these."""
+
+    def answer(_: int, ids: list[int]) -> list[SimpleNamespace]:
+        found = [
+            (values.get(field, 0), 0 if field in values else pynvml.NVML_ERROR_NOT_SUPPORTED) for field in ids
+        ]
+        return [SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(siVal=value)) for value, code in found]
+
+    return answer
+
+
+ADA = {pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT: -2, pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT: -7}
+OLD = {pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 93, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 98}
+
+
+@pytest.mark.parametrize(
+    ("answers", "limits"),
+    [
+        pytest.param(
+            {"FieldValues": fields(ADA), "MarginTemperature": lambda _: 49}, (92, 97), id="RTX 40 and 50"
+        ),
+        pytest.param({"TemperatureThreshold": lambda _, which: OLD[which]}, (93, 98), id="older"),
+        pytest.param(
+            {"FieldValues": fields({}), "MarginTemperature": lambda _: 0}, (None, None), id="says none"
+        ),
+        pytest.param({"FieldValues": fields(ADA)}, (None, None), id="a driver that does not know the margin"),
+        pytest.param({"TemperatureThreshold": lambda *_: 0}, (None, None), id="0 for none"),
+    ],
+)
+def test_at_which_heat_a_card_protects_itself(
+    answers: dict[str, Any], limits: tuple[int | None, int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NVML's documentation and nvidia-smi -q have it; no such card has told this test anything."""
+    driver(monkeypatch, 1, UUID=lambda _: "GPU-1", Name=lambda _: "RTX", Temperature=lambda *_: 41, **answers)
+    (gpu,) = Gpus().read()
+    assert (gpu.slowdown_at, gpu.shutdown_at) == limits
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"sentence": "x"}'])
+def test_a_fault_that_cannot_be_read_is_none_the_less_one(content: str, tmp_path: Path) -> None:
+    assert fault_of(tmp_path, "GPU-1") is None
+    (tmp_path / "GPU-1.json").write_text(content)
+    assert "GPU-1.json says that this GPU is unhealthy, and cannot be read" in str(
+        fault_of(tmp_path, "GPU-1")
+    )
 
 
 def test_the_kernels_log_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

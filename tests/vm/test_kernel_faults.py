@@ -13,7 +13,7 @@ from aura.watch.health import Past, judge
 from aura.watch.readings import GpuReading, Reading
 from machines import ROOT, Machine
 
-CARD = GpuReading("GPU-1", 0, "NVIDIA RTX 4090", pci="0000:01:00")
+CARD = GpuReading("GPU-1", 0, "NVIDIA RTX 4090", pci="0000:01:00", temperature=60)
 FALLEN = "NVRM: Xid (PCI:0000:01:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 OF_ANOTHER = "NVRM: Xid (PCI:0000:02:00): 43, pid=1234, name=python, Ch 00000008"
 # Python of the node: in there is no environment yet. `after` is the record that was seen last.

@@ -1,4 +1,4 @@
-"""`aura notify`: tells a person what runs, nodes and disks do, and what `aura watch` has found.
+"""`aura notify`: tells a person what runs do, and what `aura watch` has found.
 
 It follows the files that ranks write anyway; nobody who trains waits for it, or for a network.
 """
@@ -6,23 +6,25 @@ It follows the files that ranks write anyway; nobody who trains waits for it, or
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from aura.durable import write_atomically
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, FOR_GOOD, ConfigError, Parser
 from aura.texts.console import put, text
-from aura.watch.disk import look_at_disk
 from aura.watch.events import INFO, Event, this_node
-from aura.watch.lead import lead_of
-from aura.watch.nodes import Nodes
-from aura.watch.queue import Queue
+from aura.watch.faults import VARIABLE
+from aura.watch.findings import read_findings
 from aura.watch.runs import Seen, is_alive, news, runs_on, statuses
-from aura.watch.sender import Memory, Sender
+from aura.watch.sender import Sender
 from aura.watch.services import Services, is_open, read_services
 
 PAUSE = 2.0  # seconds between two looks
@@ -39,7 +41,7 @@ def main(argv: list[str]) -> int:
         return EXIT_OK
     if arguments.test:
         return _test(services, arguments.node)
-    # A service that is stopped ends between two rounds: nothing is told twice, and the queue keeps what is left.
+    # A service that is stopped ends between two rounds: nothing is told twice.
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stops.append(number))
     directory = arguments.state or arguments.runs / ".notify"
@@ -69,54 +71,52 @@ def beside(webhook_config: Path, run_dir: Path) -> None:
 
 
 class Follower:
-    """One look at everything, and one delivery, per round."""
+    """One look at everything, and one delivery, per round. `directory`: where it keeps what it has seen."""
 
     def __init__(self, arguments: argparse.Namespace, services: Services, directory: Path) -> None:
-        self.runs, self.me = arguments.runs, arguments.node
+        self.runs, self.faults, self.me = arguments.runs, arguments.faults, arguments.node
         self.until_gone, self.once = arguments.until_gone, arguments.once
-        self.queue, self.memory = Queue(directory), Memory(directory)
-        self.sender = Sender(self.queue, services, self.memory, put)
-        self.nodes = _nodes(self.me, arguments.nodes, self.memory)
+        self.sender = Sender(services, put)
+        self.path = directory / "state.json"
         self.began, self.gone_at = time.time(), 0.0
+        self.seen: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            self.seen = dict(json.loads(self.path.read_text(encoding="utf-8")))
 
     def round(self) -> bool:
         """Whether there is a next one. Raises OSError."""
-        seen = self.memory.seen
-        before = {key: dict(value) for key, value in seen.items()}
-        events = [*self._of_runs(), *self._of_disk(), *(self.nodes.look() if self.nodes else [])]
-        for event in events:
-            self.queue.add(event)
-        if self.nodes:
-            seen["nodes"] = dict(self.nodes.misses)
-        if seen != before:
-            self.memory.save()  # after the queue has it: rather twice than never
+        seen = {"runs": {}, "finding": self.seen.get("finding", "")}
+        for event in [*self._of_runs(seen["runs"]), *self._of_gpus(seen)]:
+            self.sender.tell(event)
+        if seen != self.seen:
+            write_atomically(self.path, seen)
+            self.seen = seen
         self.sender.round()
         return not self.once and not self._is_over()
 
-    def _of_runs(self) -> list[Event]:
+    def _of_runs(self, found: dict[str, Any]) -> list[Event]:
         """Every rank here is followed, and of a run is told what the one says that leads it: who takes the lead knows
         what there was before. That a rank was refused before it met the others only its own node knows."""
-        known, found = self.memory.seen.get("runs", {}), {}
+        known = self.seen.get("runs", {})
         events: list[Event] = []
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         for rank, status in statuses(self.runs):
-            run = rank.parent.absolute()
-            key = f"{run.name}/{rank.name}"
-            seen, said = news(run.name, Seen(**known.get(key, {})), status, is_alive(status), self.began, now)
+            run = rank.parent.absolute().name
+            key = f"{run}/{rank.name}"
+            seen, said = news(run, Seen(**known.get(key, {})), status, is_alive(status), self.began, now)
             found[key] = vars(seen)
-            if rank.name == f"rank-{lead_of(run).rank}":
+            if seen.leads:
                 events += said
             elif status.get("attempt") is None and status.get("exit_code") in FOR_GOOD:
-                message = text("rank_refused", run=run.name, node=self.me, reason=status.get("message"))
+                message = text("rank_refused", run=run, node=self.me, reason=status.get("message"))
                 events += [replace(event, message=message) for event in said if event.kind == "run.failed"]
-        self.memory.seen["runs"] = found
         return events
 
-    def _of_disk(self) -> list[Event]:
-        was_full = bool(self.memory.seen.get("disk", {}).get("full"))
-        is_full, events = look_at_disk(self.runs, self.me, was_full)
-        self.memory.seen["disk"] = {"full": is_full}
-        return events
+    def _of_gpus(self, found: dict[str, Any]) -> list[Event]:
+        findings = list(read_findings(self.faults, found["finding"]))
+        if findings:
+            found["finding"] = findings[-1][0]
+        return [event for _, event in findings]
 
     def _is_over(self) -> bool:
         """The run that this one was started for has gone, and all is told, or nobody takes it."""
@@ -127,15 +127,8 @@ class Follower:
         return waited > PAUSE and (self.sender.is_idle() or waited > LAST_WORDS)
 
 
-def _nodes(me: str, words: list[str], memory: Memory) -> Nodes | None:
-    nodes = dict(word.partition("=")[::2] for word in words)
-    if not all(nodes.values()) or (nodes and me not in nodes):
-        raise ConfigError("notify_nodes_wrong", node=me)
-    return Nodes(me, nodes, memory.seen.get("nodes", {})) if nodes else None
-
-
 def _test(services: Services, node: str) -> int:
-    """One message to each, now, without the queue."""
+    """One message to each, now."""
     failed = False
     event = Event("test", INFO, text("notify_test", node=node), host=node)
     for service in services.services:
@@ -160,9 +153,9 @@ def _credential() -> Path:
 def _parser() -> Parser:
     parser = Parser(
         prog="aura notify",
-        description="Tell a person what runs do: they started, learn, have finished, failed or broken off; a node is "
-        "lost or back, a disk is nearly full, a GPU is sick. Follows the files below the runs' directory until it is "
-        "stopped. What cannot be delivered now waits on the disk.",
+        description="Tell a person what runs do: they started, learn, have finished, failed or broken off; a rank "
+        "has left or is back; a GPU is unhealthy. Follows the files below the runs' directory until it is stopped. "
+        "Each message is tried three times.",
     )
     parser.add_argument(
         "--webhook-config",
@@ -177,9 +170,7 @@ def _parser() -> Parser:
         metavar="DIR",
         help="the directory with the runs, or one run (runs)",
     )
-    parser.add_argument(
-        "--state", type=Path, metavar="DIR", help="the queue and what was said (<runs>/.notify)"
-    )
+    parser.add_argument("--state", type=Path, metavar="DIR", help="what was seen before (<runs>/.notify)")
     parser.add_argument(
         "--node",
         default=this_node(),
@@ -187,11 +178,11 @@ def _parser() -> Parser:
         help="this node (AURA_NODE, or the name of the machine)",
     )
     parser.add_argument(
-        "--nodes",
-        nargs="+",
-        default=[],
-        metavar="NAME=ADDRESS",
-        help="are they there? All of them, in order",
+        "--faults",
+        type=Path,
+        default=Path(os.environ.get(VARIABLE, "/run/aura-watch")),
+        metavar="DIR",
+        help=f"where aura watch says what it has found ({VARIABLE}, or /run/aura-watch)",
     )
     parser.add_argument(
         "--test", action="store_true", help="send one message to everybody now, and say who took it"

@@ -22,10 +22,10 @@ from aura.errors import EXIT_OK, EXIT_TEMPORARY, ConfigError, Parser, reason_of
 from aura.texts.console import put, text
 from aura.watch.events import CRITICAL, WARNING, Event, this_node
 from aura.watch.faults import VARIABLE, is_known, write_fault
+from aura.watch.findings import add_finding
 from aura.watch.health import CUDA_WITHIN, Before, Finding, Past, begin_anew, forget, judge
 from aura.watch.kernel_log import KernelLog, boot
 from aura.watch.nvml import Gpus
-from aura.watch.queue import Queue
 from aura.watch.readings import Reading, reading_of
 from aura.watch.runs import before_it, statuses
 
@@ -51,7 +51,6 @@ class Watcher:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.path: Path = arguments.state / MEMORY
-        self.queue = Queue(arguments.queue) if arguments.queue else None
         self.gpus, self.without_gpus = Gpus(), ""
         self.log: KernelLog | None = None
         self.before: Before = {}
@@ -118,8 +117,8 @@ class Watcher:
             }
             write_fault(self.arguments.faults, gpu.uuid, said)
         kind, severity = ("gpu.fault", CRITICAL) if finding.trips else ("gpu.warning", WARNING)
-        if self.queue:
-            self.queue.add(Event(kind, severity, finding.sentence, finding.remedy, host=node, facts=facts))
+        event = Event(kind, severity, finding.sentence, finding.remedy, host=node, facts=facts)
+        add_finding(self.arguments.faults, event)
 
     def _open_log(self) -> None:
         """After the records that were seen already, of this start of the machine."""
@@ -176,10 +175,7 @@ def _parser() -> Parser:
         type=Path,
         default=Path(os.environ.get(VARIABLE, "/run/aura-watch")),
         metavar="DIR",
-        help=f"where ranks look for faults of their GPU ({VARIABLE}, or /run/aura-watch)",
-    )
-    parser.add_argument(
-        "--queue", type=Path, metavar="DIR", help="the --state of aura notify, which tells a person"
+        help=f"where ranks look for faults of their GPU, and aura notify ({VARIABLE}, or /run/aura-watch)",
     )
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="the directory with the runs (runs)"

@@ -201,7 +201,7 @@ class Attempt:
         if place.world_size == 1:
             say(console.text("alone"))
             self.store_of_one = keep_others_out(place, self.run_dir.absolute().name, say)
-            self.status.set(state="joining", attempt="alone")
+            self.status.set(state="joining", attempt="alone", leads=True)
             self.stop.waiting = False
             return [place.node]
         self.status.set(state="joining")
@@ -213,7 +213,8 @@ class Attempt:
         ranks = tuple(member.rank for member in members.members)
         self.taking_part = replace(self.taking_part, ranks=ranks)
         self.speaker.leads = members.rank == 0
-        self.status.set(attempt=members.attempt, message="", away=members.absent)
+        leads = members.rank == 0
+        self.status.set(attempt=members.attempt, message="", away=members.absent, leads=leads)
         members.watch(self._end_now, self.activity, self.stop.for_one_that_is_back)
         self.stop.waiting = False
         for rank in members.absent:

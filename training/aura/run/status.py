@@ -43,6 +43,7 @@ class Status:
             "tokens_per_second": None,
             "eta": None,  # seconds until the last step, at the mean since the start
             "sync": None,
+            "leads": None,  # whether it is the lowest rank of those that train; None before it has met them
             "away": [],  # ranks of the launch without which this attempt trains
             "waited": None,  # seconds for other ranks and the wire, since the logged step before
             "setting": None,  # strategy, wire and delay of several ranks

@@ -15,7 +15,7 @@ LONGEST = 1500  # characters of a message: what Discord takes, 2000, less what s
 
 @dataclass(frozen=True)
 class Event:
-    """`kind` is what happened (run.started, node.lost, gpu.fault …), `message` and `remedy` are sentences."""
+    """`kind` is what happened (run.started, rank.left, gpu.fault …), `message` and `remedy` are sentences."""
 
     kind: str
     severity: str
@@ -28,6 +28,11 @@ class Event:
     step: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)  # what else is known, in numbers
     ts: float = field(default_factory=time.time)  # seconds since the epoch
+
+    @property
+    def about(self) -> str:
+        """The run or the card; of two events about one the later counts."""
+        return self.run or self.dedup_key
 
     @property
     def dedup_key(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aura.durable import write_atomically
-from aura.errors import GpuFault
+from aura.errors import GpuFault, reason_of
 
 VARIABLE = "AURA_FAULTS"  # of a rank: the directory; without it nobody looks
 PROCESSOR = "cpu"  # in place of a UUID, where a rank has no GPU
@@ -27,12 +27,15 @@ def write_fault(directory: Path, uuid: str, content: dict[str, Any]) -> None:
 
 
 def fault_of(directory: Path, uuid: str) -> GpuFault | None:
-    """What is wrong with this GPU. A file that cannot be read says nothing."""
+    """What is wrong with this GPU; a file that is there and cannot be read is a fault, too."""
+    path = directory / f"{uuid}.json"
     try:
-        said = json.loads((directory / f"{uuid}.json").read_text(encoding="utf-8"))
+        said = json.loads(path.read_text(encoding="utf-8"))
         return GpuFault("gpu_is_sick", sentence=said["sentence"], remedy=said["remedy"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return GpuFault("fault_unreadable", path=path, reason=reason_of(error))
 
 
 def is_known(directory: Path, uuid: str) -> bool:

@@ -25,6 +25,7 @@ ACTIONS = {1: RESET, 2: REBOOT, 3: RESET, 4: RESET}  # NVML_GPU_RECOVERY_ACTION_
 # nvmlClocksEventReason*; 0x8 (hardware slowdown) comes with the first or the last of these, and says nothing more.
 SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x20, 0x40, 0x80
 NEAR = 5  # °C to a threshold
+ASSUMED = 90  # °C, of a card that names no limit (ours)
 HOT_FOR = 30.0  # seconds near the slowdown
 HELD_BACK_FOR = 60.0  # seconds without a break (ours)
 OFTEN, WITHIN = 6, 600.0  # gpud: 0.6 such events a minute, over ten minutes
@@ -147,9 +148,20 @@ def _memory(gpu: GpuReading, past: Past) -> Iterator[Finding]:
 
 
 def _heat(gpu: GpuReading, past: Past, now: float) -> Iterator[Finding]:
+    if _once(past, "unread", gpu.temperature is None and not gpu.lost):
+        yield _finding("unread", False, gpu, "unread")
     if gpu.temperature is None:
         return
     values = {"temperature": gpu.temperature}
+    if gpu.slowdown_at is gpu.shutdown_at is None:
+        for kind, trips, limit in (
+            ("hot_assumed", False, ASSUMED - NEAR),
+            ("shutdown_assumed", True, ASSUMED),
+        ):
+            lasts = _lasts(past, kind, gpu.temperature >= limit, now, HOT_FOR)
+            if _once(past, kind, lasts):
+                yield _finding(kind, trips, gpu, "cool", limit=ASSUMED, **values)
+        return
     near_end = gpu.shutdown_at is not None and gpu.temperature >= gpu.shutdown_at - NEAR
     past.was_hot = past.was_hot + 1 if near_end else 0
     if _once(past, "shutdown", past.was_hot >= 2):

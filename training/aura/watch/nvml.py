@@ -51,12 +51,14 @@ def _read(index: int) -> GpuReading:
     pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     load = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     remapped = ask(pynvml.nvmlDeviceGetRemappedRows, handle)  # corrected, uncorrected, pending, failed
+    temperature = ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+    slowdown_at, shutdown_at = _limits(handle, temperature)
     return GpuReading(
         uuid,
         index,
         name,
         pci="" if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}",
-        recovery_action=_recovery_action(handle),
+        recovery_action=_field(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),  # from driver 570 on
         ecc=ask(
             pynvml.nvmlDeviceGetTotalEccErrors,
             handle,
@@ -65,9 +67,9 @@ def _read(index: int) -> GpuReading:
         ),
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
-        temperature=ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-        slowdown_at=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
-        shutdown_at=_threshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
+        temperature=temperature,
+        slowdown_at=slowdown_at,
+        shutdown_at=shutdown_at,
         # Drivers before 535 know it by this name, and later ones still do.
         throttle=ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
         pcie_width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
@@ -75,13 +77,24 @@ def _read(index: int) -> GpuReading:
     )
 
 
-def _threshold(handle: Any, which: int) -> int | None:
-    return ask(pynvml.nvmlDeviceGetTemperatureThreshold, handle, which) or None  # some say 0 for none
+def _limits(handle: Any, temperature: int | None) -> tuple[int | None, int | None]:
+    """At which °C it slows down, and switches itself off. From Ada (RTX 40) on a card counts down to a limit of its own
+    (its margin), and says at how much of that either happens (-2 and -7, say); the older question has no answer there.
+    """
+    margin = ask(pynvml.nvmlDeviceGetMarginTemperature, handle)
+    old = (pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN)
+    new = (pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT, pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT)
+    slowdown, shutdown = (
+        temperature + margin - left
+        if temperature is not None and margin is not None and (left := _field(handle, field)) is not None
+        else ask(pynvml.nvmlDeviceGetTemperatureThreshold, handle, threshold) or None  # some say 0 for none
+        for field, threshold in zip(new, old, strict=True)
+    )
+    return slowdown, shutdown
 
 
-def _recovery_action(handle: Any) -> int | None:
-    """From driver 570 on."""
-    values = ask(pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+def _field(handle: Any, field: int) -> int | None:
+    values = ask(pynvml.nvmlDeviceGetFieldValues, handle, [field])
     if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
         return None
-    return int(values[0].value.uiVal)
+    return int(values[0].value.siVal)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +34,8 @@ class Seen:
     pid: int = 0
     learned: bool = False  # a step has been reported
     since: float = 0.0  # when it was found broken; 0: it is not, or it has begun again
+    leads: bool = False  # the rank that wrote it tells of the run: the lowest of those that train
+    away: Sequence[int] = ()  # ranks that the others train without
 
 
 def statuses(runs: Path) -> Iterator[tuple[Path, Status]]:
@@ -80,7 +82,7 @@ def news(
     state, pid = str(status.get("state")), int(status.get("pid") or 0)
     another, before = pid != seen.pid, seen.state
     missed = _last_word(seen.pid, status) if another and before in ACTIVE and seen.phase == "running" else {}
-    seen = replace(seen, state=state, pid=pid)
+    seen = replace(seen, state=state, pid=pid, leads=_leads(seen, status))
     if state in ACTIVE and alive:
         return _of_active(run, seen, status, missed)
     if seen.phase in ("unknown", "over") and not (another and float(status.get("updated") or 0) >= began):
@@ -96,6 +98,13 @@ def news(
         return replace(seen, phase="over"), [_failed(run, status, str(status.get("message")))]
     is_new = another or before != "failed" if state == "failed" else seen.phase != "broken"
     return _of_broken(run, seen, status, now, is_new)
+
+
+def _leads(seen: Seen, status: Status) -> bool:
+    """While it has not met the others yet: as before, and rank 0 in a new launch."""
+    said = status.get("leads")
+    known = seen.leads if seen.phase in ("running", "broken") else status.get("rank") == 0
+    return bool(known if said is None else said)
 
 
 def before_it(status: Status) -> Status:
@@ -129,10 +138,24 @@ def _of_active(run: str, seen: Seen, status: Status, missed: Status) -> tuple[Se
         values = {key: status.get(key) for key in ("step", "max_steps", "loss")}
         message = text("run_learns", run=run, **values)
         events.append(_event("run.first_step", INFO, message, run, status, facts=values))
-    elif seen.phase == "broken":
+    away = list(status.get("away") or ())
+    changes = _came_and_went(run, status, set(seen.away), set(away)) if seen.learned else []
+    if seen.learned and seen.phase == "broken" and not changes:
         message = text("run_resumed", run=run, step=status.get("step"))
         events.append(_event("run.resumed", INFO, message, run, status))
-    return replace(seen, phase="running", learned=True), events
+    return replace(seen, phase="running", learned=True, away=away), [*events, *changes]
+
+
+def _came_and_went(run: str, status: Status, before: set[int], now: set[int]) -> list[Event]:
+    """The others have met without some, or with some that were away."""
+    events = []
+    for kind, severity, ranks in (("left", WARNING, now - before), ("back", INFO, before - now)):
+        if ranks:
+            names = ", ".join(map(str, sorted(ranks)))
+            message = text(f"rank_{kind}", run=run, ranks=names, step=status.get("step"))
+            remedy = text("rank_left_remedy") if kind == "left" else ""
+            events.append(_event(f"rank.{kind}", severity, message, run, status, remedy))
+    return events
 
 
 def _of_broken(run: str, seen: Seen, status: Status, now: float, is_new: bool) -> tuple[Seen, list[Event]]:
