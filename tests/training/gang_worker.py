@@ -69,7 +69,7 @@ def work(
     sys.stdout = open(output, "w")  # noqa: SIM115 - open until the process ends
     torch.set_num_threads(1)
     activity_module.LEAST = least
-    gang_module.LINGER = 60.0
+    gang_module.LINGER, gang_module.SILENCE = 60.0, gang_module.SILENCE_OFF
     if fault == "impatient":
         gather_module.LATECOMERS = 2.0
     if fault == "stops-gathering":

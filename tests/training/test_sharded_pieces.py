@@ -127,20 +127,22 @@ def test_fewer_bits_are_fewer_rounds_of_a_large_model() -> None:
 
 
 def test_patience_follows_the_usual_wait() -> None:
-    patience = Patience(longest=60)
+    patience = Patience(longest=600)
     patience.add("weights", 50)  # the first step: not remembered
     patience.delayed = False
     for _ in range(ENOUGH - 1):
         patience.add("weights", 0.1)
-    assert patience.seconds("weights") == 60
+    assert patience.seconds("weights") == 600
     patience.add("weights", 0.1)
     assert patience.seconds("weights") == SHORTEST
-    assert patience.seconds("gradients") == 60
-    for wait in (1.0, 2.0, 3.0) * 30:
+    assert patience.seconds("gradients") == 600
+    for wait in (10.0, 20.0, 30.0) * 30:
         patience.add("gradients", wait)
-    assert patience.seconds("gradients") == 2 + 10 * 1
+    assert patience.seconds("gradients") == 20 + 10 * 10
+    patience.add("weights", 19.0)  # who has stalled may again
+    assert patience.seconds("weights") == 2 * 19
     patience.delayed = True
-    assert patience.seconds("weights") == 60
+    assert patience.seconds("weights") == 600
 
 
 def test_patience_lasts_for_a_step_that_takes_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:

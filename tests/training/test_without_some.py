@@ -150,6 +150,15 @@ class Launch:
         for rank in sorted(set(range(self.ranks)).difference(without)):
             self.nodes[rank].trains(sorted(without), seconds)
 
+    def get_on(self) -> None:
+        """All do another step."""
+        nodes, before = self.nodes.values(), max(node.status["step"] for node in self.nodes.values())
+        wait_until(
+            lambda: all(node.status.get("step", 0) > before for node in nodes),
+            60,
+            lambda: "".join(node.text for node in nodes),
+        )
+
     def trains_again(self, node: Node, without: Collection[int] = ()) -> None:
         """In another attempt than the one that this node knows now."""
         before = node.status["attempt"]
@@ -182,6 +191,17 @@ def running(launch: Launch) -> Launch:
     launch.on(0, 1, 2)
     launch.trains()
     return launch
+
+
+def test_a_pc_that_stalls_for_nine_seconds_ends_nobodys_attempt(running: Launch) -> None:
+    """A disk, a browser: rank 0, which holds the store, and another one. They train on with what they have learnt."""
+    for stalled in (0, 2):
+        pid = running.nodes[stalled].started[-1].pid
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(9)
+        os.kill(pid, signal.SIGCONT)
+        running.get_on()
+    assert [len(node.started) for node in running.nodes.values()] == [1, 1, 1], running.nodes[1].text
 
 
 def test_the_first_rank_goes_for_good_and_comes_back(running: Launch) -> None:
@@ -352,7 +372,7 @@ def test_a_pc_that_answers_and_hangs_is_not_waited_for(running: Launch) -> None:
     """Its kernel accepts connections to the store; nobody reads them."""
     hanging = running.nodes[0].started[-1]
     os.kill(hanging.pid, signal.SIGSTOP)
-    running.trains(without=[0], seconds=90)
+    running.trains(without=[0], seconds=120)
     assert "nothing has moved there for 10 s: the ranks meet without it" in running.nodes[1].text
     hanging.process.kill()
     running.trains()

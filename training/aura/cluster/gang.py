@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import timedelta
 from typing import NoReturn
 
 from torch.distributed import PrefixStore, Store
@@ -39,7 +40,11 @@ from aura.errors import EXIT_TEMPORARY
 from aura.texts.console import text
 
 BEAT = 1.0  # seconds between two heartbeats of a member
-SILENCE = 8.0  # seconds without a heartbeat after which a member counts as gone
+STALL = 3.0  # seconds between them that are no accident of a busy processor
+# Seconds without a heartbeat after which a member counts as gone: twice the longest silence that it has come back from,
+# within these. A process may stall for a while (a disk, a browser), and a restart costs all ranks more than that.
+SILENCE, SILENCE_LONGEST = 20.0, 60.0
+SILENCE_OFF = 8.0  # the same, where its PC does not answer either: it has no power, or no cable
 SILENCE_HURT = 4.0  # the same, once a collective has failed or the rank has been started again
 SILENCE_BOTH = 2.0  # the same, once both is so
 # Most seconds until a verdict comes after a failed collective, or until all have left in good order
@@ -82,6 +87,7 @@ class Gang:
         self._leaving = threading.Event()
         self._store_answered = now()
         self._beats: dict[int, tuple[int, float]] = {}  # by rank: how many, and since when they are so many
+        self._stalls: dict[int, float] = {}  # by rank: the longest silence that it has come back from
         # By rank that is back: its calls, when the last one was seen, and since when it has been calling
         self._calls: dict[int, tuple[int, float, float]] = {}
         self._on_broken: Callable[[str, int], NoReturn] | None = None
@@ -113,6 +119,9 @@ class Gang:
         if activity:
             self._activity = activity
             activity.alone = self.world_size == 1
+        self._watch_store.set_timeout(
+            timedelta(seconds=SILENCE_LONGEST)
+        )  # a host may stall in the midst of an answer
         self._store_answered = now()
         threading.Thread(target=self._beat_loop, name="gang-beat", daemon=True).start()
         threading.Thread(target=self._guard_loop, name="gang-guard", daemon=True).start()
@@ -218,11 +227,10 @@ class Gang:
 
         The verdict, or None when this rank leaves. Raises RuntimeError when the store is gone, GangBroken."""
         watched = [one for one in self.members if one != self._me] if self._hosts else [self._host]
-        last_beat = now()
+        slept = now()
         while not self._leaving.wait(BEAT):
-            if frozen := self._was_frozen(last_beat):
+            if frozen := self._was_frozen(slept):
                 return frozen
-            last_beat = now()
             store.add(f"beat/{self._me.token}", 1)
             store.set(f"activity/{self._me.token}", json.dumps(asdict(self._activity.report())))
             current = read_header(self._watch_store)["attempt"]
@@ -239,15 +247,33 @@ class Gang:
                 return self._proclaim(store, verdict)
             if self._hosts:
                 self._find_who_is_back(store)
+            slept = now()
+            self._note_stall(self._host, slept - self._store_answered)
+            self._store_answered = slept
+        return None
+
+    def _was_frozen(self, slept: float) -> Verdict | None:
+        """A rank that was stopped or has slept sees all others silent; it is the one that was missing."""
+        seconds = now() - slept
+        if seconds > self._most_silence(self._me):
+            return Verdict(text("was_frozen", member=self._me, seconds=seconds))
+        if seconds > STALL:
+            # What the others have said meanwhile is still to be read.
+            self._note_stall(self._me, seconds)
+            self._beats = {rank: (count, now()) for rank, (count, _) in self._beats.items()}
             self._store_answered = now()
         return None
 
-    def _was_frozen(self, last_beat: float) -> Verdict | None:
-        """A rank that was stopped or has slept sees all others silent; it is the one that was missing."""
-        seconds = now() - last_beat
-        if seconds <= SILENCE:
-            return None
-        return Verdict(text("was_frozen", member=self._me, seconds=seconds))
+    def _note_stall(self, member: Member, seconds: float) -> None:
+        self._stalls[member.rank] = max(self._stalls.get(member.rank, 0.0), seconds)
+
+    def _most_silence(self, member: Member) -> float:
+        """Seconds, of a member of which nothing else is known."""
+        return min(max(SILENCE, 2 * self._stalls.get(member.rank, 0.0)), SILENCE_LONGEST)
+
+    def _is_off(self, member: Member, silence: float) -> bool:
+        """Where its PC answers, only its process stalls."""
+        return silence > SILENCE_OFF and not knock_at(member.address, self._port)[1]
 
     def _heed(self, store: Store) -> Verdict | None:
         """The verdict that stands; None when this rank has come to its own end meanwhile."""
@@ -291,18 +317,19 @@ class Gang:
         count, since = self._beats.get(member.rank, (-1, time_now))
         if beats != count:
             self._beats[member.rank] = (beats, time_now)
+            self._note_stall(member, time_now - since)
         return time_now - since if beats == count else 0.0
 
     def _patience_with(self, member: Member, store: Store) -> float:
         """The seconds of silence after which it counts as gone."""
         signs = store.check(["hurt"]) + store.check([f"claim/{member.rank}"])
-        return (SILENCE, SILENCE_HURT, SILENCE_BOTH)[signs]
+        return (self._most_silence(member), SILENCE_HURT, SILENCE_BOTH)[signs]
 
     def _find_silent(self, store: Store, watched: list[Member]) -> Verdict | None:
         """The first of them whose heartbeat has stopped."""
         for member in watched:
             silence = self._silence_of(member, store)
-            if silence > self._patience_with(member, store):
+            if silence > self._patience_with(member, store) or self._is_off(member, silence):
                 claimed = store.check([f"claim/{member.rank}"])
                 key = "silent_and_started_again" if claimed else "silent"
                 silent = [
@@ -360,14 +387,13 @@ class Gang:
     def _guard_loop(self) -> None:
         """A store operation can hang: the host's node has lost power, or its address, and then it hangs there too.
         This thread never touches the store."""
-        last_look = now()
+        slept = now()
         while not self._leaving.wait(BEAT):
-            silent = now() - self._store_answered
-            if frozen := self._was_frozen(last_look):
+            if frozen := self._was_frozen(slept):
                 self._broken(frozen)
                 return
-            last_look = now()
-            if silent > SILENCE:
+            silent = now() - self._store_answered
+            if silent > self._most_silence(self._host) or self._is_off(self._host, silent):
                 sentence = text("silent", member=self._host, seconds=silent)
                 there = [one for one in self.members if one.address == self._host.address]
                 causes = self._to_blame(there)
@@ -375,6 +401,7 @@ class Gang:
                     causes = []
                 self._broken(Verdict(sentence, causes=causes))
                 return
+            slept = now()
 
     def _broken(self, verdict: Verdict) -> None:
         with self._lock:

@@ -51,7 +51,7 @@ from aura.texts import console
 
 SAVE_PATIENCE = 300.0  # seconds that a broken attempt waits for a checkpoint that is being written
 # Seconds before the others hear that this rank gives up: as long as all are there, what they collect for a checkpoint
-# comes in. They would miss this rank after 8.
+# comes in. They would miss this rank after 20.
 SAVE_FIRST = 5.0
 STOPPED_TOO = 2.0  # seconds in which who has followed another that was stopped may be told the same
 

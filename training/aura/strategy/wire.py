@@ -28,7 +28,7 @@ from aura.texts.console import text
 
 UNDER_WAY = 2
 # Seconds. Who stalls for less is not worth an attempt: a bad cable, a busy disk, two cores for five ranks.
-SHORTEST = 8.0
+SHORTEST = 20.0
 DEVIATIONS = 10  # median absolute deviations above the median
 REMEMBERED, ENOUGH = 64, 8  # waits of one kind that are kept, and that say something
 
@@ -73,7 +73,8 @@ class Exchange:
 class Patience:
     """How long to wait for the others: the median of the last waits of that kind, and beside it DEVIATIONS times their
     median absolute deviation, or as long as a step usually takes: another program may make a rank half as fast, and
-    who is fast waits most of a step already. At least SHORTEST; `longest` [seconds] while too few are known."""
+    who is fast waits most of a step already. At least SHORTEST, and twice the longest of the last waits: who has
+    stalled may again. `longest` [seconds] while too few are known."""
 
     def __init__(self, longest: float) -> None:
         self.longest = longest
@@ -99,7 +100,8 @@ class Patience:
         median = statistics.median(waits)
         deviation = statistics.median(abs(wait - median) for wait in waits)
         step = statistics.median(self.steps) if self.steps else 0.0
-        return min(self.longest, max(SHORTEST, median + max(step, DEVIATIONS * deviation)))
+        usual = median + max(step, DEVIATIONS * deviation)
+        return min(self.longest, max(SHORTEST, usual, 2 * max(waits)))
 
 
 class Wire:
