@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -12,10 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 from aura import __version__
-from aura.cluster.ranks import Ranks
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.model import export
@@ -39,7 +35,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def write(path: Path, resumed: int | None, steps: list[int]) -> list[str]:
     said: list[str] = []
-    log = RunLog(path, True, resumed, said.append)
+    log = RunLog(path, True, None, resumed, said.append)
     for step in steps:
         log.add(row(step))
     log.close()
@@ -84,56 +80,48 @@ def test_the_curves_show_every_step_once_after_a_restart(resumed: int, tmp_path:
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / LOG, False, None, print)
+    log = RunLog(tmp_path / LOG, False, None, None, print)
     log.add(row(1))
     log.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def complete_together(folder: Path, logs: list[str]) -> list[list[list[float]]]:
-    """The logs of so many nodes, in processes of their own; what each says that it lacked."""
-
-    def work(rank: int) -> None:
-        meet = {"init_method": f"file://{folder}/meet", "rank": rank, "world_size": len(logs)}
-        dist.init_process_group("gloo", **meet)
-        log = RunLog(folder / str(rank) / LOG, True, 20, print, ["es"])
-        missed = log.complete(Ranks(rank, ["n"] * len(logs), torch.device("cpu")))
-        log.add(replace(row(25), bits_of_parts={"es": 1.0}))
-        log.close()
-        said = [[one.step, one.loss, one.bits_of_parts.get("es")] for one in missed]
-        (folder / str(rank) / "missed").write_text(json.dumps(said))
-
-    processes = []
-    for rank, log in enumerate(logs):
-        (folder / str(rank)).mkdir()
-        (folder / str(rank) / LOG).write_text(log)
-        processes.append(multiprocessing.get_context("fork").Process(target=work, args=(rank,)))
-        processes[-1].start()
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    return [json.loads((folder / str(rank) / "missed").read_text()) for rank in range(len(logs))]
-
-
-def test_a_node_takes_from_the_others_what_its_log_lacks(tmp_path: Path) -> None:
-    """And what an attempt that was given up has left there; a row that cannot be read counts for nothing."""
+def test_a_node_takes_from_the_checkpoint_what_its_log_lacks(tmp_path: Path) -> None:
+    """And loses what an attempt that was given up has left there; a row that cannot be read counts for nothing."""
     header = HEADER.rstrip() + ",bits_per_byte/es\n"
 
-    def line(step: int, loss: float, speed: float) -> str:
-        return f"{step},1,{100 * step},{loss},,0.001,0.7,{speed},{speed},,{loss / 4}\n"
+    def line(step: int, loss: float) -> str:
+        return f"{step},1,{100 * step},{loss},,0.001,0.7,1.0,1.0,,{loss / 4}\n"
 
-    def log(speed: float, *rows: tuple[int, float]) -> str:
-        return header + "".join(line(*each, speed) for each in rows)
+    def logs(content: str, kept: str | None) -> tuple[RunLog, list[dict[str, str]]]:
+        (tmp_path / LOG).write_text(content)
+        log = RunLog(tmp_path / LOG, True, kept, 20, print, ["es"])
+        log.add(replace(row(25), bits_of_parts={"es": 1.0}))
+        log.close()
+        return log, rows(tmp_path / LOG)
 
-    well = ((5, 4.5), (10, 4.25), (15, 4.0), (20, 3.75))
-    away = log(3.0, (5, 4.5), (10, 4.375)) + line(12, 4.5, 3.0).replace("4.5", "4\0")
-    missed = complete_together(tmp_path, [away, log(1.0, *well), log(2.0, *well)])
-    assert missed == [[[15, 4.0, 1.0], [20, 3.75, 0.9375]], [], []]
-    found = [rows(tmp_path / str(rank) / LOG) for rank in range(3)]
-    for each in found:
-        assert [(int(one["step"]), float(one["loss"])) for one in each[:4]] == list(well)
-        assert each[4]["step"] == "25" and each[4]["bits_per_byte/es"] == "1.0" and len(each) == 5
-    assert found[1][0]["seconds"] == "1.0"
+    well = {5: 4.5, 10: 4.25, 15: 4.0, 20: 3.75}
+    kept = header + "".join(line(step, loss) for step, loss in well.items())
+    away = header + line(5, 4.5) + line(10, 4.375) + line(12, 4.5).replace("4.5", "4\0") + line(30, 1.0)
+    log, found = logs(away, kept)
+    said = [(one.step, one.loss, one.bits_of_parts["es"]) for one in log.missed]
+    assert said == [(15, 4.0, 1.0), (20, 3.75, 0.9375)]
+    assert {int(one["step"]): float(one["loss"]) for one in found[:4]} == well
+    assert found[4]["step"] == "25" and found[4]["bits_per_byte/es"] == "1.0" and len(found) == 5
+    assert (tmp_path / LOG).read_text() == log.text
+    # Of a checkpoint without one: an older release has written it.
+    log, found = logs(away, None)
+    assert [one["step"] for one in found] == ["5", "10", "25"] and log.missed == []
+
+
+def test_a_rank_that_writes_no_log_knows_it(tmp_path: Path) -> None:
+    """Its checkpoint may be the one that all go on from."""
+    quiet = RunLog(tmp_path / "none" / LOG, False, None, None, print)
+    writing = RunLog(tmp_path / LOG, True, None, None, print)
+    for log in (quiet, writing):
+        log.add(row(5))
+    assert quiet.text == writing.text == (tmp_path / LOG).read_text()
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_log_with_other_columns_is_set_aside(tmp_path: Path) -> None:
@@ -149,7 +137,7 @@ def test_a_log_with_other_columns_is_set_aside(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
 def test_a_full_disk_ends_the_log_and_not_the_training(tmp_path: Path) -> None:
     said: list[str] = []
-    log = RunLog(tmp_path / LOG, True, None, said.append)
+    log = RunLog(tmp_path / LOG, True, None, None, said.append)
     assert log.descriptor is not None
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, log.descriptor)

@@ -4,8 +4,8 @@
                                         has turned out to be sick: never gone on from, never rotated, never copied)
         model.safetensors       parameters under their names in aura/model
         optimizer.safetensors   <parameter>.exp_avg, .exp_avg_sq and .step of AdamW, .momentum of Muon
-        state.json              step, position in the data, configuration, fingerprint of the corpus, and the
-                                validation loss if it was measured at this very step
+        state.json              step, position in the data, configuration, fingerprint of the corpus, the log up to
+                                here, and the validation loss if it was measured at this very step
         manifest.json           SHA-256 and size of the three files above, and the attempt that wrote them
 
 A checkpoint is written to a temporary directory, flushed to the disk and renamed; older ones go only after that.

@@ -1,22 +1,18 @@
 """What a run writes down for people: training_log.csv, a row per logged step, and model_config.json.
 
-The log goes on after a restart: rows of steps that the resumed checkpoint does not know are cut off first, so that
-every step is there once. A row is one write of one line; of a killed process at most the last line is broken, and
-the next start drops it. Every node keeps the whole log: one that was away gets what it has missed from the others.
+Every checkpoint, and every copy in memory, has the log up to its step. So it goes on after a restart with every step
+there once, and a node that was away gets what it has missed with the checkpoint. A row is one write of one line.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aura import __version__
 from aura.config import TrainConfig
@@ -24,9 +20,6 @@ from aura.corpus.corpus import Corpus
 from aura.durable import replace_text, write_atomically
 from aura.errors import why_not_written
 from aura.texts.console import text
-
-if TYPE_CHECKING:
-    from aura.cluster.ranks import Ranks  # with torch, which a controller has not
 
 LOG = "training_log.csv"
 MODEL_CONFIG = "model_config.json"
@@ -51,64 +44,56 @@ class Row:
 
 
 COLUMNS = [column.name for column in fields(Row) if column.name != "bits_of_parts"]
-BY_OWN_CLOCK = ("tokens_per_second", "seconds")
 OF_PART = "bits_per_byte/"  # before the name of a part, in the columns behind those
 
 
 class RunLog:
-    """Writes on the first rank of every node, and nowhere else. A full disk ends the log, not the training."""
+    """Every rank knows the whole log, and the first one of every node writes it. A full disk ends the file, not the
+    training."""
 
     def __init__(
         self,
         path: Path,
         writes: bool,
+        kept: str | None,
         resumed_step: int | None,
         say: Callable[[str], None],
         parts: Sequence[str] = (),
     ) -> None:
-        """`resumed_step` is the step of the checkpoint that the run goes on from, None for a new run."""
+        """`kept`: the log in the checkpoint that the run goes on from, `resumed_step` its step, None for a new run.
+        Without `kept` (a checkpoint of an older release) the rows of this node's own file up to that step count."""
         self.path, self.say, self.parts = path, say, parts
         self.header = ",".join([*COLUMNS, *(OF_PART + part for part in parts)]) + "\n"
         self.descriptor: int | None = None
-        self.lines: dict[int, str] = {}  # that were there, by step
+        self.rows = _lines(kept or "", self.header)  # by step
+        self.missed: list[Row] = []  # while this node was away
         if not writes:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.lines = _cut(path, -1 if resumed_step is None else resumed_step, self.header, say)
+            own = self._own(-1 if resumed_step is None else resumed_step)
+            self.rows = self.rows or own
+            self.missed = [self._row(line) for step, line in self.rows.items() if step not in own]
+            if not path.exists() or path.read_text(errors="replace") != self.text:
+                replace_text(path, self.text)
             self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             self._give_up(error)
 
-    def complete(self, ranks: Ranks) -> list[Row]:
-        """Take what this node has missed from the others' logs, and return it. All ranks have to call this, and before
-        any adds a row.
+    @property
+    def text(self) -> str:
+        """As a checkpoint keeps it."""
+        return self.header + "".join(self.rows.values())
 
-        Rows that differ are those of an attempt that was given up while a node was away: they become what most nodes
-        have, and of as many the first.
-        """
-        own = self.lines if self.descriptor is not None else {}
-        digest = hashlib.blake2b("".join(map(_of_all, own.values())).encode(), digest_size=7).digest()
-        logs = ranks.gather([int(self.descriptor is not None), int.from_bytes(digest, "big")])
-        holders: dict[int, list[int]] = {}  # of each log
-        for rank, (writes, found) in enumerate(logs):
-            if writes:
-                holders.setdefault(found, []).append(rank)
-        if len(holders) < 2:
-            return []
-        rows: dict[int, str] = {}
-        for rank, *_ in sorted(holders.values(), key=lambda them: (-len(them), them[0])):
-            file = self.header + "".join(own.values())
-            rows = _lines(ranks.broadcast_bytes(file.encode(), rank).decode(), self.header) | rows
-        if self.descriptor is None:
-            return []
-        try:
-            replace_text(self.path, self.header + "".join(rows[step] for step in sorted(rows)))
-            self.close()
-            self.descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
-        except OSError as error:
-            self._give_up(error)
-        return [self._row(rows[step]) for step in sorted(set(rows) - set(own))]
+    def _own(self, step: int) -> dict[int, str]:
+        """What this node's file has up to `step`; one with other columns is set aside."""
+        old = self.path.read_bytes().decode(errors="replace") if self.path.exists() else ""
+        if old and not old.startswith(self.header) and not self.header.startswith(old):
+            aside = self.path.with_suffix(f".{self.path.stat().st_mtime_ns}.csv")
+            self.path.rename(aside)
+            self.say(text("log_set_aside", path=self.path, name=aside.name))
+            old = ""
+        return {number: line for number, line in _lines(old, self.header).items() if number <= step}
 
     def _row(self, line: str) -> Row:
         cells = _cells(line)
@@ -119,12 +104,13 @@ class RunLog:
         return Row(**whole, **{"loss": None, **own}, bits_of_parts=parts)  # type: ignore[arg-type]
 
     def add(self, row: Row) -> None:
-        if self.descriptor is None:
-            return
         of_parts = (row.bits_of_parts.get(part) for part in self.parts)
         cells = (*(getattr(row, name) for name in COLUMNS), *of_parts)
         values = ("" if value is None else str(value) for value in cells)
-        line = (",".join(values) + "\n").encode()
+        self.rows[row.step] = ",".join(values) + "\n"
+        if self.descriptor is None:
+            return
+        line = self.rows[row.step].encode()
         try:
             while line:  # of the rest it is said why it does not go in
                 line = line[os.write(self.descriptor, line) :]
@@ -139,21 +125,6 @@ class RunLog:
     def _give_up(self, error: OSError) -> None:
         self.say(text("log_ends", path=self.path, error=why_not_written(error)))
         self.close()
-
-
-def _cut(path: Path, step: int, header: str, say: Callable[[str], None]) -> dict[int, str]:
-    """Leave the header and the complete rows up to `step`, in a file that is there all the time; these by step."""
-    old = path.read_bytes().decode(errors="replace") if path.exists() else ""
-    if old and not old.startswith(header) and not header.startswith(old):
-        aside = path.with_suffix(f".{path.stat().st_mtime_ns}.csv")
-        path.rename(aside)
-        say(text("log_set_aside", path=path, name=aside.name))
-        old = ""
-    kept = {number: line for number, line in _lines(old, header).items() if number <= step}
-    new = header + "".join(kept.values())
-    if new != old:
-        replace_text(path, new)
-    return kept
 
 
 def _lines(log: str, header: str) -> dict[int, str]:
@@ -177,12 +148,6 @@ def _is_row(line: str) -> bool:
 def _cells(line: str) -> list[float | None]:
     """Raises ValueError."""
     return [float(word) if word else None for word in line.rstrip("\n").split(",")]
-
-
-def _of_all(line: str) -> str:
-    """What all nodes write alike."""
-    cells = line.split(",")
-    return ",".join(cell for name, cell in zip_longest(COLUMNS, cells) if name not in BY_OWN_CLOCK)
 
 
 def write_model_config(

@@ -27,6 +27,7 @@ from aura.run.memory_copy import MemoryCopy
 from aura.run.observers import Comparison
 from aura.run.pace import Pace
 from aura.run.progress import Observer, Progress, Step
+from aura.run.runlog import RunLog
 from aura.run.status import Status
 from aura.run.stop import StopSignal
 from aura.strategy.checksum import checksum
@@ -52,6 +53,7 @@ class Snapshot:
     progress: Progress
     loss_scale: LossScale
     division: Division
+    log: RunLog
 
     def state(self) -> dict[str, Any]:
         progress = self.progress
@@ -61,6 +63,7 @@ class Snapshot:
             "progress": progress.saved(),
             "scaler": self.loss_scale.state(),
             "division": self.division.state(progress.step),
+            "log": self.log.text,
             "config": asdict(self.config),
             "corpus": self.corpus.fingerprint,
             "world_size": self.ranks.world_size,

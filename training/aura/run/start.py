@@ -126,11 +126,14 @@ def trainer_of(run: Run) -> Trainer:
     strategy.start()
     if run.saves:
         take_directory(run, model, progress, writer_of(state or {}).number)
+    parts = Windows(run.corpus, "validation", run.config.seq_len).names
+    step, kept = (progress.step, state.get("log")) if state else (None, None)
+    log = RunLog(run.directory / LOG, run.logs, kept, step, run.speaker.say, parts)
     snapshot = Snapshot(
-        run.config, run.corpus, ranks, run.writer, model, progress, loss_scale, batches.division
+        run.config, run.corpus, ranks, run.writer, model, progress, loss_scale, batches.division, log
     )
     meter, pace = Meter(run.device, ranks.activity), Pace(plan, run.config, run.device, setting.chosen)
-    observers = observers_of(run, asked, snapshot, strategy, batches, meter, pace, is_new=state is None)
+    observers = observers_of(run, asked, snapshot, strategy, batches, meter, pace)
     return Trainer(
         run.config, ranks, model, batches, strategy, loss_scale, progress, meter, run.stop, observers
     )
@@ -282,7 +285,6 @@ def observers_of(
     batches: Batches,
     meter: Meter,
     pace: Pace,
-    is_new: bool,
 ) -> list[Observer]:
     """In the order in which they are told: what one finds out, those behind it write down."""
     config, ranks, speaker, status = run.config, run.ranks, run.speaker, run.status
@@ -291,14 +293,13 @@ def observers_of(
     windows = Windows(run.corpus, "validation", config.seq_len)
     validate = partial(validation_loss, snapshot.model, windows, run.shared, ranks, run.device)
     bits = bits_per_byte(run.corpus, speaker.say_once)
-    log = RunLog(run.directory / LOG, run.logs, None if is_new else step, speaker.say, windows.names)
     comparison = Comparison(ranks, strategy, progress, status)
     observers = [
         comparison,
         Lines(pace, speaker, status),
         Validation(config, validate, bits, strategy, progress, speaker, status),
-        Curves(board, bits, progress, run.device, log.complete(ranks)),
-        Log(log, bits, progress),
+        Curves(board, bits, progress, run.device, snapshot.log.missed),
+        Log(snapshot.log, bits, progress),
         Epochs(config.steps, batches, progress, board, speaker, bits),
     ]
     if batches.division.by_speed:
