@@ -93,7 +93,7 @@ def test_a_mixture_comes_in_its_parts(here: Path, named: str, dataset: list[str]
     ],
 )
 def test_a_mixture_arrives_as_it_was_typed(tmp_path: Path, words: list[str], dataset: str) -> None:
-    """Ansible would cut it at the first blank, and c4 would be no setting of a preset (test_script_launch.py has more
+    """Ansible would cut it at the first blank, and c4 would be no setting of a preset (test_script.py has more
     ways to type it)."""
     content = "{{ [request_extra_vars.dataset, request_overrides, request_config.lr] | to_json }}"
     play = {
