@@ -43,7 +43,7 @@ def seen(
     """The fact gpu of a node with these cards, and what test_restarts.py wants beside it."""
     cards = [
         {"pci": f"0000:0{place}:00.0", "device_id": f"10de:{PCI[name]}", "generation": GPU.generation(PCI[name]),
-         "capability": "8.6", "boot_vga": not place, "bound": ""}
+         "capability": GPU.CAPABILITY[GPU.generation(PCI[name])], "boot_vga": not place, "bound": ""}
         for place, name in enumerate(names)
     ]  # fmt: skip
     maker = machine.pop("maker", "Ubuntu Developers")
@@ -53,14 +53,18 @@ def seen(
     )
     known = {
         "name": "NVIDIA GeForce RTX 3060", "power_min": 100.0, "power_max": 212.0, "power_limit": 170.0,
-        "persistence": machine.pop("persistence", True), "display_active": False, "compute_capability": "8.6",
+        "persistence": machine.pop("persistence", True), "display_active": False,
     }  # fmt: skip
     own = GPU.read_machine(listing) | {
         "kernel": "5.15.0-204-generic", "dkms": [], "run_file": False, "switches": False, "nouveau": False,
         "secure_boot": False, "devices": True, **machine,
     }  # fmt: skip
     answers = (
-        [known | {"pci": card["pci"], "uuid": f"GPU-{card['pci']}"} for card in cards]
+        [
+            known
+            | {"pci": card["pci"], "uuid": f"GPU-{card['pci']}", "compute_capability": card["capability"]}
+            for card in cards
+        ]
         if loaded and smi
         else []
     )
