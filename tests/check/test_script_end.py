@@ -118,7 +118,7 @@ try:
 except KeyError as error:
     print(time.time(), flush=True)
     import atexit
-    atexit.register(time.sleep, 1)
+    atexit.register(time.sleep, 4)
     raise ValueError("the batch is broken") from error
 """
     status, out, errors = ended(tmp_path, code)
@@ -128,7 +128,7 @@ except KeyError as error:
     assert "KeyError: 'seed'" in said["tail"] and said["tail"][-1] == "ValueError: the batch is broken"
     assert not any("ZeroDivisionError" in line for line in said["tail"])
     # Not when Python was through with tidying up: by then a victim may have failed, too.
-    assert said["failed"] - float(out.split()[-1]) < 0.9 < said["ended"] - said["failed"]
+    assert said["failed"] - float(out.split()[-1]) < 3 < said["ended"] - said["failed"]
 
 
 @pytest.mark.parametrize(
