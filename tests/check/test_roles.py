@@ -131,3 +131,16 @@ def tasks_of(value: Any) -> Iterator[dict[str, Any]]:
         yield value
         for key in ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks", "handlers"):
             yield from tasks_of(value.get(key))
+
+
+def test_what_a_node_has_made_is_unpacked_by_nobody() -> None:
+    """What one node packs and root unpacks on another makes the first one root there."""
+    fetched = "fetch", "ansible.builtin.fetch"
+    unpacked = [
+        f"{tree.relative(path)}: {task.get('name')}"
+        for path in [*tree.ROOT.glob("roles/*/tasks/*.yml"), *tree.ROOT.glob("playbooks/**/*.yml")]
+        for task in tasks_of(read(path))
+        if any(name in task for name in fetched)
+    ]
+    sentence = "what the controller takes from a node is data, and goes to no other as root"
+    assert not unpacked, f"{unpacked}: {sentence}"
