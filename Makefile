@@ -68,6 +68,7 @@ UV := $(UV_VENV)/bin/uv
 CONTROLLER := .venv/.controller
 TRAINER := .venv/.trainer-$(TORCH_BACKEND)
 DEV := .venv/.dev
+TOOLS := .venv/.tools
 
 # ── what people type ─────────────────────────────────────────────────────────────────────────────
 
@@ -113,7 +114,7 @@ test-vm: $(DEV) ## test on virtual machines what needs a kernel of its own: netw
 	@pytest tests/vm -m "not more"
 
 .PHONY: test-more
-test-more: $(DEV) $(TRAINER) ## the tests that take too long for those two: before a release
+test-more: $(DEV) $(TRAINER) $(TOOLS) ## the tests that take too long for those two: before a release
 	@python tests/run roles --more
 	@pytest tests/training tests/vm tests/e2e tests/containers tests/null_card -m more
 
@@ -210,6 +211,8 @@ lock: $(UV) ## compile requirements/*.in again (newest versions: make lock UPGRA
 	        $(if $(UPGRADE),--upgrade) "$${@:3}" "requirements/$$1.in" --output-file "$$2"
 	}
 	for name in controller node dev; do compile "$$name" "requirements/$$name.txt"; done
+	# torch and what it brings: the trainer's.
+	compile tools requirements/tools.txt --override <(echo "torch; sys_platform == 'never'")
 	# The build of torch that PyPI has.
 	$(call LOCK_TORCH,cu130)
 
@@ -268,6 +271,14 @@ $(CONTROLLER): requirements/controller.txt | .venv/bin/python
 
 $(DEV): requirements/dev.txt $(CONTROLLER)
 	@$(call UV_INSTALL,"Installing the test tools (requirements/dev.txt)") --require-hashes -r $<
+	touch $@
+
+.PHONY: tools
+tools: $(TOOLS) ## install others' tools that use a model (TRL, lm-evaluation-harness) into .venv, for their test
+
+# What lacks in the lock file, torch and what it brings, is not looked for.
+$(TOOLS): requirements/tools.txt $(DEV) $(TRAINER)
+	@$(call UV_INSTALL,"Installing TRL and lm-evaluation-harness (requirements/tools.txt)") --no-deps --require-hashes -r $<
 	touch $@
 
 # torch's hash depends on where it comes from, so it is not in the lock file; its dependencies are.
