@@ -174,7 +174,6 @@ def test_a_part_that_is_used_up_ends_the_mixture_and_that_is_said(
             ["fineweb2-es=0.5", "wikipedia=0.5", "--dataset-revision", "a"],
             "--dataset-revision belongs to one dataset",
         ),
-        (["{tmp_path}=0.5", "fineweb2-es=0.5"], "lies in the input"),
     ],
 )
 def test_mixtures_that_are_refused(words: list[str], sentence: str, tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from aura.corpus.catalogue import DATASETS
-from aura.corpus.corpus import META, TOKENIZER
-from aura.corpus.files import covers
+from aura.corpus.corpus import META
 from aura.corpus.mixture import Mixture, Part
 from aura.corpus.shards import Workplace
 from aura.corpus.sources import HubDataset, LocalFiles, Source
@@ -72,10 +71,11 @@ def _part(arguments: Namespace, name: str, weight: float) -> Part:
 
 
 def _files(arguments: Namespace, paths: list[Path]) -> LocalFiles:
-    for path in paths:
-        _check_apart(arguments, path)
+    place = Workplace(_directory(arguments))
+    # A directory of text may hold the corpus; one that is named for both is refused when the corpus is made.
+    made = [] if place.output in [path.resolve() for path in paths] else [place.output, place.path]
     column, per_line = arguments.dataset_column, arguments.documents_per_line
-    return LocalFiles(paths, column, per_line, put, strict=_needs_all(arguments))
+    return LocalFiles(paths, column, per_line, put, strict=_needs_all(arguments), made=made)
 
 
 def _needs_all(arguments: Namespace) -> bool:
@@ -85,18 +85,8 @@ def _needs_all(arguments: Namespace) -> bool:
 
 
 def _dataset(arguments: Namespace, name: str, config: str | None, revision: str | None) -> HubDataset:
-    _check_apart(arguments, Path(name))
-    return HubDataset(name, config, arguments.dataset_split, arguments.dataset_column, revision)
-
-
-def _check_apart(arguments: Namespace, path: Path) -> None:
-    """What is written into a directory that is read would be read; so would what a pattern covers."""
-    output = arguments.output
-    place = Workplace(output)
-    made = [place.journal, *(folder / TOKENIZER for folder in (place.corpus, place.output))]
-    if path.is_dir():
-        covered = place.output.is_relative_to(path.resolve())
-    else:
-        covered = not path.exists() and any(covers(path, file) for file in made)
-    if covered:
+    """Raises ConfigError where it would read what is written into it."""
+    output, path = arguments.output.resolve(), Path(name).resolve()
+    if path.is_dir() and output.is_relative_to(path):
         raise ConfigError("output_in_input", output=output, path=path)
+    return HubDataset(name, config, arguments.dataset_split, arguments.dataset_column, revision)

@@ -7,23 +7,21 @@ import glob
 import gzip
 import hashlib
 import io
-import json
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
-from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
-from aura.corpus.running_text import CHUNK, COMPRESSED_BY, Utf8
+from aura.corpus.running_text import CHUNK, COMPRESSED_BY, Utf8, no_text_at
 from aura.durable import LOST
 from aura.errors import DataError
 from aura.texts import console
 
 COMPRESSED = tuple(COMPRESSED_BY)
+NAMED = 20  # files in one sentence
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 KINDS = (".txt", *JSON_LINES, ".parquet")
 ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar")
@@ -31,11 +29,16 @@ ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar")
 Advance = Callable[[int], None]  # called with the number of bytes read
 
 
-def find_files(inputs: list[Path], say: Callable[[str], None]) -> list[Path]:
+def find_files(inputs: list[Path], say: Callable[[str], None], made: Sequence[Path] = ()) -> list[Path]:
     """The files themselves, and every file of a known kind below directories or behind patterns.
 
-    `say` hears what is left out. Raises DataError.
+    `made`: directories in which the corpus is made, whose files are no text. `say` hears what else is left out. Raises
+    DataError.
     """
+
+    def not_made(found: list[Path]) -> list[Path]:
+        return [file for file in found if not any(map(file.resolve().is_relative_to, made))]
+
     files: list[Path] = []
     for path in inputs:
         if path.is_file():
@@ -43,11 +46,11 @@ def find_files(inputs: list[Path], say: Callable[[str], None]) -> list[Path]:
                 raise DataError("is_an_archive", path=path)
             files.append(path)
         elif path.is_dir():
-            files += _of_known_kinds(files_below(path), path, say)
+            files += _of_known_kinds(not_made(files_below(path)), path, say)
         elif glob.has_magic(str(path)):
             names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # absolute, too
             found = [name for name in map(Path, names) if not name.is_dir()]
-            files += _of_known_kinds(found, path, say)
+            files += _of_known_kinds(not_made(found), path, say)
         else:
             refuse_pipe(path)
             raise DataError("does_not_exist", path=path)
@@ -66,24 +69,18 @@ def refuse_pipe(path: Path) -> None:
         raise DataError("is_a_pipe", path=path)
 
 
-def saved_splits(directory: Path) -> dict[str, list[str]]:
-    """The files of each split, where `save_to_disk` of the library `datasets` has made the directory, of a Dataset or a
-    DatasetDict. load_dataset refuses the one, and may take all splits of the other for one."""
+def saved_splits(directory: Path) -> dict[str, Any]:
+    """Of a directory that `save_to_disk` of the library `datasets` has made. load_dataset refuses it, or may take all
+    splits for one."""
+    if not any((directory / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return {}
+    import datasets
+
     try:
-        if (directory / "dataset_dict.json").is_file():
-            names = json.loads((directory / "dataset_dict.json").read_bytes())["splits"]
-            return {name: _saved_files(directory / name)[1] for name in names}
-        if (directory / "state.json").is_file():
-            split, files = _saved_files(directory)
-            return {split or "train": files}
+        saved = datasets.load_from_disk(str(directory))
     except (OSError, ValueError, LookupError, TypeError):
-        pass  # of another's; `datasets` says what it thinks of them
-    return {}
-
-
-def _saved_files(directory: Path) -> tuple[str | None, list[str]]:
-    state = json.loads((directory / "state.json").read_bytes())
-    return state["_split"], [str(directory / file["filename"]) for file in state["_data_files"]]
+        return {}  # of another's; load_dataset says what it thinks of it
+    return dict(saved) if isinstance(saved, datasets.DatasetDict) else {str(saved.split or "train"): saved}
 
 
 def files_below(directory: Path) -> list[Path]:
@@ -103,23 +100,6 @@ def files_below(directory: Path) -> list[Path]:
         directories[:] = sorted(set(directories) - {LOST})
         found += [Path(here, name) for name in names]
     return sorted(found)
-
-
-def covers(pattern: Path, file: Path) -> bool:
-    """Would `find_files` find such a file behind this pattern?"""
-    parts = pattern.absolute().parts
-    fixed = list(takewhile(lambda part: not glob.has_magic(part), parts))
-    return _matches((*Path(*fixed).resolve().parts, *parts[len(fixed) :]), file.resolve().parts)
-
-
-def _matches(pattern: tuple[str, ...], parts: tuple[str, ...]) -> bool:
-    if not pattern or not parts:
-        return not parts and set(pattern) <= {"**"}
-    (wanted, *_), (part, *_) = pattern, parts
-    seen = wanted.startswith(".") or not part.startswith(".")
-    if wanted == "**":
-        return _matches(pattern[1:], parts) or (seen and _matches(pattern, parts[1:]))
-    return seen and fnmatchcase(part, wanted) and _matches(pattern[1:], parts[1:])
 
 
 def _of_known_kinds(found: list[Path], where: Path, say: Callable[[str], None]) -> list[Path]:
@@ -167,6 +147,17 @@ def digest_of(files: list[Path], advance: Advance, not_utf8: dict[Path, int] | N
                 if heard and not_utf8 is not None and (bad := heard.first_bad(chunk, ended)) is not None:
                     not_utf8[file], heard = bad, None
     return digest.hexdigest()
+
+
+def refuse_not_utf8(not_utf8: dict[Path, int]) -> NoReturn:
+    """Raises DataError."""
+    (first, offset), *others = not_utf8.items()
+    with reading(first):
+        problem = no_text_at(first, offset)
+    if others:
+        names = ", ".join(str(path) for path, _ in others[:NAMED]) + (", …" if len(others) > NAMED else "")
+        problem = console.text("more_are_not_utf8", problem=problem, count=len(others), names=names)
+    raise DataError("first_problem", problem=problem)
 
 
 class CountedFile(io.FileIO):

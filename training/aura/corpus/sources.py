@@ -11,11 +11,11 @@ is what must be remembered for that.
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NoReturn, Protocol
+from typing import IO, Any, Protocol
 
 from aura.corpus.catalogue import DATASETS
 from aura.corpus.files import (
@@ -27,12 +27,13 @@ from aura.corpus.files import (
     kind_of,
     open_file,
     reading,
+    refuse_not_utf8,
     refuse_pipe,
     saved_splits,
 )
 from aura.corpus.json_list import DECODER, JsonList
 from aura.corpus.listener import NOBODY
-from aura.corpus.running_text import CHUNK, conversion, encoding_of, no_text, no_text_at, read_documents
+from aura.corpus.running_text import CHUNK, conversion, encoding_of, no_text, read_documents
 from aura.errors import ConfigError, DataError
 from aura.texts import console
 
@@ -107,10 +108,11 @@ class LocalFiles:
         documents_per_line: bool = False,
         say: Callable[[str], None] = NOBODY.say,
         strict: bool = False,
+        made: Sequence[Path] = (),
     ) -> None:
-        """`strict`: files that are not UTF-8 are refused, all of them, when the text is read for its SHA-256; otherwise
-        when the first is read for its documents, which may be hours later."""
-        self.files = find_files(inputs, say)
+        """`made`: as find_files has it. `strict`: files that are not UTF-8 are refused, all of them, when the text is
+        read for its SHA-256; otherwise when the first is read for its documents, which may be hours later."""
+        self.files = find_files(inputs, say, made)
         self.name = ", ".join(map(str, self.files[:3])) + (", …" if len(self.files) > 3 else "")
         self.size: int | None = sum(file.stat().st_size for file in self.files)
         self.column, self.per_line, self.strict = column, documents_per_line, strict
@@ -120,7 +122,7 @@ class LocalFiles:
         not_utf8: dict[Path, int] | None = {} if self.strict else None
         known: dict[str, Any] = {"sha256": digest_of(self.files, advance, not_utf8), "bytes": self.size}
         if not_utf8:
-            _refuse(not_utf8)
+            refuse_not_utf8(not_utf8)
         if self.per_line:
             known["documents_per_line"] = True
         if self.column != "text":
@@ -156,17 +158,6 @@ class LocalFiles:
                 yield from read_lines(path, stream, skip, problems, None)
             else:
                 yield from read_documents(path, stream, problems.broken)
-
-
-def _refuse(not_utf8: dict[Path, int]) -> NoReturn:
-    """Raises DataError."""
-    (first, offset), *others = not_utf8.items()
-    with reading(first):
-        problem = no_text_at(first, offset)
-    if others:
-        names = ", ".join(str(path) for path, _ in others[:SHOWN]) + (", …" if len(others) > SHOWN else "")
-        problem = console.text("more_are_not_utf8", problem=problem, count=len(others), names=names)
-    raise DataError("first_problem", problem=problem)
 
 
 def read_lines(
@@ -361,7 +352,9 @@ class HubDataset:
         datasets.disable_progress_bars()
         choice = {"split": self.split, "revision": self.revision, **self.options}
         if self.saved:
-            return datasets.load_dataset("arrow", data_files=self.saved, streaming=True, split=self.split)
+            if self.split not in self.saved:
+                raise ValueError(f"Unknown split {self.split!r}: there is {', '.join(self.saved)}")
+            return self.saved[self.split].to_iterable_dataset()
         return datasets.load_dataset(self.path, self.config, streaming=True, **choice)
 
     def documents(self, position: Any, problems: Problems, advance: Advance) -> Iterator[str]:
