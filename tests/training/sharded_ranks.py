@@ -27,6 +27,7 @@ from aura.strategy.interface import Outcome, Told
 from aura.strategy.pieces import owners, rounds
 from aura.strategy.rounds import Rounds
 from aura.strategy.sharded import Sharded, _round_count, whole_matrices
+from aura.strategy.state import in_memory
 from ports import free_port
 from safetensors.torch import load_file, save_file
 
@@ -145,7 +146,7 @@ class Rank:
         state = {name: tensor.contiguous() for name, tensor in owned.items()}
         save_file(state, task.folder / f"shard-{self.rank}.safetensors")
         # One rank wants no whole state, as those that share a disk with another.
-        collect = self.strategy.whole_state(wanted=self.rank != 1, copied=True)
+        collect = self.strategy.whole_state(in_memory if self.rank != 1 else None)
         whole = {name: tensor.contiguous() for name, tensor in collect().items()}
         save_file(whole, task.folder / f"whole-{self.rank}.safetensors")
         sent = engine.wire.sent_bytes if isinstance(engine, Sharded) else 0

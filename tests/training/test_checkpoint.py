@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -22,6 +23,7 @@ from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
 from aura.optim.adamw import AdamW
 from aura.run import memory_copy
+from aura.strategy.state import copies
 from conftest import flip_a_bit
 from torch import nn
 from trainers import FORK, before
@@ -55,9 +57,10 @@ def newest(directory: Path, say: Callable[[str], None] = print) -> str | None:
     return found and found.path.name
 
 
-def begin(saver: checkpoint.Saver, step: int, copied: bool = True) -> None:
+def begin(saver: checkpoint.Saver, step: int) -> None:
     model, optimizer = trained(step)
-    saver.begin(f"checkpoint-step-{step}", model, optimizer.tensors, {"step": step}, copied)
+    parameters = checkpoint.parameters_of(model)
+    saver.begin(f"checkpoint-step-{step}", parameters, optimizer.tensors, {"step": step})
 
 
 def into(optimizer: AdamW) -> Callable[[dict[str, torch.Tensor]], None]:
@@ -292,7 +295,8 @@ def test_a_save_in_the_background_holds_what_was_there_when_it_began(
     saver = checkpoint.Saver(tmp_path, keep=2, keep_every=0)
     model, optimizer = trained(3)
     wanted = model.weight.detach().clone()
-    saver.begin("checkpoint-step-3", model, optimizer.tensors, {"step": 3}, copied=True)
+    parameters = copies(checkpoint.parameters_of(model))
+    saver.begin("checkpoint-step-3", parameters, optimizer.tensors, {"step": 3})
     assert not saver.wait(0)
     model.weight.data.zero_()
     assert is_writing.wait(30)
@@ -304,14 +308,23 @@ def test_a_save_in_the_background_holds_what_was_there_when_it_began(
     assert torch.equal(model.weight, wanted)
 
 
-def test_where_memory_is_short_training_waits_for_the_disk(
+def test_where_memory_is_short_copies_are_files_that_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "copies", lambda tensors: pytest.fail("copied"))
-    saver = checkpoint.Saver(tmp_path, keep=2, keep_every=0)
-    begin(saver, 3, copied=False)
-    manifest.verify(tmp_path / "checkpoint-step-3")
-    assert saver.wait(0)
+    def anonymous() -> int:
+        return int(re.findall(r"RssAnon:\s*(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
+
+    size, before = 64 << 20, anonymous()
+    monkeypatch.setattr(checkpoint, "has_room", lambda size: False)
+    allocate = checkpoint.room_for(size, tmp_path)
+    taken = allocate(size).fill_(7)
+    assert anonymous() - before < size / 4, "of the process' own memory"
+    assert not [*tmp_path.iterdir()] and taken.sum() == 7 * size
+    with pytest.raises(OSError, match=r"No space left|File too large"):
+        allocate(1 << 60)
+    monkeypatch.undo()
+    own = checkpoint.room_for(size, tmp_path)(size).fill_(7)
+    assert anonymous() - before > size / 2 and len(own) == size
 
 
 @pytest.mark.parametrize("ending", ["killed", "error"])

@@ -12,6 +12,7 @@ import torch
 from aura.corpus.corpus import Corpus
 from aura.strategy.delayed import Delayed
 from aura.strategy.sharded import Sharded
+from aura.strategy.state import in_memory
 from playing import Setting
 from sharded_ranks import Rank, Task, batches_of, check_equal, complete, losses, parameters
 from test_learning import plain
@@ -78,7 +79,7 @@ def test_a_checkpoint_that_is_saved_again_has_all_of_it(tmp_path: Path) -> None:
         strategy.put_in = lambda kept: Delayed.put_in(strategy, kept=True)  # type: ignore[method-assign,assignment,arg-type]
         if number == 2:
             for _ in range(2):
-                saved = strategy.whole_state(wanted=True, copied=True)()
+                saved = strategy.whole_state(in_memory)()
                 rank.seen.append(sum(name.endswith(".late") for name in saved))
 
     task = Task(tmp_path, 2, MUON | {"delay": 1.0}, micro_batches=2, sequences=8)

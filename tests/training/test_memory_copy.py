@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from aura.checkpoint import store
 from aura.corpus.corpus import Corpus
-from aura.run import memory_copy, saving
+from aura.run import memory_copy
 from trainers import Fault, Faults, Trainer, at_step, complete, send_self, start
 
 SETTINGS = "--steps 120 --save-every 120 --validate-every 120"
@@ -80,31 +78,6 @@ def test_without_room_training_goes_on_and_says_so(tmp_path: Path, corpus: Corpu
     one, other = complete(ranks(tmp_path / "run", corpus, {1: no_room}))
     assert one.done["step"] == other.done["step"] == 120
     assert "memory has no room for copies" in one.text
-
-
-@pytest.mark.parametrize("noticed", ["by a copy", "by a checkpoint"])
-def test_where_memory_is_short_all_wait_for_it_and_keep_no_copy_there(
-    noticed: str, tmp_path: Path, corpus: Corpus
-) -> None:
-    """They name the memory and not the disk, and try when it is there and not before."""
-    freed = tmp_path / "freed"
-
-    def lack() -> None:
-        store.has_room = lambda size: freed.exists()
-        saving.LOOK, saving.TRY = 0.1, 0.1
-        if noticed == "by a checkpoint":
-            memory_copy.MemoryCopy.is_due = lambda *_: False  # type: ignore[method-assign]
-
-    both = ranks(tmp_path / "run", corpus, dict.fromkeys((0, 1), at_step(100, lack)))
-    for trainer in both:
-        trainer.says("training waits at step 120 until a node has memory for it")
-    assert not list((tmp_path / "run").glob("memory*/*/*"))
-    time.sleep(1)  # in which they would have tried some times
-    freed.touch()
-    for trainer in complete(both):
-        assert trainer.text.count("checkpoint-step-120 could not be written: Cannot allocate memory.") == 1
-        assert trainer.checkpoints() == ["checkpoint-step-120"]
-    assert ("memory has no room for copies" in both[0].text) == (noticed == "by a copy")
 
 
 def test_where_a_disk_is_written_as_often_there_are_no_copies(tmp_path: Path, corpus: Corpus) -> None:

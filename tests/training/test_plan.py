@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,8 @@ from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
 from aura.plan import gpus, plan
 from aura.plan.flops import flops_per_token, recomputed_flops_per_token
-from aura.plan.memory import memory_of, wire_bytes
+from aura.plan.memory import memory_of, owned_bytes, wire_bytes
+from aura.plan.shapes import shape_of
 from aura.plan.units import in_bytes, in_seconds
 from conftest import Aura
 
@@ -191,6 +193,19 @@ def test_the_components_add_up() -> None:
         assert sum(parts) == made["total"]
 
 
+def test_main_memory_is_planned_too() -> None:
+    """A process, both directions of a leg, and the weights that late micro-batches saw."""
+    late = {"strategy": "sharded", "wire": "int8", "delay": 0.5}
+    made = plan.plan_for(resolve("qwen3-1b", late), 5, gpus.find("3090"))
+    d = shape_of(resolve("qwen3-1b")).stored
+    assert made.host_bytes == pytest.approx(2 * 2**30 + 2 * d * 129 / 128 + 4 * d, rel=1e-3)
+    assert made.save_bytes == made.checkpoint_bytes + math.ceil(owned_bytes(resolve("qwen3-1b", late), 5) / 5)
+    two = plan.plan_for(resolve("qwen3-1b", late), 10, gpus.find("3090"), nodes=5)
+    assert two.host_bytes == 2 * made.host_bytes
+    assert plan.plan_for(resolve("qwen3-1b"), 1, gpus.find("3090")).host_bytes == 2 * 2**30
+    assert "main memory of a PC: 7.5" in "\n".join(made.lines())
+
+
 def test_a_death_costs_half_the_way_between_two_copies_and_never_more_than_between_two_checkpoints() -> None:
     made = plan.plan_for(resolve("gpt2-medium"), 5, gpus.called("NVIDIA GeForce RTX 4090", 24 * 2**30))
     assert made.lost_seconds and made.seconds_per_step
@@ -209,6 +224,7 @@ def test_the_json_keeps_its_form(capsys: pytest.CaptureFixture[str]) -> None:
         "schema preset device device_memory fullest_rank peak_flops peak_flops_of_all utilisation nodes ranks "
         "link_mbit parameters memory sequences_per_step tokens_per_step flops_per_token compute_seconds "
         "communication_bytes communication_seconds exposed_seconds seconds_per_step checkpoint_bytes "
+        "host_bytes save_bytes "
         "checkpoints_on_disk save_every copies_apart collecting_seconds steps passes tokens seconds "
         "tokens_per_parameter assumptions notes candidates chosen".split()
     )

@@ -18,15 +18,18 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -50,7 +53,7 @@ from aura.config import BEFORE, TrainConfig
 from aura.corpus.corpus import Corpus, sha256_of
 from aura.durable import publish
 from aura.errors import ConfigError, NoCheckpoint
-from aura.strategy.state import copies
+from aura.strategy.state import Allocate, in_memory
 from aura.texts.console import text
 
 DAMAGED, SUPERSEDED = "damaged-", "superseded-"
@@ -61,13 +64,15 @@ FIXED = (
     *("parameter_format", "optimizer", "moment_format", "seed"),
 )
 
+LARGE = 1 << 20  # bytes: what is smaller than so many stays in memory
+
 State = dict[str, Any]
 Report = Callable[[str], None]
 Collect = Callable[[], dict[str, Tensor]]
 
 
 class Saver:
-    """Saves in the background: training waits only while its numbers are copied into memory.
+    """Saves in the background: training waits only while its numbers are copied.
 
     One checkpoint is on its way at most. The optimizer's state of other ranks is collected in the background, too.
     """
@@ -80,12 +85,9 @@ class Saver:
         self.error: Exception | None = None
         self.thread = threading.Thread()
 
-    def begin(self, name: str, model: nn.Module, collect: Collect, state: State, copied: bool) -> None:
-        """The one before must have been waited for. collect: returns the optimizer's whole state. copied: training goes
-        on at once; otherwise it waits for the disk, because the numbers would not fit into memory twice."""
-        parameters = parameters_of(model)
-        if copied:
-            parameters = copies(parameters)
+    def begin(self, name: str, parameters: dict[str, Tensor], collect: Collect, state: State) -> None:
+        """The one before must have been waited for. parameters: a copy. collect: returns the optimizer's whole state.
+        Training goes on at once."""
 
         def write_all(optimizer: dict[str, Tensor]) -> None:
             path = write(self.directory, name, parameters, optimizer, state)
@@ -93,8 +95,6 @@ class Saver:
                 rotate(self.directory, self.keep, self.keep_every, path, self.keep_best)
 
         self._start(name, collect, write_all)
-        if not copied:
-            self.thread.join()
 
     def help(self, name: str, collect: Collect, error: Exception | None = None) -> None:
         """Collect for the others, and write nothing. error: why this rank would have to and cannot."""
@@ -142,6 +142,23 @@ class Saver:
 def has_room(size: int) -> bool:
     """May so many bytes of memory be taken?"""
     return size < 0.8 * psutil.virtual_memory().available
+
+
+def room_for(size: int, directory: Path) -> Allocate:
+    """Where copies of so many bytes go: into memory; where that has no room, into files of the directory that have no
+    name, of which the kernel keeps in memory what it has room for."""
+    return in_memory if has_room(size) else partial(_in_a_file, directory)
+
+
+def _in_a_file(directory: Path, size: int) -> Tensor:
+    """Raises OSError."""
+    if size < LARGE:
+        return in_memory(size)
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=directory) as file:
+        os.posix_fallocate(file.fileno(), 0, size)  # a disk that fills up later would end the process
+        mapped = f"/proc/self/fd/{file.fileno()}"
+        return torch.from_file(mapped, shared=True, size=size, dtype=torch.uint8)
 
 
 def write(

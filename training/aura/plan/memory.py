@@ -25,6 +25,7 @@ STACK = 1 << 23  # elements of Muon's matrices that are updated at once on a GPU
 BLOCK = 256  # int8 moments: elements that share one fp32 scale
 # What the driver, CUDA and its libraries keep for one process. Between 0.3 and 0.8 GiB by card and driver.
 CONTEXT = 600 * 2**20
+PROCESS = 2 * GIB  # of main memory, that Python, torch and CUDA take; assumed
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,28 @@ def state_bytes(config: TrainConfig, ranks: int) -> int:
 def checkpoint_bytes(config: TrainConfig, ranks: int) -> int:
     """Parameters and state in their formats; names and progress are a few kilobytes more."""
     return parameter_bytes(config) + state_bytes(config, ranks)
+
+
+def save_bytes(config: TrainConfig, ranks: int) -> int:
+    """Of a node that writes a checkpoint: a copy of it, and of its rank's part of what the owners send each other. In
+    main memory where that has room, in files beside the checkpoint otherwise (checkpoint/store.py)."""
+    own = math.ceil(owned_bytes(config, ranks) / ranks) if ranks > 1 else 0
+    return checkpoint_bytes(config, ranks) + own
+
+
+def host_bytes(config: TrainConfig, ranks: int, nodes: int, on_gpu: bool, of_a_rank: int) -> int:
+    """Of main memory that the fullest node needs, without copies for a checkpoint. of_a_rank: what a rank computes
+    with, which is there where it has no GPU."""
+    own = PROCESS + exchange_bytes(config, ranks, nodes) + (0 if on_gpu else of_a_rank)
+    return math.ceil(ranks / nodes) * own
+
+
+def exchange_bytes(config: TrainConfig, ranks: int, nodes: int) -> int:
+    """Of main memory of a rank: what a leg of the exchange sends and brings, and with a delay the weights that the late
+    micro-batches of a checkpoint see."""
+    sent = 2 * wire_bytes(config) if nodes > 1 else 0
+    late = parameter_bytes(config) if is_delayed(config, ranks) and config.strategy != "rounds" else 0
+    return sent + late
 
 
 def memory_of(config: TrainConfig, micro_batch: int, on_gpu: bool, ranks: int = 1) -> Memory:

@@ -16,9 +16,11 @@ from aura.plan.memory import (
     Memory,
     checkpoint_bytes,
     has_rounds,
+    host_bytes,
     is_delayed,
     link_bytes,
     local_bytes,
+    save_bytes,
     state_bytes,
 )
 from aura.plan.notes import assumptions, notes
@@ -57,6 +59,8 @@ class Plan:
     communication_bytes: int  # that the link of each node sends, and receives, in one step
     communication_seconds: float
     exposed_seconds: float  # of it, what a delay does not hide behind computing; all of it without one
+    host_bytes: int  # of main memory that a node needs
+    save_bytes: int  # and that copies for a checkpoint take there, where it has them
     checkpoint_bytes: int
     checkpoints_on_disk: int
     save_every: int
@@ -122,6 +126,8 @@ class Plan:
         if self.communication_bytes:
             sent = in_bytes(self.communication_bytes)
             yield text("plan_communication"), text("plan_traffic", sent=sent, link=self.link_mbit)
+        needs, more = in_gib(self.host_bytes), in_gib(self.save_bytes)
+        yield text("plan_main_memory"), text("plan_host", needs=needs, more=more)
         one, count = self.checkpoint_bytes, self.checkpoints_on_disk
         disk = text("plan_disk", one=in_bytes(one), count=count, all=in_bytes(one * count))
         yield text("plan_checkpoints"), disk
@@ -211,6 +217,8 @@ def plan_for(
         communication_bytes=sent,
         communication_seconds=communication,
         exposed_seconds=exposed,
+        host_bytes=host_bytes(config, ranks, nodes, fullest.device.is_gpu, fullest.memory.total),
+        save_bytes=save_bytes(config, ranks),
         checkpoint_bytes=checkpoint_bytes(config, ranks),
         checkpoints_on_disk=config.keep_checkpoints + 2,  # the best one, and one that is being written
         save_every=config.save_every,

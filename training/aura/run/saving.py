@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import time
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from aura.corpus.windows import ByPart
 from aura.errors import ConfigError, NoRoom, waiting_mends, why_not_written
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
-from aura.plan.memory import state_bytes
+from aura.plan.memory import checkpoint_bytes, save_bytes
 from aura.run import directory, memory_copy
 from aura.run.board import Board
 from aura.run.division import Division
@@ -32,12 +31,13 @@ from aura.run.status import Status
 from aura.run.stop import StopSignal
 from aura.strategy.checksum import checksum
 from aura.strategy.interface import Strategy
+from aura.strategy.state import copies
 from aura.texts import console
 from aura.texts.console import Console
 
 LOOK = 5.0  # seconds between two looks whether there is room for what no rank had room for
 # Seconds until it is tried again whatever the disk says: a file server says nothing of quotas. Trying takes all
-# ranks, and the wire; who is short of memory knows when it is not.
+# ranks, and the wire.
 TRY = 60.0
 
 
@@ -91,7 +91,6 @@ class Saving(Observer):
     told: Exception | None = None  # the last that was said
     in_memory: bool = False  # that one is a copy there
     size: int = 0  # of one, in bytes
-    short: bool = False  # of main memory, to collect it in
     began: float = 0.0  # when
     stall: float = 0.0  # seconds that training waited for it
     # Seconds after `began` in which a rank may still be writing it: a guess until the first one has been written.
@@ -146,19 +145,7 @@ class Saving(Observer):
 
     def _bytes(self) -> int:
         """Of a checkpoint."""
-        return self._gathered + sum(parameter.nbytes for parameter in self.snapshot.model.parameters())
-
-    @property
-    def _gathered(self) -> int:
-        """Bytes of the optimizer's state of all ranks."""
-        return state_bytes(self.snapshot.config, self.snapshot.ranks.world_size)
-
-    def _held(self, copied: bool) -> int:
-        """Bytes of main memory that a save takes: the optimizer's state, this rank's part of it while that is on its
-        way, and the parameters where they are copied (those of a card always: to be written they are)."""
-        parameters = sum(p.nbytes for p in self.snapshot.model.parameters() if copied or not p.is_cpu)
-        own = self._gathered // self.snapshot.ranks.world_size if self.strategy.gathers else 0
-        return self._gathered + own + parameters
+        return checkpoint_bytes(self.snapshot.config, self.snapshot.ranks.world_size)
 
     @property
     def _saver(self) -> store.Saver:
@@ -172,14 +159,19 @@ class Saving(Observer):
         strategy.expect_delay()
         self.began = time.monotonic()
         self.size = self._bytes()
-        self.short = strategy.gathers and not store.has_room(self._held(copied=False))
-        copied = store.has_room(self._held(copied=True))
-        collect = strategy.whole_state(wanted=self.saves and not self.short, copied=copied)
-        if self.saves and not self.short:
-            self._saver.begin(self.under_way, snapshot.model, collect, snapshot.state(), copied)
+        config, world_size = snapshot.config, snapshot.ranks.world_size
+        allocate = store.room_for(save_bytes(config, world_size), self._saver.directory)
+        try:
+            if self.saves:
+                parameters = copies(store.parameters_of(snapshot.model), allocate)
+            collect = strategy.whole_state(allocate if self.saves else None)
+        except OSError as error:  # no room for the copies: the others need this rank's part
+            self._saver.help(self.under_way, strategy.whole_state(None), error)
         else:
-            error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if self.saves else None
-            self._saver.help(self.under_way, collect, error)
+            if self.saves:
+                self._saver.begin(self.under_way, parameters, collect, snapshot.state())
+            else:
+                self._saver.help(self.under_way, collect)
         self.stall = time.monotonic() - self.began
 
     def _wait_for_room(self) -> None:
@@ -187,19 +179,13 @@ class Saving(Observer):
         no rank ever will be."""
         step = self.snapshot.progress.step
         self._refuse_to_wait_in_vain(step)
-        if self.short:
-            sentence = console.text("waits_for_memory", step=step, size=self._held(copied=False) / 1e9)
-            if self.copies:  # a copy there takes what a checkpoint on a disk needs
-                memory_copy.forget(self.copies.saver.directory)
-        else:
-            lacks = {"size": self.size / 1e9, "path": self.saver.directory}
-            sentence = console.text("waits_for_room", step=step, **lacks)
+        sentence = console.text("waits_for_room", step=step, size=self.size / 1e9, path=self.saver.directory)
         self.speaker.say(sentence)
         self.status.set(message=sentence)
         began = time.monotonic()
         while True:
             time.sleep(LOOK)
-            tries = not self.short and time.monotonic() - began > TRY
+            tries = time.monotonic() - began > TRY
             may_fit = self.saves and (self._has_room() or tries)
             # Not for a rank that is back: it can wait for room too, or it has some.
             asked = [float(self.stop.requested or self.stop.sick is not None), float(may_fit)]
@@ -221,8 +207,6 @@ class Saving(Observer):
             raise ConfigError("saved_nowhere", step=step, where=where)
 
     def _has_room(self) -> bool:
-        if self.short:
-            return store.has_room(self._held(copied=False))
         error = self.saver.error
         try:
             free = shutil.disk_usage(self.saver.directory).free

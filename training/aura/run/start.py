@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -28,7 +29,7 @@ from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import warmup_steps
 from aura.plan.filling import filled_line, filling
 from aura.plan.gpus import Gpu
-from aura.plan.memory import largest_micro_batch
+from aura.plan.memory import exchange_bytes, largest_micro_batch
 from aura.plan.plan import Plan, plan_for
 from aura.plan.setting import CHOSEN
 from aura.plan.units import in_short
@@ -110,6 +111,7 @@ def trainer_of(run: Run) -> Trainer:
     setting = setting_of(run.config, ranks, run.taking_part, *where, measured)
     run = replace(run, config=setting.config)
     plan = plan_of(run, [*setting.lines, *step_kept(run)])
+    check_main_memory(run)
     strategy = strategy_of(run.config, ranks, model)
     loss_scale = loss_scale_of(run.shared, delayed=isinstance(strategy, Delayed))
     batches = Batches(windows, run.shared, Division(run.shared, ranks.nodes), ranks.rank, run.device)
@@ -168,6 +170,17 @@ def plan_of(run: Run, said: Sequence[str]) -> Plan:
             run.speaker.say(line)
         run.status.set(plan=lines)
     return plan
+
+
+def check_main_memory(run: Run) -> None:
+    """For the exchange, before anything is begun. Raises ConfigError, on all ranks alike."""
+    ranks = run.ranks
+    needs = exchange_bytes(run.shared, ranks.world_size, len(set(ranks.nodes)))
+    here = needs * ranks.nodes.count(ranks.nodes[ranks.rank])
+    free = psutil.virtual_memory().available
+    lacks = [rank for rank, one in enumerate(ranks.all_of({"lacks": here > free})) if one["lacks"]]
+    if lacks:
+        raise ConfigError("no_main_memory", ranks=ranks.name(lacks), size=here / 1e9)
 
 
 def step_kept(run: Run) -> Iterator[str]:

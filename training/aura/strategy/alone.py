@@ -14,7 +14,7 @@ from aura.config import TrainConfig
 from aura.optim.muon import optimizer_of
 from aura.strategy.interface import Outcome, Strategy, Told, clip_factor, outcome_of
 from aura.strategy.pieces import Segment
-from aura.strategy.state import copies, take
+from aura.strategy.state import Allocate, copies, take
 
 
 class Alone(Strategy):
@@ -68,10 +68,8 @@ class Alone(Strategy):
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.parameters.values() if p.grad is not None]
 
-    def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
-        tensors = self.optimizer.tensors()
-        if wanted and copied:
-            tensors = copies(tensors)
+    def whole_state(self, wanted: Allocate | None) -> Callable[[], dict[str, Tensor]]:
+        tensors = copies(self.optimizer.tensors(), wanted) if wanted else {}
         return lambda: tensors
 
     def load(self, whole: dict[str, Tensor]) -> None:

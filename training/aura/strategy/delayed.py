@@ -29,7 +29,7 @@ from aura.config import TrainConfig
 from aura.strategy.interface import Outcome, Told
 from aura.strategy.pieces import Round
 from aura.strategy.sharded import Sharded
-from aura.strategy.state import copies
+from aura.strategy.state import Allocate, copies
 
 LATE, CHANGE = "late", "change"
 
@@ -122,11 +122,11 @@ class Delayed(Sharded):
         assert not self.is_under_way, "no put_in since the last apply"
         super().close()
 
-    def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
-        collect, late = super().whole_state(wanted, copied), self.kept
+    def whole_state(self, wanted: Allocate | None) -> Callable[[], dict[str, Tensor]]:
+        collect = super().whole_state(wanted)
         if not wanted:
             return collect
-        change = copies(self.change)  # the next update is added to it
+        late, change = self.kept, copies(self.change, wanted)  # the next update is added to it
         own = {f"{name}.{LATE}": part for name, part in late.items()}
         own |= {f"{name}.{CHANGE}": part for name, part in change.items()}
         return lambda: collect() | own

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from aura.cluster.ranks import collective
 from aura.strategy.pieces import Segment
 from aura.strategy.shard import Named
-from aura.strategy.state import key, unit_of
+from aura.strategy.state import Allocate, empty, in_memory, key, unit_of
 
 CHUNK = 4 * 2**20  # bytes of every rank that are on their way at once
 
@@ -48,28 +48,35 @@ def whole_state(
     owned: Sequence[Sequence[Segment]],
     part: Mapping[str, Tensor],
     shapes: Mapping[str, tuple[list[int], torch.dtype]],
-    wanted: bool,
+    wanted: Allocate | None,
 ) -> Callable[[], dict[str, Tensor]]:
-    """What exchanges the state and returns it by whole parameters, in the CPU's memory; nothing where it is not wanted.
+    """What exchanges the state and returns it by whole parameters, in what `wanted` gives; nothing where that is None.
 
     All ranks have to call what they get, which may take its time beside further steps: this rank's part of the state
     is copied now. group: of gloo, that nobody else uses meanwhile. owned: the segments of every rank. part: what this
     rank has of the state, by `key`. shapes: see `shapes_of`. Every rank sends its part to all, a chunk at a time: what
-    a rank needs beside the result is the copy of its part and a few chunks.
+    a rank needs beside the result is the copy of its part and a few chunks. Where there is no room for the result, it
+    takes part to the end and then raises OSError.
     """
     kinds: dict[str, list[str]] = {}
     for name in shapes:
         parameter, _, kind = name.rpartition(".")
         kinds.setdefault(parameter, []).append(kind)
-    mine = _bytes_of(part, owned[group.rank()], kinds)
+    mine = _bytes_of(part, owned[group.rank()], kinds, wanted or in_memory)
     regions = [list(_regions(segments, kinds, shapes)) for segments in owned]
     lengths = [sum(last - first for _, first, last in of_rank) for of_rank in regions]
 
     def collect() -> dict[str, Tensor]:
-        result = {name: torch.empty(shape, dtype=kind) for name, (shape, kind) in shapes.items() if wanted}
+        result: dict[str, Tensor] = {}
+        lacks: OSError | None = None
+        try:
+            if wanted:
+                result = {name: empty(shape, kind, wanted) for name, (shape, kind) in shapes.items()}
+        except OSError as error:
+            result, lacks = {}, error
         flat = {name: tensor.view(-1).view(torch.uint8) for name, tensor in result.items()}
         targets = [
-            deque(flat[name][first:last] for name, first, last in of_rank if wanted) for of_rank in regions
+            deque(flat[name][first:last] for name, first, last in of_rank if result) for of_rank in regions
         ]
         for start in range(0, max(lengths), CHUNK):
             chunk = torch.zeros(min(CHUNK, max(lengths) - start), dtype=torch.uint8)
@@ -79,18 +86,28 @@ def whole_state(
             with collective():
                 dist.all_gather(received, chunk, group=group)
             for target, length, of_rank in zip(targets, lengths, received, strict=True):
-                if wanted:
+                if result:
                     _pour(of_rank[: max(0, length - start)], target)
+        if lacks:
+            raise lacks
         return result
 
     return collect
 
 
-def _bytes_of(part: Mapping[str, Tensor], segments: Sequence[Segment], kinds: dict[str, list[str]]) -> Tensor:
-    """In the order of `_regions`."""
-    nothing = torch.empty(0, dtype=torch.uint8)  # torch.cat wants something
+def _bytes_of(
+    part: Mapping[str, Tensor],
+    segments: Sequence[Segment],
+    kinds: dict[str, list[str]],
+    allocate: Allocate,
+) -> Tensor:
+    """In the order of `_regions`. Raises OSError."""
     tensors = [part[key(segment, kind)] for segment in segments for kind in kinds[segment.name]]
-    return torch.cat([nothing, *(t.detach().cpu().reshape(-1).view(torch.uint8) for t in tensors)])
+    result, start = allocate(sum(tensor.nbytes for tensor in tensors)), 0
+    for tensor in tensors:
+        result[start : start + tensor.nbytes] = tensor.detach().cpu().reshape(-1).view(torch.uint8)
+        start += tensor.nbytes
+    return result
 
 
 def _regions(

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from aura.strategy.state import Allocate
+
 STOP, SUSPECT = 1, 1 << 20  # added up over the ranks, of which there are fewer
 
 
@@ -44,7 +46,6 @@ class Outcome:
 
 
 class Strategy:
-    gathers = False  # the optimizer's whole state is nowhere, and has to be put together
     is_whole = True  # behind the last step, parameters are the same on all ranks
 
     def start(self) -> None:
@@ -78,10 +79,10 @@ class Strategy:
         """The ranks whose parameters differ from those of the majority."""
         return []
 
-    def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
+    def whole_state(self, wanted: Allocate | None) -> Callable[[], dict[str, Tensor]]:
         """What returns the optimizer's state of all ranks together, as it is now, in the names and shapes of a rank
-        that is alone. All ranks have to ask at the same step, and to call what they get, each in its own time; where it
-        is not `wanted` it may return nothing. copied: steps go on before that, and must not change it."""
+        that is alone. All ranks have to ask at the same step, and to call what they get, each in its own time: steps
+        may go on meanwhile. It is copied into what `wanted` gives; None: it may return nothing. Raises OSError."""
         raise NotImplementedError
 
     def load(self, whole: dict[str, Tensor]) -> None:

@@ -34,11 +34,10 @@ from aura.strategy.delayed import LATE, Delayed
 from aura.strategy.interface import Outcome, Told, outcome_of
 from aura.strategy.shard import Named
 from aura.strategy.sharded import Sharded
+from aura.strategy.state import Allocate
 
 
 class Rounds(Alone):
-    gathers = True
-
     def __init__(self, model: nn.Module, ranks: Ranks, config: TrainConfig) -> None:
         """All ranks have to call this together."""
         super().__init__(model, config)
@@ -134,9 +133,9 @@ class Rounds(Alone):
     def compare(self) -> list[int]:
         return self.ranks.odd_ones(checksum(self.parameters.values()))
 
-    def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
-        collect, own = self.outer.whole_state(wanted, copied), super().whole_state(wanted, copied)
-        return (lambda: collect() | own()) if wanted else collect
+    def whole_state(self, wanted: Allocate | None) -> Callable[[], dict[str, Tensor]]:
+        collect, own = self.outer.whole_state(wanted), super().whole_state(wanted)
+        return lambda: collect() | own()
 
     @torch.no_grad()
     def load(self, whole: dict[str, Tensor]) -> None:

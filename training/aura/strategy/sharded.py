@@ -39,7 +39,7 @@ from aura.strategy.interface import Outcome, Strategy, Told, clip_factor, outcom
 from aura.strategy.legs import GradientSum
 from aura.strategy.pieces import Round, Segment, owners, rounds
 from aura.strategy.shard import Shard
-from aura.strategy.state import MASTER, key, take
+from aura.strategy.state import MASTER, Allocate, key, take
 from aura.strategy.wire import Exchange, Patience, Wire
 
 # What a rank sends in one round, at the most, in the format of the wire: 34 ms at 1 Gbit/s, 0.34 s at 100 Mbit/s.
@@ -55,7 +55,6 @@ MAY_LACK = (MASTER, MOMENTUM)
 
 
 class Sharded(Strategy):
-    gathers = True
     awaits_by_layer = True  # the weights of leg 2, where the model lets us
 
     def __init__(self, model: nn.Module, ranks: Ranks, config: TrainConfig) -> None:
@@ -183,7 +182,7 @@ class Sharded(Strategy):
         """This rank's part of the optimizer's, by `key`."""
         return {key(segment, kind): tensor for segment, kind, tensor in self._owned_state()}
 
-    def whole_state(self, wanted: bool, copied: bool) -> Callable[[], dict[str, Tensor]]:
+    def whole_state(self, wanted: Allocate | None) -> Callable[[], dict[str, Tensor]]:
         outline = outline_of(self.parameters)
         outlined = owners_optimizer(outline, self.config).tensors()
         if self.format.master:

@@ -8,8 +8,8 @@ together, and a rank takes what it owns out of it. So any one disk is enough, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import ceil
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, prod
 
 import torch
 from torch import Tensor
@@ -44,6 +44,18 @@ def unit_of(kind: str) -> int:
     return {"scales": BLOCK, "step": 0}.get(kind, 1)
 
 
-def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In the CPU's memory."""
-    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+Allocate = Callable[[int], Tensor]  # so many bytes, in the CPU's memory or a file that is mapped into it
+
+
+def in_memory(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def empty(shape: Sequence[int], format_: torch.dtype, allocate: Allocate) -> Tensor:
+    """Raises OSError."""
+    return allocate(prod(shape) * format_.itemsize).view(format_).view(list(shape))
+
+
+def copies(tensors: Mapping[str, Tensor], allocate: Allocate = in_memory) -> dict[str, Tensor]:
+    """Raises OSError."""
+    return {name: empty(t.shape, t.dtype, allocate).copy_(t.detach()) for name, t in tensors.items()}
