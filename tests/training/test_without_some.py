@@ -25,7 +25,6 @@ from aura.errors import DataError
 from aura.run import attempt, trainer
 from aura.run.runlog import LOG
 from aura.run.status import Status
-from aura.watch.lead import lead_of
 from ports import free_port
 from services import wait_until
 from test_runlog import rows
@@ -207,12 +206,12 @@ def test_a_pc_that_stalls_for_nine_seconds_ends_nobodys_attempt(running: Launch)
 def test_the_first_rank_goes_for_good_and_comes_back(running: Launch) -> None:
     running.nodes[0].off()
     running.trains(without=[0])
-    assert [lead_of(running.folder / f"node{number}/run").rank for number in range(3)] == [0, 1, 1]
+    assert [running.nodes[rank].status["leads"] for rank in (1, 2)] == [True, False]
     assert "Training goes on without rank 0 (127.0.1.0)." in running.nodes[1].text
     assert "Of these two ranks, rank 1 goes on alone" in running.nodes[1].text
     running.on(0)
     running.trains()
-    assert [lead_of(running.folder / f"node{number}/run").rank for number in range(3)] == [0, 0, 0]
+    assert [running.nodes[rank].status["leads"] for rank in (0, 1, 2)] == [True, False, False]
     assert "rank 0 is back, and training goes on with it" in running.nodes[1].text
     for number in (1, 0):
         steps = [int(row["step"]) for row in rows(running.folder / f"node{number}/run" / LOG)]
