@@ -185,10 +185,10 @@ def test_a_rare_character_is_met_where_it_first_stands(
     assert sum("come up only now" in sentence for sentence in said) == 1
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 MANY = [f"{text}{' el' * number}" for number in range(9) for text in KNOWN]  # no two alike
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     ("first", "second", "most", "example"),
     [

@@ -71,7 +71,7 @@ def _part(arguments: Namespace, name: str, weight: float) -> Part:
 
 
 def _files(arguments: Namespace, paths: list[Path]) -> LocalFiles:
-    place = Workplace(_directory(arguments))
+    place = Workplace(arguments.output)
     # A directory of text may hold the corpus; one that is named for both is refused when the corpus is made.
     made = [] if place.output in [path.resolve() for path in paths] else [place.output, place.path]
     column, per_line = arguments.dataset_column, arguments.documents_per_line
