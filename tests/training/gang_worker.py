@@ -20,6 +20,7 @@ import torch.distributed as dist
 from aura.cluster import activity as activity_module
 from aura.cluster import gang as gang_module
 from aura.cluster import gather as gather_module
+from aura.cluster import heartbeats
 from aura.cluster import join as join_module
 from aura.cluster.activity import Activity
 from aura.cluster.join import join
@@ -69,7 +70,7 @@ def work(
     sys.stdout = open(output, "w")  # noqa: SIM115 - open until the process ends
     torch.set_num_threads(1)
     activity_module.LEAST = least
-    gang_module.LINGER, gang_module.SILENCE = 60.0, gang_module.SILENCE_OFF
+    gang_module.LINGER, heartbeats.SILENCE = 60.0, heartbeats.SILENCE_OFF
     if fault == "impatient":
         gather_module.LATECOMERS = 2.0
     if fault == "stops-gathering":

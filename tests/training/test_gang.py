@@ -19,6 +19,7 @@ import gang_worker
 import psutil
 import pytest
 from aura.cluster import gang as gang_module
+from aura.cluster import heartbeats
 from aura.cluster.alike import check_versions
 from aura.cluster.gang import Gang
 from aura.cluster.place import Place
@@ -298,8 +299,14 @@ def gang_of(place: int, store: Store, folder: Path, watch: Store | None = None) 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"BEAT": 0.1, "SILENCE": 6.0, "SILENCE_HURT": 2.0, "LINGER": 0.5}.items():
-        monkeypatch.setattr(gang_module, name, seconds)
+    set_seconds(monkeypatch, BEAT=0.1, SILENCE=6.0, SILENCE_HURT=2.0, LINGER=0.5)
+
+
+def set_seconds(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    for name, value in seconds.items():
+        for module in (gang_module, heartbeats):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
 
 
 def breaks(gang: Gang, seconds: float, store: Store | None = None, beating: Collection[int] = ()) -> bool:
@@ -332,9 +339,7 @@ def test_who_was_started_again_after_an_exchange_failed_is_not_waited_for(
     signs: list[str], is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its unit starts one at a time; one that was started twice by hand goes on beating."""
-    seconds = {"BEAT": 0.1, "SILENCE": 60.0, "SILENCE_HURT": 60.0, "SILENCE_BOTH": 1.0, "LINGER": 60.0}
-    for name, value in seconds.items():
-        monkeypatch.setattr(gang_module, name, value)
+    set_seconds(monkeypatch, BEAT=0.1, SILENCE=60.0, SILENCE_HURT=60.0, SILENCE_BOTH=1.0, LINGER=60.0)
     gang, book = gang_of(0, store := HashStore(), tmp_path)
     for sign in [*signs, "left/1", "left/2", "left/4"]:  # who lives has read the verdict
         store.set(f"a/{sign}", "yes")

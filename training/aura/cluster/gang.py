@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore, Store
 from aura.backend import agreed_backend
 from aura.cluster.activity import Activity, Report, stalled
 from aura.cluster.alike import check_versions
+from aura.cluster.heartbeats import SILENCE, SILENCE_HURT, SILENCE_LONGEST, STALL, Heartbeats
 from aura.cluster.peers import knock_at
 from aura.cluster.place import Place
 from aura.cluster.register import Book, enough
@@ -40,13 +41,6 @@ from aura.errors import EXIT_TEMPORARY
 from aura.texts.console import text
 
 BEAT = 1.0  # seconds between two heartbeats of a member
-STALL = 3.0  # seconds between them that are no accident of a busy processor
-# Seconds without a heartbeat after which a member counts as gone: twice the longest silence that it has come back from,
-# within these. A process may stall for a while (a disk, a browser), and a restart costs all ranks more than that.
-SILENCE, SILENCE_LONGEST = 20.0, 60.0
-SILENCE_OFF = 8.0  # the same, where its PC does not answer either: it has no power, or no cable
-SILENCE_HURT = 4.0  # the same, once a collective has failed or the rank has been started again
-SILENCE_BOTH = 2.0  # the same, once both is so
 # Most seconds until a verdict comes after a failed collective, or until all have left in good order
 PARTING = 15.0
 LINGER = 5.0  # most seconds that the host keeps the store up after a verdict, so that all can read it
@@ -86,8 +80,7 @@ class Gang:
         self._verdict_known = threading.Event()
         self._leaving = threading.Event()
         self._store_answered = now()
-        self._beats: dict[int, tuple[int, float]] = {}  # by rank: how many, and since when they are so many
-        self._stalls: dict[int, float] = {}  # by rank: the longest silence that it has come back from
+        self._heartbeats = Heartbeats(place.master_port)
         # By rank that is back: its calls, when the last one was seen, and since when it has been calling
         self._calls: dict[int, tuple[int, float, float]] = {}
         self._on_broken: Callable[[str, int], NoReturn] | None = None
@@ -119,9 +112,8 @@ class Gang:
         if activity:
             self._activity = activity
             activity.alone = self.world_size == 1
-        self._watch_store.set_timeout(
-            timedelta(seconds=SILENCE_LONGEST)
-        )  # a host may stall in the midst of an answer
+        # A host may stall in the midst of an answer.
+        self._watch_store.set_timeout(timedelta(seconds=SILENCE_LONGEST))
         self._store_answered = now()
         threading.Thread(target=self._beat_loop, name="gang-beat", daemon=True).start()
         threading.Thread(target=self._guard_loop, name="gang-guard", daemon=True).start()
@@ -248,32 +240,20 @@ class Gang:
             if self._hosts:
                 self._find_who_is_back(store)
             slept = now()
-            self._note_stall(self._host, slept - self._store_answered)
+            self._heartbeats.note_stall(self._host, slept - self._store_answered)
             self._store_answered = slept
         return None
 
     def _was_frozen(self, slept: float) -> Verdict | None:
         """A rank that was stopped or has slept sees all others silent; it is the one that was missing."""
         seconds = now() - slept
-        if seconds > self._most_silence(self._me):
+        if seconds > self._heartbeats.timeout(self._me):
             return Verdict(text("was_frozen", member=self._me, seconds=seconds))
         if seconds > STALL:
-            # What the others have said meanwhile is still to be read.
-            self._note_stall(self._me, seconds)
-            self._beats = {rank: (count, now()) for rank, (count, _) in self._beats.items()}
+            self._heartbeats.note_stall(self._me, seconds)
+            self._heartbeats.forgive_own_stall()
             self._store_answered = now()
         return None
-
-    def _note_stall(self, member: Member, seconds: float) -> None:
-        self._stalls[member.rank] = max(self._stalls.get(member.rank, 0.0), seconds)
-
-    def _most_silence(self, member: Member) -> float:
-        """Seconds, of a member of which nothing else is known."""
-        return min(max(SILENCE, 2 * self._stalls.get(member.rank, 0.0)), SILENCE_LONGEST)
-
-    def _is_off(self, member: Member, silence: float) -> bool:
-        """Where its PC answers, only its process stalls."""
-        return silence > SILENCE_OFF and not knock_at(member.address, self._port)[1]
 
     def _heed(self, store: Store) -> Verdict | None:
         """The verdict that stands; None when this rank has come to its own end meanwhile."""
@@ -306,34 +286,25 @@ class Gang:
     def _somebody_reads(self, store: Store) -> bool:
         return any(
             not store.check([f"left/{member.token}"])
-            and self._silence_of(member, store) <= min(SILENCE_HURT, self._patience_with(member, store))
+            and self._heartbeats.silence(member, store)
+            <= min(SILENCE_HURT, self._heartbeats.timeout_now(member, store))
             for member in self.members
             if member != self._me
         )
 
-    def _silence_of(self, member: Member, store: Store) -> float:
-        """Seconds since its last heartbeat was seen."""
-        beats, time_now = store.add(f"beat/{member.token}", 0), now()
-        count, since = self._beats.get(member.rank, (-1, time_now))
-        if beats != count:
-            self._beats[member.rank] = (beats, time_now)
-            self._note_stall(member, time_now - since)
-        return time_now - since if beats == count else 0.0
-
-    def _patience_with(self, member: Member, store: Store) -> float:
-        """The seconds of silence after which it counts as gone."""
-        signs = store.check(["hurt"]) + store.check([f"claim/{member.rank}"])
-        return (self._most_silence(member), SILENCE_HURT, SILENCE_BOTH)[signs]
-
     def _find_silent(self, store: Store, watched: list[Member]) -> Verdict | None:
         """The first of them whose heartbeat has stopped."""
         for member in watched:
-            silence = self._silence_of(member, store)
-            if silence > self._patience_with(member, store) or self._is_off(member, silence):
+            silence = self._heartbeats.silence(member, store)
+            if silence > self._heartbeats.timeout_now(member, store) or self._heartbeats.is_off(
+                member, silence
+            ):
                 claimed = store.check([f"claim/{member.rank}"])
                 key = "silent_and_started_again" if claimed else "silent"
                 silent = [
-                    one for one in watched if one == member or self._silence_of(one, store) > SILENCE_HURT
+                    one
+                    for one in watched
+                    if one == member or self._heartbeats.silence(one, store) > SILENCE_HURT
                 ]
                 sentence = text(key, member=member, seconds=silence)
                 return Verdict(sentence, causes=self._to_blame(silent))
@@ -393,7 +364,7 @@ class Gang:
                 self._broken(frozen)
                 return
             silent = now() - self._store_answered
-            if silent > self._most_silence(self._host) or self._is_off(self._host, silent):
+            if silent > self._heartbeats.timeout(self._host) or self._heartbeats.is_off(self._host, silent):
                 sentence = text("silent", member=self._host, seconds=silent)
                 there = [one for one in self.members if one.address == self._host.address]
                 causes = self._to_blame(there)

@@ -18,7 +18,8 @@ from torch.distributed import PrefixStore
 
 from aura.backend import agreed_backend
 from aura.cluster.alike import unlike
-from aura.cluster.gang import SILENCE_HURT, Gang
+from aura.cluster.gang import Gang
+from aura.cluster.heartbeats import SILENCE_HURT
 from aura.cluster.peers import Peers
 from aura.cluster.place import Place
 from aura.cluster.register import Ballot, Book, Proposal, Record, Vote, enough, lacking, newest, next_proposal

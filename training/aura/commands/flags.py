@@ -39,12 +39,6 @@ def number(word: str) -> float:
     return value
 
 
-def check_port(flag: str, port: int) -> None:
-    """Raises ConfigError."""
-    if not 0 < port < 65536:
-        raise ConfigError("port_wrong", flag=flag, port=port)
-
-
 def add_dataset(parser: argparse._ActionsContainer) -> None:
     """What more there is to say of a dataset than its name."""
     parser.add_argument("--dataset-config", metavar="NAME", help="configuration, for example 20231101.es")

@@ -37,7 +37,8 @@ def find_files(inputs: list[Path], say: Callable[[str], None], made: Sequence[Pa
     """
 
     def not_made(found: list[Path]) -> list[Path]:
-        return [file for file in found if not any(map(file.resolve().is_relative_to, made))]
+        # Unlike Path.resolve, this has an answer for a link that leads to itself.
+        return [file for file in found if not any(map(Path(os.path.realpath(file)).is_relative_to, made))]
 
     files: list[Path] = []
     for path in inputs:

@@ -148,13 +148,14 @@ def _of_active(run: str, seen: Seen, status: Status, missed: Status) -> tuple[Se
 
 def _came_and_went(run: str, status: Status, before: set[int], now: set[int]) -> list[Event]:
     """The others have met without some, or with some that were away."""
-    events = []
-    for kind, severity, ranks in (("left", WARNING, now - before), ("back", INFO, before - now)):
-        if ranks:
-            names = ", ".join(map(str, sorted(ranks)))
-            message = text(f"rank_{kind}", run=run, ranks=names, step=status.get("step"))
-            remedy = text("rank_left_remedy") if kind == "left" else ""
-            events.append(_event(f"rank.{kind}", severity, message, run, status, remedy))
+    events, step = [], status.get("step")
+    if left := ", ".join(map(str, sorted(now - before))):
+        message = text("rank_left", run=run, ranks=left, step=step)
+        events.append(_event("rank.left", WARNING, message, run, status, text("rank_left_remedy")))
+    if back := ", ".join(map(str, sorted(before - now))):
+        events.append(
+            _event("rank.back", INFO, text("rank_back", run=run, ranks=back, step=step), run, status)
+        )
     return events
 
 
