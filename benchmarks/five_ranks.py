@@ -5,9 +5,10 @@ owners' masters. A step, as the engine does it:
 
 - every rank computes the same number of micro-batches, the first ceil(late · number) of them on the weights before
   the update that is still on its way, or on a prediction of it: as if it were equal to the update before it;
-- leg 1: the ranks' summed gradients, encoded, go to the owners, who add them up in fp32;
+- the reduce-scatter: the ranks' summed gradients, encoded, go to the owners, who add them up in fp32;
 - the optimizer updates the owners' masters;
-- leg 2: the difference between the masters and what the replicas hold, encoded, goes to all. What the codec loses stays
+- the all-gather: the difference between the masters and what the replicas hold, encoded, goes to all. What the codec
+loses stays
   in the masters, and so in the next difference.
 
 Two simplifications: blocks of the codec follow the order of the parameters, not that of the owners' streams; and a
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 from aura.config import TrainConfig
-from aura.corpus.windows import Windows, inputs_and_targets
+from aura.corpus.sequences import Sequences, inputs_and_targets
 from aura.model.gpt import GPT
 from aura.optim.muon import optimizer_of
 from aura.optim.schedule import learning_rate
@@ -38,8 +39,8 @@ class Result:
     seconds: float
 
 
-def train(config: TrainConfig, setting: Setting, train_on: Windows, validate_on: Windows) -> Result:
-    """One pass over the first config.steps · setting.windows windows of the order that config.seed gives."""
+def train(config: TrainConfig, setting: Setting, train_on: Sequences, validate_on: Sequences) -> Result:
+    """One pass over the first config.steps · setting.sequences sequences of the order that config.seed gives."""
     started = time.perf_counter()
     ranks = (FiveRounds if setting.local_steps else FiveRanks)(config, setting)
     for step, (batch,) in enumerate(one_pass(train_on, setting, config.steps, [config.seed])):
@@ -62,31 +63,31 @@ class FiveRanks:
         self.steps = 0
 
     def step(self, batch: Tensor, lr: float) -> None:
-        """batch: whole windows (ranks, micro-batches, seq_len + 1)."""
+        """batch: whole sequences (ranks, micro-batches, seq_len + 1)."""
         self.total.zero_()
         if self.setting.gradients == "fp32":
             # The sum over the ranks is the same whoever computes it.
             self._compute(batch)
             self.total += self.gradient
         else:
-            for windows in batch:
-                self._compute(windows[None])
+            for sequences in batch:
+                self._compute(sequences[None])
                 self.total += over_the_wire(self.gradient, self.setting.gradients)
-        tokens = self.setting.windows * self.config.seq_len
+        tokens = self.setting.sequences * self.config.seq_len
         norm = torch.linalg.vector_norm(self.total).item() / tokens
         self.total *= clip_factor(norm, self.config.clip, tokens)
         self.optimizer.step(lr)
         self._send_difference()
         self.steps += 1
 
-    def _compute(self, windows: Tensor) -> None:
-        """self.gradient: of the summed loss of the windows (ranks, micro-batches, seq_len + 1)."""
+    def _compute(self, sequences: Tensor) -> None:
+        """self.gradient: of the summed loss of the sequences (ranks, micro-batches, seq_len + 1)."""
         self.gradient.zero_()
         now, before, long_before = self.versions
         known = before + (before - long_before) if self.setting.predicted else before
         late = self.late if self.steps >= self.first_late else 0
         counts = [late, self.setting.micro_batches - late]
-        for weights, part in zip((known, now), torch.split(windows, counts, dim=1), strict=True):
+        for weights, part in zip((known, now), torch.split(sequences, counts, dim=1), strict=True):
             if part.numel():
                 self.weights.copy_(weights)
                 inputs, targets = inputs_and_targets(part.flatten(0, 1))
@@ -100,7 +101,7 @@ class FiveRanks:
         self.versions = [after, *self.versions[:2]]
 
     @torch.no_grad()
-    def validate(self, windows: Windows) -> float:
+    def validate(self, sequences: Sequences) -> float:
         """With the last update, which the end of a run waits for."""
         self.weights.copy_(self.versions[0])
-        return validated(self.model, windows, self.config.seq_len)
+        return validated(self.model, sequences, self.config.seq_len)

@@ -7,7 +7,7 @@ import math
 
 import torch
 from aura.config import TrainConfig
-from aura.corpus.windows import Windows, inputs_and_targets
+from aura.corpus.sequences import Sequences, inputs_and_targets
 from aura.model.gpt import GPT
 from aura.optim.muon import optimizer_of
 from aura.strategy.interface import clip_factor
@@ -23,10 +23,10 @@ class Player:
         self.weights, self.gradient = flatten(self.model)
         self.optimizer = optimizer_of(self.model, config)
 
-    def step(self, windows: Tensor, lr: float) -> None:
-        """windows: whole ones (micro-batches, seq_len + 1)."""
+    def step(self, sequences: Tensor, lr: float) -> None:
+        """sequences: whole ones (micro-batches, seq_len + 1)."""
         self.gradient.zero_()
-        inputs, targets = inputs_and_targets(windows)
+        inputs, targets = inputs_and_targets(sequences)
         self.model.loss_sum(inputs, targets).backward()  # type: ignore[no-untyped-call]
         norm = torch.linalg.vector_norm(self.gradient).item() / targets.numel()
         self.gradient.mul_(clip_factor(norm, self.config.clip, targets.numel()))
@@ -44,9 +44,9 @@ class FiveRounds:
         self.steps = self.of_round = 0
 
     def step(self, batch: Tensor, lr: float) -> None:
-        """batch: whole windows (ranks, micro-batches, seq_len + 1)."""
-        for player, windows in zip(self.players, batch, strict=True):
-            player.step(windows, lr)
+        """batch: whole sequences (ranks, micro-batches, seq_len + 1)."""
+        for player, sequences in zip(self.players, batch, strict=True):
+            player.step(sequences, lr)
         self.steps += 1
         self.of_round += 1
         is_last = self.steps == self.config.steps
@@ -74,5 +74,5 @@ class FiveRounds:
         self.of_round = 0
 
     @torch.no_grad()
-    def validate(self, windows: Windows) -> float:
-        return validated(self.players[0].model, windows, self.config.seq_len)
+    def validate(self, sequences: Sequences) -> float:
+        return validated(self.players[0].model, sequences, self.config.seq_len)

@@ -37,7 +37,7 @@ SPEED: dict[str, Settings] = {
     "gpt2-medium": {**COMMON, "batch_size": 16, "gradient_accumulation_steps": 4},
 }
 REFERENCE_STEPS = {"gpt2": 50, "gpt2-medium": 25}
-# A step of qwen3-350m has a million tokens: with two windows at once it would take all the time there is.
+# A step of qwen3-350m has a million tokens: with two sequences at once it would take all the time there is.
 FILLED: dict[str, Settings] = {"gpt2-medium": {}, "gpt2": {}, "qwen3-350m": {"global_batch_tokens": 65_536}}
 LIMITS = {"gpt2-medium-10gb": 10, "gpt2-medium-6gb": 6, "gpt2-medium-4gb": 4, "aura-72h-max": 80}
 

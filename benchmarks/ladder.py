@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import Corpus, read_corpus
-from aura.corpus.windows import Windows
+from aura.corpus.sequences import Sequences
 from aura.model.gpt import GPT
 from lanes import Lane, train
 from learning_arms import INT4_LATE, MODEL, SCHEDULE, VOCABULARY, WARMUP
@@ -104,7 +104,7 @@ def climbed(size: str, steps: int, corpus: Corpus, seeds: int, device: str) -> R
     config = config_of(size, steps)
     lanes = [Lane(Setting(), 0, rate) for rate in OTHER_RATES]
     lanes += [Lane(setting, seed) for setting in (Setting(), *ARMS.values()) for seed in range(seeds)]
-    train_on, validate_on = (Windows(corpus, split, config.seq_len) for split in ("train", "validation"))
+    train_on, validate_on = (Sequences(corpus, split, config.seq_len) for split in ("train", "validation"))
     losses = train(config, lanes, train_on, validate_on, device)
     others, losses = losses[: len(OTHER_RATES)], losses[len(OTHER_RATES) :]
     synchronous, *found = (losses[start : start + seeds] for start in range(0, len(losses), seeds))
@@ -153,7 +153,7 @@ def main() -> int:
     results.parent.mkdir(exist_ok=True)
     with corpus_of(given.text, VOCABULARY, VALIDATION) as directory:
         corpus = read_corpus(directory)
-        has = len(Windows(corpus, "train", MODEL["seq_len"])) // Setting().windows
+        has = len(Sequences(corpus, "train", MODEL["seq_len"])) // Setting().sequences
         if (longest := max(steps for _, steps in wanted)) > has:
             sys.exit(
                 f"One pass over this text is {has} steps, {longest} are asked for: more text is needed (--text DIR)."

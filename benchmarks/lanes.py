@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from aura.config import TrainConfig
-from aura.corpus.windows import Windows
+from aura.corpus.sequences import Sequences
 from aura.model.gpt import GPT
 from aura.optim.adamw import EPSILON
 from aura.optim.groups import group_of
@@ -171,7 +171,7 @@ class Lanes:
                 self.master[:, part] -= lr * SIZE * max(rows, columns) ** 0.5 * update
 
     @torch.no_grad()
-    def validate(self, windows: Windows) -> list[float]:
+    def validate(self, windows: Sequences) -> list[float]:
         """The loss of all of them [nats per token], of each lane."""
         weights = self.layout.named(self.versions[0])
         total = torch.zeros(len(self.master), dtype=torch.float64)
@@ -183,7 +183,7 @@ class Lanes:
 
 
 def train(
-    config: TrainConfig, lanes: Sequence[Lane], train_on: Windows, validate_on: Windows, device: str
+    config: TrainConfig, lanes: Sequence[Lane], train_on: Sequences, validate_on: Sequences, device: str
 ) -> list[float]:
     """The losses after one pass over the first windows, as five_ranks.train has them."""
     play = Lanes(config, lanes, device)

@@ -32,7 +32,7 @@ from pathlib import Path
 import learning_arms as of
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import read_corpus
-from aura.corpus.windows import Windows
+from aura.corpus.sequences import Sequences
 from aura.model.gpt import GPT
 from five_ranks import train
 from learning_arms import ALONE, ARMS, GROUPS, RATES, SYNCHRONOUS
@@ -54,7 +54,7 @@ class Job:
 
     def config(self) -> TrainConfig:
         own = {"optimizer": self.optimizer, "lr": self.lr, "seed": self.seed}
-        steps = round(self.part * of.STEPS * Setting().windows / ARMS[self.arm].windows)
+        steps = round(self.part * of.STEPS * Setting().sequences / ARMS[self.arm].sequences)
         own |= {"steps": steps, "warmup_steps": round(of.WARMUP[self.optimizer] * steps / of.STEPS)}
         return resolve("gpt2-nano", {**of.MODEL, **of.SCHEDULE, **own})
 
@@ -66,8 +66,8 @@ class Job:
 def compute(job: Job, corpus: Path) -> Line:
     """Loss [nats per token] and seconds."""
     config, opened = job.config(), read_corpus(corpus)
-    windows = (Windows(opened, split, config.seq_len) for split in ("train", "validation"))
-    return asdict(train(config, ARMS[job.arm], *windows))
+    sequences = (Sequences(opened, split, config.seq_len) for split in ("train", "validation"))
+    return asdict(train(config, ARMS[job.arm], *sequences))
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,12 @@ def measure(kept: Kept, losses: Losses, groups: Sequence[str], seeds: int, part:
 class Alone:
     """One PC without a network, at one batch."""
 
-    windows: int  # per step
+    sequences: int  # per step
     lr: float
     losses: dict[float, float]  # by the part of the tokens, each at the end of a run of its own
 
     def cells(self) -> list[str]:
-        return [str(self.windows), f"{self.lr:g}", *(f"{self.losses[part]:.4f}" for part in of.PARTS)]
+        return [str(self.sequences), f"{self.lr:g}", *(f"{self.losses[part]:.4f}" for part in of.PARTS)]
 
 
 def alone(losses: Losses) -> list[Alone]:
@@ -134,7 +134,7 @@ def alone(losses: Losses) -> list[Alone]:
     found = []
     for arm, rates in of.RATES_ALONE.items():
         lr = min(rates, key=lambda rate: mean(arm, rate, 1.0))
-        found.append(Alone(ARMS[arm].windows, lr, {part: mean(arm, lr, part) for part in of.PARTS}))
+        found.append(Alone(ARMS[arm].sequences, lr, {part: mean(arm, lr, part) for part in of.PARTS}))
     return found
 
 

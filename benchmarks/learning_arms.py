@@ -47,8 +47,10 @@ GROUPS = {
     for group in ("main", "delays", "rounds")
 }
 ALONE = "alone"
-# One PC on its own, and the learning rates that are tried. With all 40 windows it computes what five do in fp32.
-ONE_PC = {f"one PC, {windows} windows": Setting(ranks=1, micro_batches=windows) for windows in (20, 10, 5)}
+# One PC on its own, and the learning rates that are tried. With all 40 sequences it computes what five do in fp32.
+ONE_PC = {
+    f"one PC, {sequences} windows": Setting(ranks=1, micro_batches=sequences) for sequences in (20, 10, 5)
+}
 ARMS = {SYNCHRONOUS: Setting(), **{arm: setting for arm, setting, _, _ in ASKED}, **ONE_PC}
 RATES_ALONE = dict(
     zip(

@@ -28,14 +28,14 @@ import torch
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import Corpus, read_corpus
+from aura.corpus.sequences import Order, Sequences, inputs_and_targets
 from aura.corpus.text_bytes import bits_per_byte
-from aura.corpus.windows import Order, Windows, inputs_and_targets
 from aura.model.forward import validation_loss
 from aura.model.language_model import LanguageModel
 from aura.optim.schedule import learning_rate
 from aura.plan.flops import flops_per_token, update_flops
 from aura.strategy.alone import Alone
-from aura.strategy.interface import Told
+from aura.strategy.interface import LocalStepStats
 from measuring import Kept, Row, corpus_of, interval, options_of_jobs, part_until, show
 from modern_arms import ARMS, FINER, HERE, MODERN, SIZE, TODAY, model_for
 
@@ -79,8 +79,8 @@ def compute(job: Job, corpus: Path) -> Row:
 
 
 def trained(model: LanguageModel, config: TrainConfig, corpus: Corpus) -> float:
-    """In this process, on its CPU: the validation loss at the end [nats per token]; batch_size windows a step."""
-    train, validation = (Windows(corpus, split, config.seq_len) for split in ("train", "validation"))
+    """In this process, on its CPU: the validation loss at the end [nats per token]; batch_size sequences a step."""
+    train, validation = (Sequences(corpus, split, config.seq_len) for split in ("train", "validation"))
     order, tokens = Order(len(train), config.seed), config.batch_size * config.seq_len
     strategy = Alone(model, config)
     for step in range(config.steps):
@@ -90,7 +90,7 @@ def trained(model: LanguageModel, config: TrainConfig, corpus: Corpus) -> float:
         with strategy.last_backward():
             loss = model.loss_sum(*inputs_and_targets(batch))
             loss.backward()  # type: ignore[no-untyped-call]
-        outcome = strategy.apply(Told(loss.detach(), tokens), learning_rate(config, step))()
+        outcome = strategy.apply(LocalStepStats(loss.detach(), tokens), learning_rate(config, step))()
         assert not outcome.left_out
     device = torch.device("cpu")
     return validation_loss(model, validation, config, Ranks(0, ["node"], device), device).whole

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from aura.corpus.windows import Order, Windows, inputs_and_targets
+from aura.corpus.sequences import Order, Sequences, inputs_and_targets
 from aura.model.gpt import GPT
 from aura.strategy.codec import decode, encode
 from torch import Tensor, nn
 
-VALIDATED_TOGETHER = 64  # windows
+VALIDATED_TOGETHER = 64  # sequences
 
 
 @dataclass(frozen=True)
 class Setting:
     """What an arm does otherwise than the synchronous one."""
 
-    gradients: str = "fp32"  # format of leg 1
-    differences: str = "fp32"  # format of leg 2
+    gradients: str = "fp32"  # format of the reduce-scatter
+    differences: str = "fp32"  # format of the all-gather
     late: float = 0.0  # fraction of a step (of a round) that computes before the last update has come
     predicted: bool = False  # … on w + (w - w before) in place of w
     after: float = 0.0  # no micro-batch is late before this part of the run
@@ -27,10 +27,10 @@ class Setting:
     outer_lr: float = 1.0
     outer_momentum: float = 0.5
     ranks: int = 5
-    micro_batches: int = 8  # of one window each, per step and rank
+    micro_batches: int = 8  # of one sequence each, per step and rank
 
     @property
-    def windows(self) -> int:
+    def sequences(self) -> int:
         """Per step."""
         return self.ranks * self.micro_batches
 
@@ -39,25 +39,25 @@ class Setting:
         return {name: value for name, value in asdict(self).items() if value != getattr(Setting, name)}
 
 
-def one_pass(windows: Windows, setting: Setting, steps: int, seeds: Sequence[int]) -> Iterator[Tensor]:
-    """Of every step: whole windows (seeds, ranks, micro-batches, seq_len + 1), in the order that each seed gives.
+def one_pass(sequences: Sequences, setting: Setting, steps: int, seeds: Sequence[int]) -> Iterator[Tensor]:
+    """Of every step: whole sequences (seeds, ranks, micro-batches, seq_len + 1), in the order that each seed gives.
     Raises ValueError where there are too few."""
-    if (needed := steps * setting.windows) > len(windows):
-        raise ValueError(f"{steps} steps need {needed} windows of {len(windows)}")
-    orders = [Order(len(windows), seed) for seed in seeds]
+    if (needed := steps * setting.sequences) > len(sequences):
+        raise ValueError(f"{steps} steps need {needed} windows of {len(sequences)}")
+    orders = [Order(len(sequences), seed) for seed in seeds]
     shape = (setting.ranks, setting.micro_batches, -1)
     for step in range(steps):
-        chosen = [order.at(step * setting.windows, setting.windows) for order in orders]
-        yield torch.stack([windows.batch(indices).view(shape) for indices in chosen])
+        chosen = [order.at(step * setting.sequences, setting.sequences) for order in orders]
+        yield torch.stack([sequences.batch(indices).view(shape) for indices in chosen])
 
 
 @torch.no_grad()
-def validated(model: GPT, windows: Windows, seq_len: int) -> float:
+def validated(model: GPT, sequences: Sequences, seq_len: int) -> float:
     """The loss of all of them [nats per token]."""
-    whole = windows.batch(torch.arange(len(windows)).numpy())
+    whole = sequences.batch(torch.arange(len(sequences)).numpy())
     parts = [inputs_and_targets(part) for part in torch.split(whole, VALIDATED_TOGETHER)]
     total = sum(model.loss_sum(inputs, targets).item() for inputs, targets in parts)
-    return total / (len(windows) * seq_len)
+    return total / (len(sequences) * seq_len)
 
 
 def over_the_wire(values: Tensor, format_: str) -> Tensor:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from aura.cluster.place import keep_freed_memory
+from aura.cluster.dist_env import keep_freed_memory
 from ports import free_port
 
 LAB = str(Path(__file__).parents[1] / "tests/lab/lab")
@@ -24,7 +24,7 @@ WHOLE = "1gbit"  # a link that nobody has shaped
 
 
 @dataclass(frozen=True)
-class Place:
+class DistEnv:
     """Where a rank is."""
 
     card: str
@@ -33,11 +33,11 @@ class Place:
     mbit: float = 1000  # speed of its link [Mbit/s]
 
 
-LOOPBACK = Place("lo", "127.0.0.1")
+LOOPBACK = DistEnv("lo", "127.0.0.1")
 
 
 @contextmanager
-def places(ranks: int, kbit: int) -> Iterator[list[Place]]:
+def places(ranks: int, kbit: int) -> Iterator[list[DistEnv]]:
     """Loopback, or with a rate [kbit/s] the first nodes of the lab, with links of that rate until the end. Ends the
     program with a sentence where there are too few."""
     if not kbit:
@@ -54,14 +54,14 @@ def places(ranks: int, kbit: int) -> Iterator[list[Place]]:
         for node in nodes:
             subprocess.check_call([LAB, "rate", node["name"], f"{kbit}kbit"])
             enter = ("nsenter", f"--target={node['pid']}", "--net", "--")
-            made.append(Place(node["nic"], node["addresses"][0].split("/")[0], enter, kbit / 1000))
+            made.append(DistEnv(node["nic"], node["addresses"][0].split("/")[0], enter, kbit / 1000))
         yield made
     finally:
         for node in nodes:
             subprocess.check_call([LAB, "rate", node["name"], WHOLE])
 
 
-def run_ranks(where: Sequence[Place], program: Sequence[str], environment: Mapping[str, str]) -> int:
+def run_ranks(where: Sequence[DistEnv], program: Sequence[str], environment: Mapping[str, str]) -> int:
     """The exit code of a Python program that runs in every place, with its rank, card and store as the last words. When
     one has failed, the others are ended."""
     store = f"{where[0].address}:{free_port()}"

@@ -11,7 +11,7 @@ data, so that its losses can be compared with ours step by step; everything else
 
 Prints one line of JSON: losses [nats per token]; points, the step and the clock after every step but the first
 --warm-up; peak_reserved, what torch's allocator held [bytes], null on the CPU; of GPT2LMHeadModel validation_loss, on
-the windows that `aura train` takes; took, the seconds of all of it but the start of Python.
+the sequences that `aura train` takes; took, the seconds of all of it but the start of Python.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from aura.commands.flags import parse_assignments
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import TOKENIZER, read_corpus
-from aura.corpus.windows import Order, Windows
+from aura.corpus.sequences import Order, Sequences
 from aura.model.export import export
 from aura.model.gpt import GPT as OurGPT
 from measuring import options
@@ -141,13 +141,13 @@ def train(
     forward = torch.compile(model) if config.compile == "true" else model
 
     opened = read_corpus(corpus)
-    windows, validation = (Windows(opened, split, config.seq_len) for split in ("train", "validation"))
-    order = Order(len(windows), config.seed)
+    sequences, validation = (Sequences(opened, split, config.seq_len) for split in ("train", "validation"))
+    order = Order(len(sequences), config.seed)
     position = 0
 
     def get_batch() -> tuple[Tensor, Tensor]:
         nonlocal position
-        x, y = windows.read(order.at(position, config.batch_size))
+        x, y = sequences.read(order.at(position, config.batch_size))
         position += config.batch_size
         if device == "cuda":  # copied while the GPU computes
             return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
@@ -184,14 +184,14 @@ def train(
 
 
 @torch.no_grad()
-def validation_loss(model: nn.Module, windows: Windows, config: TrainConfig) -> float:
-    """The mean over the windows that `aura train` validates on [nats per token]."""
-    count = min(len(windows), config.validation_windows)
-    chosen = np.array([i * len(windows) // count for i in range(count)])
+def validation_loss(model: nn.Module, sequences: Sequences, config: TrainConfig) -> float:
+    """The mean over the sequences that `aura train` validates on [nats per token]."""
+    count = min(len(sequences), config.validation_windows)
+    chosen = np.array([i * len(sequences) // count for i in range(count)])
     parts = np.array_split(chosen, -(-count // config.batch_size))
     device = next(model.parameters()).device
     model.eval()
-    total = sum(model(*(t.to(device) for t in windows.read(part))).item() * len(part) for part in parts)
+    total = sum(model(*(t.to(device) for t in sequences.read(part))).item() * len(part) for part in parts)
     return total / count
 
 

@@ -38,7 +38,7 @@ from typing import Any
 import wire_arms as of
 from aura.plan.rank import GIGABIT
 from measuring import HERE, options, show, write_results
-from ranks import Place, places, run_ranks
+from ranks import DistEnv, places, run_ranks
 from wire_arms import CARDS, DILOCO, GROUPS, LOCAL_STEPS, Arm, Lengths, Task, diloco, lengths
 
 MOST_LOAD = 0.2  # of the machine
@@ -113,7 +113,7 @@ class Row:
 HEADINGS = ("card", "setting", "nodes", "Mbit/s", "s a step", "tokens/s", "speed-up", "data", "load", "note")
 
 
-def measure(arm: Arm, where: Sequence[Place], given: argparse.Namespace) -> Row | None:
+def measure(arm: Arm, where: Sequence[DistEnv], given: argparse.Namespace) -> Row | None:
     """None where a rank has failed; it has said why."""
     with tempfile.TemporaryDirectory() as folder:
         task = Task(arm, given.scale, given.mfu, *steps_of(arm, given), Path(folder))

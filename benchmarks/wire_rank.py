@@ -17,13 +17,13 @@ import torch.distributed as dist
 from aura.cluster.activity import Activity
 from aura.cluster.ranks import Ranks
 from aura.strategy import sharded
+from aura.strategy.buckets import Bucket
 from aura.strategy.delayed import Delayed
 from aura.strategy.formats import WireFormat
-from aura.strategy.interface import Outcome, Told
-from aura.strategy.pieces import Round
+from aura.strategy.interface import GlobalStepStats, LocalStepStats
 from aura.strategy.rounds import Rounds
 from aura.strategy.sharded import Sharded
-from aura.strategy.wire import Exchange, Patience
+from aura.strategy.wire import AdaptiveTimeout, Exchange
 from ranks import bf16_on_the_wire, join, leave
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -76,7 +76,7 @@ def machine_ticks() -> tuple[int, int]:
     return at_work, at_work + idle + waiting
 
 
-class Timed(Patience):
+class Timed(AdaptiveTimeout):
     def __init__(self, longest: float, busy: Counter[str]) -> None:
         super().__init__(longest)
         self.busy = busy
@@ -89,7 +89,7 @@ class Timed(Patience):
 class Timestamped(Delayed):
     updated_at = 0.0  # time.perf_counter()
 
-    def _update(self, told: Told, lr: float) -> Outcome:
+    def _update(self, told: LocalStepStats, lr: float) -> GlobalStepStats:
         outcome = super()._update(told, lr)
         self.updated_at = time.perf_counter()
         return outcome
@@ -100,9 +100,9 @@ class OnlyTheWire(Sharded):
 
     def _step(self, factor: float | None, lr: float) -> Tensor:
         self.optimizer.step(lr)
-        return self.shard.gradient
+        return self.own_shard.gradient
 
-    def _take_in(self, round_: Round, received: Tensor) -> None:
+    def _take_in(self, round_: Bucket, received: Tensor) -> None:
         pass
 
 
@@ -129,8 +129,8 @@ class Ours(Way):
     def __init__(self, task: Task, rank: int) -> None:
         super().__init__(task, rank)
         tokens = self.waits.shares[rank] * self.arm.config().seq_len
-        self.told, self.update = Told(float(tokens), tokens), self.waits.update[rank]
-        sharded.ROUND_BYTES //= task.scale  # as many rounds as at full size
+        self.told, self.update = LocalStepStats(float(tokens), tokens), self.waits.update[rank]
+        sharded.BUCKET_BYTES //= task.scale  # as many rounds as at full size
 
     def ranks(self, rank: int, activity: Activity) -> Ranks:
         nodes = [f"node{number}" for number in range(self.arm.nodes)]
@@ -145,7 +145,7 @@ class InSteps(Ours):
         arm, self.meter = self.arm, meter
         self.moving = self.waits.moving[rank] * moved_bytes(arm.wire, arm.nodes)
         self.late = math.ceil(arm.delay * len(self.micro_batches))
-        self.under_way: Callable[[], Outcome] | None = None
+        self.under_way: Callable[[], GlobalStepStats] | None = None
         only_the_wire = arm.encoded_beforehand
         if not only_the_wire:
             self.model.fill(rank)
@@ -154,12 +154,14 @@ class InSteps(Ours):
         self.strategy = kinds[bool(arm.delay)](self.model, ranks, self.config)
         meter.count()
         self.strategy.wire.patience = Timed(self.config.collective_timeout, meter.busy)
-        updated = [] if only_the_wire else self.strategy.shard.views.values()
+        updated = [] if only_the_wire else self.strategy.own_shard.views.values()
         self.strategy.optimizer = Update(updated, self.gpu, self.update)
         if only_the_wire:
-            legs = self.strategy.legs
-            legs.gradient_format = legs.weight_format = Beforehand(**asdict(self.strategy.format))
-            legs._add_up = lambda *_: None  # type: ignore[method-assign]
+            collectives = self.strategy.collectives
+            collectives.gradient_format = collectives.weight_format = Beforehand(
+                **asdict(self.strategy.format)
+            )
+            collectives._add_up = lambda *_: None  # type: ignore[method-assign]
         self.strategy.start()
         self.gpu.nothing_before(time.perf_counter())
 
@@ -196,7 +198,7 @@ class InSteps(Ours):
         if isinstance(self.strategy, Timestamped):
             # Only now could the GPU go on with new weights, however late the processor is.
             self.gpu.nothing_before(self.strategy.updated_at)
-        self.strategy.put_in(kept=False)
+        self.strategy.apply_update(kept=False)
         self.meter.step_has_ended()
 
     def end(self) -> bool:

@@ -178,13 +178,13 @@ def test_a_system_that_forgets(command_line: str, live: bool) -> None:
         ),
     ],
 )
-def test_who_the_firmware_starts(order: str, active: str, windows: str) -> None:
+def test_who_the_firmware_starts(order: str, active: str, sequences: str) -> None:
     """A PC with both systems, as efibootmgr 18 lists it (17, of Ubuntu 22.04, leaves out the paths)."""
     listing = (
         f"BootCurrent: 0003\nTimeout: 1 seconds\n{order}\nBoot0000{active} Windows Boot Manager\tHD(1,GPT,7e2a)\n"
         "Boot0003* ubuntu\tHD(1,GPT,7e2a)/File(\\EFI\\ubuntu\\shimx64.efi)\nBoot0004* UEFI: PXE IPv4\n"
     )
-    assert BOOT.own_entry_behind_windows(listing) == windows
+    assert BOOT.own_entry_behind_windows(listing) == sequences
     assert BOOT.own_entry_behind_windows("EFI variables are not supported on this system.\n") == ""
 
 
@@ -222,5 +222,5 @@ menuentry 'Windows Boot Manager (on /dev/sda1)' --class windows --class os $menu
         ("2", "next_entry=0\n", False),
     ],
 )
-def test_who_grub_starts(default: str, kept: str, windows: bool) -> None:
-    assert BOOT.grub_starts_windows(GRUB.format(default=default), kept) is windows
+def test_who_grub_starts(default: str, kept: str, sequences: bool) -> None:
+    assert BOOT.grub_starts_windows(GRUB.format(default=default), kept) is sequences

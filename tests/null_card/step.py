@@ -20,7 +20,7 @@ from aura.plan.memory import memory_of
 from aura.run.progress import Step
 from aura.run.trainer import Trainer
 from aura.strategy.delayed import Delayed
-from aura.strategy.shard import Shard
+from aura.strategy.owner_shard import OwnerShard
 from aura.strategy.sharded import Sharded
 from aura.strategy.streams import Streams
 from torch._dynamo.utils import counters
@@ -81,7 +81,7 @@ def take_no_numbers_of_the_card() -> None:
 def hold_updates() -> None:
     """With a delay, an owner's elements before and after the update stand beside the next step's micro-batches for as
     long as they may: from the first one until they are waited for."""
-    apply, take_back, send_weights = Delayed.apply, Shard.take_back, Delayed._send_weights
+    apply, take_back, send_weights = Delayed.apply, OwnerShard.take_back, Delayed._send_weights
     is_held, is_waited_for = threading.Event(), threading.Event()
     is_waited_for.set()
 
@@ -97,7 +97,7 @@ def hold_updates() -> None:
 
         return waited
 
-    def held(self: Shard, before: torch.Tensor) -> None:
+    def held(self: OwnerShard, before: torch.Tensor) -> None:
         is_held.set()
         assert is_waited_for.wait(20), "nobody waits for the update"
         take_back(self, before)
@@ -106,15 +106,15 @@ def hold_updates() -> None:
         is_held.set()  # with fp32 on the wire there is nothing to be taken back
         send_weights(self, stream)
 
-    Delayed.apply, Shard.take_back, Delayed._send_weights = applied, held, sent  # type: ignore[method-assign]
+    Delayed.apply, OwnerShard.take_back, Delayed._send_weights = applied, held, sent  # type: ignore[method-assign]
 
 
 def mark_threads_of_the_wire() -> None:
     prepare_thread, work = Streams.prepare_thread, Delayed._work
 
-    def prepared(self: Streams, lane: int) -> None:
+    def prepared(self: Streams, communicator: int) -> None:
         CARD.null_card_this_thread_is_of_the_wire()
-        prepare_thread(self, lane)
+        prepare_thread(self, communicator)
 
     def worked(self: Delayed, *arguments: Any) -> None:
         CARD.null_card_this_thread_is_of_the_wire()

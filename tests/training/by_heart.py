@@ -22,10 +22,10 @@ def learnt_by_heart(config: TrainConfig, tokens: list[int]) -> LanguageModel:
         if parameter.dim() == 1:
             parameter.data += torch.rand_like(parameter) * 0.4 - 0.2
     optimizer = optimizer_of(model, config)
-    window = torch.tensor([tokens])
+    sequence = torch.tensor([tokens])
     for step in range(80):
         model.zero_grad()
-        (model.loss_sum(window[:, :-1], window[:, 1:]) / len(tokens)).backward()
+        (model.loss_sum(sequence[:, :-1], sequence[:, 1:]) / len(tokens)).backward()
         optimizer.step(1.5e-2 * min(1, (80 - step) / 40))
     return model.eval()
 

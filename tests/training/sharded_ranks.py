@@ -21,12 +21,12 @@ from aura.cluster.ranks import CollectiveFailed, Ranks
 from aura.config import TrainConfig, resolve
 from aura.model.family import model_of
 from aura.strategy.alone import Alone
+from aura.strategy.buckets import cut_into_buckets, owners
 from aura.strategy.checksum import checksum
 from aura.strategy.delayed import Delayed
-from aura.strategy.interface import Outcome, Told
-from aura.strategy.pieces import owners, rounds
+from aura.strategy.interface import GlobalStepStats, LocalStepStats
 from aura.strategy.rounds import Rounds
-from aura.strategy.sharded import Sharded, _round_count, whole_matrices
+from aura.strategy.sharded import Sharded, _bucket_count, whole_matrices
 from aura.strategy.state import in_memory
 from ports import free_port
 from safetensors.torch import load_file, save_file
@@ -78,7 +78,7 @@ class Rank:
             kind(self.model, self.ranks, config) if task.world_size > 1 else Alone(self.model, config)
         )
         self.late = math.ceil(config.delay * task.micro_batches) if kind is Delayed else 0
-        self.under_way: Callable[[], Outcome] | None = None
+        self.under_way: Callable[[], GlobalStepStats] | None = None
         self.outcomes: list[dict[str, Any]] = []
         self.sums: list[int] = []  # checksum of the parameters after each step
         # What faults change and see
@@ -110,7 +110,7 @@ class Rank:
         self.spoiled_loss, self.after_backward = 1.0, lambda: None
         tokens = sum(batch[:, 1:].numel() for batch in batches)
         looked_at = number + 1 in self.task.looked_at
-        told = Told(loss_sum, tokens, loss_scale=self.task.loss_scale, looked_at=looked_at)
+        told = LocalStepStats(loss_sum, tokens, loss_scale=self.task.loss_scale, looked_at=looked_at)
         if self.late == len(batches):
             self.settle()
         self.under_way = self.strategy.apply(told, self.task.config.lr)
@@ -122,7 +122,7 @@ class Rank:
             return
         self.outcomes.append(asdict(self.under_way()))
         self.under_way = None
-        self.strategy.put_in(kept=False)
+        self.strategy.apply_update(kept=False)
         if not self.task.overlap and self.strategy.is_whole:
             self.strategy.complete()
             self.sums.append(checksum(self.model.parameters()))
@@ -146,7 +146,7 @@ class Rank:
         state = {name: tensor.contiguous() for name, tensor in owned.items()}
         save_file(state, task.folder / f"shard-{self.rank}.safetensors")
         # One rank wants no whole state, as those that share a disk with another.
-        collect = self.strategy.whole_state(in_memory if self.rank != 1 else None)
+        collect = self.strategy.full_state_dict(in_memory if self.rank != 1 else None)
         whole = {name: tensor.contiguous() for name, tensor in collect().items()}
         save_file(whole, task.folder / f"whole-{self.rank}.safetensors")
         sent = engine.wire.sent_bytes if isinstance(engine, Sharded) else 0
@@ -216,7 +216,7 @@ def lengths(task: Task) -> list[list[int]]:
     matrices = whole_matrices(model) if task.config.optimizer == "muon" else {}
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     owned = owners(shapes, matrices, task.world_size)
-    return [one.lengths for one in rounds(owned, _round_count(owned, task.wire, LINK_MBIT))]
+    return [one.lengths for one in cut_into_buckets(owned, _bucket_count(owned, task.wire, LINK_MBIT))]
 
 
 def parameters(task: Task, rank: int = 0) -> dict[str, torch.Tensor]:

@@ -39,7 +39,7 @@ def works(*of_ranks: tuple[int, float]) -> list[Work]:
 
 
 def speed_for(legs: float, config: TrainConfig, ranks: int) -> float:
-    """With which both legs take so long."""
+    """With which both directions take so long."""
     return 2 * (ranks - 1) * wire_bytes(config) // ranks / legs
 
 
@@ -49,8 +49,8 @@ def simulated(of_ranks: Sequence[Work], legs: float, delay: float) -> float:
     applied, there, steps = [0.0] * len(of_ranks), 0.0, 200
     for _ in range(steps):
         for place, work in enumerate(of_ranks):
-            put_in = max(there, applied[place] + late[place] * work.seconds)
-            applied[place] = put_in + (work.micro_batches - late[place]) * work.seconds
+            apply_update = max(there, applied[place] + late[place] * work.seconds)
+            applied[place] = apply_update + (work.micro_batches - late[place]) * work.seconds
         there = max(applied) + legs
     return max(applied) / steps
 
@@ -259,12 +259,12 @@ def test_the_guides_command_hears_the_truth(aura_says: Aura) -> None:
 def as_if(bytes_per_second: float) -> Fault:
     """A link of that speed, and micro-batches of a tenth of a second; what is encoded costs nothing."""
 
-    def put_in() -> None:
+    def apply_update() -> None:
         measure.link_speed = lambda ranks: bytes_per_second  # type: ignore[assignment]
         measure.micro_batch_seconds = lambda *_: 0.1  # type: ignore[assignment]
         measure.codings = lambda *_: {wire: Coding() for wire in ("int8", "int4")}  # type: ignore[assignment]
 
-    return put_in
+    return apply_update
 
 
 RUN = "--strategy auto --optimizer muon --gradient-accumulation-steps 4 --batch-size 1 --steps 8 "
@@ -326,7 +326,7 @@ def test_the_codec_is_measured_with_as_much_as_the_run_encodes_at_once(
     """Mostly, that is. Where two ranks share a node, each of them a half."""
 
     def noted(rank: int) -> Fault:
-        def put_in() -> None:
+        def apply_update() -> None:
             os.environ["AURA_NODE"] = nodes[rank]
             codings, seen = measure.codings, []
             as_if(1e5)()
@@ -345,7 +345,7 @@ def test_the_codec_is_measured_with_as_much_as_the_run_encodes_at_once(
             measure.codings = asked  # type: ignore[assignment]
             before(formats, "encode", encoded)()
 
-        return put_in
+        return apply_update
 
     run = RUN.replace("--steps 8", "--steps 2")
     complete(start(tmp_path / "run", corpus, 3, run, {rank: noted(rank) for rank in range(3)}))
@@ -356,12 +356,12 @@ def test_the_codec_is_measured_with_as_much_as_the_run_encodes_at_once(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_on_one_node_it_is_exact_and_nothing_is_measured(ranks: int, corpus: Corpus, tmp_path: Path) -> None:
-    def put_in() -> None:
+    def apply_update() -> None:
         os.environ["AURA_NODE"] = "only"
         measure.micro_batch_seconds = None  # type: ignore[assignment]
 
     settings = "--strategy auto --steps 2"
-    first, *_ = complete(start(tmp_path, corpus, ranks, settings, dict.fromkeys(range(ranks), put_in)))
+    first, *_ = complete(start(tmp_path, corpus, ranks, settings, dict.fromkeys(range(ranks), apply_update)))
     assert not (first.run_dir / "plan.json").exists()
     assert first.state("checkpoint-step-2")["config"]["strategy"] == "sharded"
     assert ("exact (wire=fp32), because all ranks are on one node" in first.text) == (ranks > 1)

@@ -1,4 +1,4 @@
-"""balance=speed: every rank takes as many windows of a step as its measured speed allows."""
+"""balance=speed: every rank takes as many sequences of a step as its measured speed allows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trainers import (
     stop_at,
 )
 
-# 9 steps of 24 windows, in micro-batches of two; the first decision, after step 5, is for step 7.
+# 9 steps of 24 sequences, in micro-batches of two; the first decision, after step 5, is for step 7.
 RUN = "--global-batch-tokens 384 --steps 9 --save-every 4 --log-every 3 --lr 1e-2 --validate-every 100 "
 SPEED = RUN + "--balance speed "
 DELAYED = "--optimizer muon --lr 0.02 --delay 0.5 --wire int4 "
@@ -58,7 +58,7 @@ def bits(ranks: list[Trainer]) -> set[tuple[bytes, bytes]]:
 def test_a_slow_rank_gets_less_of_each_step_and_what_is_decided_stays_so(
     settings: str, nearly: float, corpus: Corpus, tmp_path: Path
 ) -> None:
-    """nearly [nats]: the same windows in each step, but their gradients are added up in another order; with a delay
+    """nearly [nats]: the same sequences in each step, but their gradients are added up in another order; with a delay
     others of them are late, too."""
     killed = start(tmp_path / "run", corpus, 3, SPEED + settings, UNEQUAL)
     for trainer in killed:
@@ -132,7 +132,7 @@ def test_shares_are_those_of_an_exhaustive_search() -> None:
 
 def test_shares_of_five_gpus() -> None:
     assert shares_by_speed([1, 1, 1, 1, 1], [8] * 5, 480) == [96] * 5
-    # One GPU at a quarter of the speed: 124 windows' time in place of 412.
+    # One GPU at a quarter of the speed: 124 sequences' time in place of 412.
     assert shares_by_speed([1, 1, 1, 1, 4], [4] * 5, 512) == [124, 120, 120, 120, 28]
     # The last micro-batch of whom would end last is the shorter one.
     assert shares_by_speed([1, 1, 1], [4, 4, 4], 21) == [5, 8, 8]

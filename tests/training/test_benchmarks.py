@@ -76,7 +76,8 @@ def test_two_models_are_trained_to_the_loss_of_one(
 
 
 @pytest.mark.parametrize(
-    ("name", "peak"), [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA GeForce RTX 3090", 71.1629e12), ("X", None)]
+    ("name", "peak"),
+    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA GeForce RTX 3090", 71.1629e12), ("X", None)],
 )
 def test_mfu_is_relative_to_the_peak_in_the_plan_s_table(
     name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch

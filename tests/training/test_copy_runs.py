@@ -14,8 +14,8 @@ import pytest
 import torch
 from aura.checkpoint import manifest
 from aura.checkpoint import store as checkpoint
-from aura.cluster import register
-from aura.cluster.register import Book, Record, Vote
+from aura.cluster import quorum
+from aura.cluster.quorum import QuorumState, Record, Vote
 from aura.errors import EXIT_OK, EXIT_TEMPORARY
 from object_storage import KEY, SECRET, Storage
 from services import wait_until
@@ -199,7 +199,7 @@ def test_the_node_of_the_lowest_rank_that_trains_copies(
 ) -> None:
     def votes(run: Path, rank: int, record: Record, launch: str = "20261121-1") -> None:
         (run / f"rank-{rank}").mkdir(exist_ok=True)
-        Book(run / f"rank-{rank}" / register.FILE, launch, Vote(record)).write(Vote(record))
+        QuorumState(run / f"rank-{rank}" / quorum.FILE, launch, Vote(record)).write(Vote(record))
 
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(runs, elsewhere)

@@ -10,23 +10,23 @@ import pytest
 from aura.config import resolve
 from aura.corpus import shards
 from aura.corpus.corpus import TOKENIZER, Corpus, read_corpus, verify
-from aura.corpus.windows import Order, Windows, check_corpus, even_share, permutation, share_of
+from aura.corpus.sequences import Order, Sequences, check_corpus, even_share, permutation, share_of
 from aura.errors import DataError
 from aura.plan.shapes import with_vocabulary
 from conftest import prepare
 
 
 def test_windows_are_the_text_in_order_and_share_one_token(corpus: Corpus) -> None:
-    windows = Windows(corpus, "train", 16)
+    sequences = Sequences(corpus, "train", 16)
     stream = np.fromfile(corpus.path / "train-00000.bin", dtype="<u2").astype(np.int64)
-    inputs, targets = windows.read(np.arange(len(windows)))
-    assert inputs.shape == targets.shape == (len(windows), 16)
-    used = len(windows) * 16
+    inputs, targets = sequences.read(np.arange(len(sequences)))
+    assert inputs.shape == targets.shape == (len(sequences), 16)
+    used = len(sequences) * 16
     assert np.array_equal(inputs.flatten().numpy(), stream[:used])
     assert np.array_equal(targets.flatten().numpy(), stream[1 : used + 1])
     assert len(stream) - 1 - used < 16
-    # A window needs one token more than it has inputs.
-    assert [len(Windows(corpus, "train", len(stream) + more)) for more in (-1, 0, 1)] == [1, 0, 0]
+    # A sequence needs one token more than it has inputs.
+    assert [len(Sequences(corpus, "train", len(stream) + more)) for more in (-1, 0, 1)] == [1, 0, 0]
 
 
 def test_windows_do_not_see_the_borders_of_files(
@@ -36,8 +36,8 @@ def test_windows_do_not_see_the_borders_of_files(
     made = prepare([text], tmp_path / "c", 300, 0.1)
     assert verify(made.path) == made
     assert all(entry["tokens"] >= 3000 for entry in made.files["train"][:-1])
-    cut = Windows(made, "train", 16)
-    whole = Windows(corpus, "train", 16)
+    cut = Sequences(made, "train", 16)
+    whole = Sequences(corpus, "train", 16)
     assert len(cut.shards) > 3 and len(cut) == len(whole)
     everything = np.arange(len(whole))
     assert cut.read(everything)[0].equal(whole.read(everything)[0])
@@ -52,7 +52,7 @@ def test_a_corpus_may_have_more_files_than_a_process_usually_opens(
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (60, usual[1]))
     try:
-        assert len(Windows(many, "train", 16).shards) > 100
+        assert len(Sequences(many, "train", 16).shards) > 100
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
@@ -108,17 +108,19 @@ def test_a_corpus_that_does_not_fit_is_refused(corpus: Corpus) -> None:
     check()
     with pytest.raises(DataError, match=r"vocabulary of 300.*vocab_size=299.*--vocab-size 299"):
         check(vocab_size=299)
-    windows = len(Windows(corpus, "train", 16))
-    check(batch_size=windows)
-    with pytest.raises(DataError, match=rf"{windows} sequences of 16, but .* takes {windows + 1} .*--allow-"):
-        check(batch_size=windows + 1)
-    with pytest.raises(DataError, match=rf"takes {2 * windows} .* 2 ranks"):
-        check(2, batch_size=windows)
-    check(batch_size=windows + 1, allow_dataset_oversubscription=True)
-    check(2, global_batch_tokens=16 * windows)
-    too_much = rf"takes {windows + 1} \(global_batch_tokens=\d+\): .* reduce --global-batch"
+    sequences = len(Sequences(corpus, "train", 16))
+    check(batch_size=sequences)
+    with pytest.raises(
+        DataError, match=rf"{sequences} sequences of 16, but .* takes {sequences + 1} .*--allow-"
+    ):
+        check(batch_size=sequences + 1)
+    with pytest.raises(DataError, match=rf"takes {2 * sequences} .* 2 ranks"):
+        check(2, batch_size=sequences)
+    check(batch_size=sequences + 1, allow_dataset_oversubscription=True)
+    check(2, global_batch_tokens=16 * sequences)
+    too_much = rf"takes {sequences + 1} \(global_batch_tokens=\d+\): .* reduce --global-batch"
     with pytest.raises(DataError, match=too_much):
-        check(2, global_batch_tokens=16 * (windows + 1))
+        check(2, global_batch_tokens=16 * (sequences + 1))
     with pytest.raises(DataError, match="validation tokens, less than one"):
         check(batch_size=1, seq_len=corpus.tokens["validation"])
 

@@ -76,10 +76,10 @@ def test_a_checkpoint_that_is_saved_again_has_all_of_it(tmp_path: Path) -> None:
 
     def save_twice(number: int, rank: Rank) -> None:
         strategy = rank.strategy
-        strategy.put_in = lambda kept: Delayed.put_in(strategy, kept=True)  # type: ignore[method-assign,assignment,arg-type]
+        strategy.apply_update = lambda kept: Delayed.apply_update(strategy, kept=True)  # type: ignore[method-assign,assignment,arg-type]
         if number == 2:
             for _ in range(2):
-                saved = strategy.whole_state(in_memory)()
+                saved = strategy.full_state_dict(in_memory)()
                 rank.seen.append(sum(name.endswith(".late") for name in saved))
 
     task = Task(tmp_path, 2, MUON | {"delay": 1.0}, micro_batches=2, sequences=8)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from aura.backend import agreed_backend
-from aura.cluster.place import link_mbit
+from aura.cluster.dist_env import link_mbit
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from aura.corpus.corpus import Corpus
-from aura.corpus.windows import Order, Windows
+from aura.corpus.sequences import Order, Sequences
 from aura.run.batches import Batches
 from aura.strategy.alone import Alone
 from torch import Tensor
@@ -28,7 +28,7 @@ QUIET = "--log-every 100 --validate-every 100 --save-every 100 --steps 8"
 def count(file: Path) -> Fault:
     """Writes down how many reads each step had, from its first forward pass to the end of its observers."""
 
-    def put_in() -> None:
+    def apply_update() -> None:
         reads: list[str] = []
 
         def counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +50,7 @@ def count(file: Path) -> Fault:
 
         after_each_step(note)()
 
-    return put_in
+    return apply_update
 
 
 def steps(file: Path) -> list[list[str]]:
@@ -81,14 +81,14 @@ def test_the_next_windows_are_read_before_the_numbers_are_waited_for(corpus: Cor
     """By then the device computes; after that it would have nothing to do meanwhile."""
     file = tmp_path / "order"
 
-    def put_in() -> None:
-        batch, of_step, apply = Windows.batch, Batches.of_step, Alone.apply
+    def apply_update() -> None:
+        batch, of_step, apply = Sequences.batch, Batches.of_step, Alone.apply
 
         def note(text: str) -> None:
             with file.open("a") as lines:
                 lines.write(text + "\n")
 
-        def read(self: Windows, indices: Any) -> Tensor:
+        def read(self: Sequences, indices: Any) -> Tensor:
             note(f"read {indices.tolist()}")
             return batch(self, indices)
 
@@ -100,14 +100,14 @@ def test_the_next_windows_are_read_before_the_numbers_are_waited_for(corpus: Cor
             note(f"step behind {windows_seen}")
             return of_step(self, windows_seen)
 
-        Windows.batch, Batches.of_step, Alone.apply = read, begin, wait  # type: ignore[method-assign]
+        Sequences.batch, Batches.of_step, Alone.apply = read, begin, wait  # type: ignore[method-assign]
 
     settings = f"{QUIET} --gradient-accumulation-steps 3"
-    (noted,) = complete(start(tmp_path / "run", corpus, 1, settings, {0: put_in}))
+    (noted,) = complete(start(tmp_path / "run", corpus, 1, settings, {0: apply_update}))
     lines = file.read_text().splitlines()
     second = lines.index("step behind 6")
-    # Two of its three micro-batches are still to be read, behind 8 and 10 windows; then the next step's first one.
-    order = Order(len(Windows(corpus, "train", 16)), seed=0)
+    # Two of its three micro-batches are still to be read, behind 8 and 10 sequences; then the next step's first one.
+    order = Order(len(Sequences(corpus, "train", 16)), seed=0)
     reads = [f"read {order.at(position, 2).tolist()}" for position in (8, 10, 12)]
     assert lines[second : second + 6] == ["step behind 6", *reads, "wait", "step behind 12"]
     assert noted.done["tokens_seen"] == 8 * 6 * 16

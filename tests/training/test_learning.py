@@ -10,7 +10,7 @@ import pytest
 import torch
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import Corpus, read_corpus
-from aura.corpus.windows import Windows
+from aura.corpus.sequences import Sequences
 from aura.model.gpt import GPT
 from aura.optim.muon import optimizer_of
 from aura.optim.schedule import learning_rate
@@ -158,7 +158,7 @@ def test_who_is_alone_in_rounds_learns_what_it_does_without(late: float) -> None
 def test_one_pass_over_the_text_and_no_more(corpus: Corpus) -> None:
     config = config_of("adamw")
     text = read_corpus(Path(corpus.path))
-    windows = [Windows(text, split, config.seq_len) for split in ("train", "validation")]
+    windows = [Sequences(text, split, config.seq_len) for split in ("train", "validation")]
     assert 4 < train(config, Setting(), *windows).loss < 5.71  # ln 300 = 5.70
     with pytest.raises(ValueError, match="windows"):
         train(resolve("gpt2-nano", {**config.__dict__, "steps": 10**6}), Setting(), *windows)
@@ -170,7 +170,7 @@ def test_every_run_has_one_key_and_one_pc_sees_as_many_tokens() -> None:
     varied = itertools.product(RATES, ARMS, range(5), (0.5, 1.0))
     jobs = [Job(opt, arm, RATES[opt], seed, part) for opt, arm, seed, part in varied]
     assert len({job.key("") for job in jobs}) == len(jobs)
-    assert {job.config().steps * ARMS[job.arm].windows for job in jobs} == {6000, 12000}
+    assert {job.config().steps * ARMS[job.arm].sequences for job in jobs} == {6000, 12000}
     assert {job.config().warmup_steps for job in jobs if job.arm == SYNCHRONOUS} == {15, 30, 50, 100}
 
 

@@ -17,12 +17,12 @@ SETTINGS = "--steps 120 --save-every 120 --validate-every 120"
 def often(memory: Path, also: Fault = lambda: None) -> Fault:
     """Every step or two, where it would be once a minute."""
 
-    def put_in() -> None:
+    def apply_update() -> None:
         os.environ["AURA_MEMORY"] = str(memory)
         memory_copy.LEAST, memory_copy.STALL, memory_copy.BUSY = 1e-4, 1e3, 1e3
         also()
 
-    return put_in
+    return apply_update
 
 
 def ranks(folder: Path, corpus: Corpus, faults: Faults | None = None, settings: str = "") -> list[Trainer]:

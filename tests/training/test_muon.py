@@ -12,8 +12,8 @@ from aura.model.family import model_of
 from aura.model.gpt import GPT
 from aura.optim import muon
 from aura.plan.flops import update_flops
-from aura.strategy.pieces import owners
-from aura.strategy.shard import Shard
+from aura.strategy.buckets import owners
+from aura.strategy.owner_shard import OwnerShard
 from aura.strategy.sharded import whole_matrices
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -89,7 +89,7 @@ def test_matrices_of_one_shape_can_go_together(shape: dict[str, Any], ranks: int
         if ranks > 1:
             parameters, whole = dict(model.named_parameters()), whole_matrices(model)
             owned = owners({name: tuple(p.shape) for name, p in parameters.items()}, whole, ranks)
-            shard = Shard(parameters, owned[0], set(whole))
+            shard = OwnerShard(parameters, owned[0], set(whole))
         updated = shard or model
         mine = muon.optimizer_of(updated, config)
         assert isinstance(mine, muon.Muon)

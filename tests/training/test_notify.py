@@ -101,22 +101,22 @@ def test_what_is_refused_is_tried_three_times_and_holds_nobody_up(
     tmp_path: Path, trouble: int | None
 ) -> None:
     said: list[str] = []
-    with web_server() as sick, web_server() as well:
-        sick.answer = trouble
-        post = sender(tmp_path, [own(sick.port), own(well.port)], said, pauses=(0.2, 0.4))
+    with web_server() as unhealthy, web_server() as well:
+        unhealthy.answer = trouble
+        post = sender(tmp_path, [own(unhealthy.port), own(well.port)], said, pauses=(0.2, 0.4))
         for number in range(2):
             post.tell(replace(EVENT, run=f"r{number}"))
         began = time.monotonic()
         post.round()
-        assert [body["run"] for body in well.bodies] == ["r0", "r1"] and sick.asked == 1
-        wait_until(lambda: post.round() or sick.asked >= 3, 30, lambda: str(said))
+        assert [body["run"] for body in well.bodies] == ["r0", "r1"] and unhealthy.asked == 1
+        wait_until(lambda: post.round() or unhealthy.asked >= 3, 30, lambda: str(said))
         assert time.monotonic() - began >= 0.6
-        sick.answer = 200
+        unhealthy.answer = 200
         wait_until(lambda: post.round() or post.is_idle(), 10, lambda: str(said))
         assert len(well.bodies) == 2
     given_up = [line for line in said if "given up after 3 tries" in line]
-    assert len(given_up) == (0 if sick.bodies[0]["run"] == "r0" else 1), said
-    assert sick.bodies[-1]["run"] == "r1"
+    assert len(given_up) == (0 if unhealthy.bodies[0]["run"] == "r0" else 1), said
+    assert unhealthy.bodies[-1]["run"] == "r1"
     assert len([line for line in said if "tried again" in line]) >= 2 and SECRET not in "".join(said), said
 
 

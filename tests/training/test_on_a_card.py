@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from aura.cluster.place import DRIVERS
+from aura.cluster.dist_env import DRIVERS
 from aura.corpus.corpus import Corpus
 from aura.optim.gradient_sum import sum_at_random
 from aura.strategy.codec import QUANTISED, decode, encode

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 import torch
-from aura.cluster.place import Place
+from aura.cluster.dist_env import DistEnv
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, resolve
 from aura.corpus.corpus import Corpus
-from aura.corpus.windows import Windows
+from aura.corpus.sequences import Sequences
 from aura.model.family import model_of
 from aura.model.forward import autocast, validation_loss
 from aura.optim.gradient_sum import GradientSum
@@ -37,8 +37,8 @@ from aura.plan.memory import (
     settings_that_fit,
 )
 from aura.run.out_of_memory import out_of_memory
-from aura.strategy.pieces import owners
-from aura.strategy.shard import Shard
+from aura.strategy.buckets import owners
+from aura.strategy.owner_shard import OwnerShard
 from aura.strategy.sharded import whole_matrices
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -148,7 +148,7 @@ def test_owners_divide_the_moments(preset: str, optimizer: str) -> None:
     owned = owners({name: tuple(p.shape) for name, p in parameters.items()}, matrices, 5)
     predicted = memory_of(config, config.batch_size, on_gpu=False, ranks=5)
     for segments in owned:
-        shard = Shard(parameters, segments, set(matrices))
+        shard = OwnerShard(parameters, segments, set(matrices))
         held = optimizer_of(shard, config).tensors().values()
         assert predicted.moments == pytest.approx(sum(tensor.nbytes for tensor in held), rel=0.01)
         assert predicted.gradients - parameter_bytes(config) == pytest.approx(shard.gradient.nbytes, rel=0.01)
@@ -271,7 +271,7 @@ def test_a_card_is_advised_what_it_can_do(
     card = SimpleNamespace(name="NVIDIA T4", total_memory=total)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    alone = Place(0, 0, 1, "", 0, "node0")
+    alone = DistEnv(0, 0, 1, "", 0, "node0")
     said = out_of_memory(config, alone, torch.device("cuda", 0), tmp_path)
     assert ("--precision bf16" in said) is (capability == (8, 6))
 
@@ -316,7 +316,7 @@ def test_every_rank_may_have_its_own_room() -> None:
 def test_a_validation_keeps_nothing_for_a_backward_pass(preset: str, corpus: Corpus) -> None:
     config = resolve(preset, {"batch_size": 2, "validation_windows": 4})
     kept: list[torch.Size] = []
-    ranks, windows = Ranks(0, ["node0"], CPU), Windows(corpus, "validation", config.seq_len)
+    ranks, sequences = Ranks(0, ["node0"], CPU), Sequences(corpus, "validation", config.seq_len)
     with saved_tensors_hooks(lambda tensor: kept.append(tensor.shape), lambda shape: shape):
-        validation_loss(model_of(config), windows, config, ranks, CPU)
+        validation_loss(model_of(config), sequences, config, ranks, CPU)
     assert not kept

@@ -20,9 +20,9 @@ from aura.corpus import encode, tokenizer
 from aura.corpus.corpus import Corpus
 from aura.corpus.encode import Encoder
 from aura.corpus.prepare import build
+from aura.corpus.sequences import Sequences
 from aura.corpus.sources import LocalFiles
 from aura.corpus.tokenizer import Prepared
-from aura.corpus.windows import Windows
 from aura.corpus.work import Settings
 from aura.errors import ConfigError
 from services import serving
@@ -194,7 +194,7 @@ def test_a_large_vocabulary_takes_32_bits(
     assert f"became the same token ({70000 + len(words)})" in capsys.readouterr().out
     assert made.bytes_per_token == 4
     assert made.vocab_size == 70003 + len(words)
-    inputs, _ = Windows(made, "train", 32).read(np.array([0, 1]))
+    inputs, _ = Sequences(made, "train", 32).read(np.array([0, 1]))
     back = {number: word for word, number in vocabulary.items()}
     read = [back[number] for number in inputs.flatten().tolist()]
     assert " ".join(read) in " ".join(text.read_text(encoding="utf-8").split())

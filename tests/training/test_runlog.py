@@ -15,9 +15,9 @@ from aura import __version__
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.model import export
-from aura.run.board import Board
 from aura.run.runlog import COLUMNS, LOG, MODEL_CONFIG, Row, RunLog, write_model_config
 from aura.run.status import Status
+from aura.run.tensorboard_logger import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import at_step, complete, send_self, start
 
@@ -71,7 +71,7 @@ def test_a_broken_last_line_is_dropped(tmp_path: Path, left: int) -> None:
 def test_the_curves_show_every_step_once_after_a_restart(resumed: int, tmp_path: Path) -> None:
     """0: it was killed before the first checkpoint."""
     for before, steps in ((0, range(6)), (resumed, range(resumed + 1 if resumed else 0, 4))):
-        board = Board(tmp_path, True, before, print)
+        board = TensorBoardLogger(tmp_path, True, before, print)
         for step in steps:
             board.add("Loss/train_step", before, step)
         board.close()

@@ -34,10 +34,10 @@ SETTINGS = f"--keep-checkpoints 9 --save-every 4 --steps {STEPS}"
 
 
 def before_each_collection(act: Callable[[], None]) -> Fault:
-    def put_in() -> None:
-        original = sharded.whole_state
+    def apply_update() -> None:
+        original = sharded.full_state_dict
 
-        def whole_state(*arguments: Any) -> Collect:
+        def full_state_dict(*arguments: Any) -> Collect:
             collect = original(*arguments)
 
             def late() -> dict[str, torch.Tensor]:
@@ -46,9 +46,9 @@ def before_each_collection(act: Callable[[], None]) -> Fault:
 
             return late
 
-        sharded.whole_state = whole_state  # type: ignore[assignment]
+        sharded.full_state_dict = full_state_dict  # type: ignore[assignment]
 
-    return put_in
+    return apply_update
 
 
 def two_steps_later() -> Fault:
@@ -68,11 +68,11 @@ def two_steps_later() -> Fault:
         with another:
             assert now == STEPS or another.wait_for(lambda: len(begun) >= now + 2, 20), "training waits"
 
-    def put_in() -> None:
+    def apply_update() -> None:
         train.learning_rate = learning_rate  # type: ignore[assignment]
         before_each_collection(wait)()
 
-    return put_in
+    return apply_update
 
 
 def test_a_checkpoint_holds_its_own_step_although_training_goes_on(corpus: Corpus, tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def test_a_layer_awaits_its_own_weights_alone_and_gradients_leave_during_the_bac
         strategy, awaited, gone = rank.strategy, [], []
         assert isinstance(strategy, Sharded)
         original = strategy._await_weights
-        strategy._await_weights = lambda round_: (awaited.append(round_), original(round_))[1]  # type: ignore[method-assign]
-        rank.model.wte.weight.register_hook(lambda _: gone.append(strategy.next_round))
+        strategy._await_weights = lambda bucket: (awaited.append(bucket), original(bucket))[1]  # type: ignore[method-assign]
+        rank.model.wte.weight.register_hook(lambda _: gone.append(strategy.next_bucket))
         rank.seen = [awaited, gone]
 
     task = Task(tmp_path, 2, {"layers": 4}, steps=1, sequences=4, faults={0: look, 1: look})
@@ -121,7 +121,7 @@ def test_a_layer_awaits_its_own_weights_alone_and_gradients_leave_during_the_bac
 def test_the_slowest_link_decides_the_rounds_of_all(tmp_path: Path) -> None:
     def look(number: int, rank: Rank) -> None:
         assert isinstance(rank.strategy, Sharded)
-        rank.seen = [len(rank.strategy.rounds)]
+        rank.seen = [len(rank.strategy.buckets)]
 
     task = Task(tmp_path, 3, sequences=6, steps=1, links=(1000, 1, 1000))
     task.faults = dict.fromkeys(range(3), look)

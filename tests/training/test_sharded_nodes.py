@@ -135,7 +135,8 @@ def test_a_resume_of_a_delayed_run_changes_no_bit(corpus: Corpus, tmp_path: Path
 
 
 def test_layers_that_await_no_weights_mix_up_no_exchange(tmp_path: Path) -> None:
-    """Second stages of leg 2 and first ones of the next leg 1 take the same way inside the node."""
+    """Second stages of the all-gather and first ones of the next the reduce-scatter take the same way inside the
+    node."""
 
     def leave_out(number: int, rank: Rank) -> None:
         if number == 0:

@@ -15,38 +15,38 @@ import pytest
 from aura.commands import cli
 from aura.config import from_values, preset_names, resolve
 from aura.corpus.corpus import Corpus
-from aura.corpus.windows import Order, Windows
+from aura.corpus.sequences import Order, Sequences
 from aura.errors import ConfigError
 from aura.optim.schedule import learning_rate
 from aura.plan import plan
 from aura.plan.gpus import find
 from aura.plan.memory import memory_of, settings_that_fit
-from aura.run.division import Division, TakingPart
+from aura.run.division import ActiveRanks, Division
 from aura.run.progress import Progress
 from aura.run.start import loss_scale_of, with_steps
 from trainers import Fault, Faults, Trainer, at_step, before, both, complete, curve, send_self, start, stop_at
 
-# 20 steps of 20 windows of 16 tokens: seven each for two of three ranks, in micro-batches of two and one.
+# 20 steps of 20 sequences of 16 tokens: seven each for two of three ranks, in micro-batches of two and one.
 IN_TOKENS = "--tokens 6400 --global-batch-tokens 320 --lr 1e-2"
 SHARES = {5: [4, 4, 4, 4, 4], 3: [6, 7, 7], 1: [20]}
 
 
 def record(folder: Path) -> Faults:
-    """Every rank writes down, in the order in which it reads them, the windows that it trains on."""
+    """Every rank writes down, in the order in which it reads them, the sequences that it trains on."""
 
     def of_rank(rank: int) -> Fault:
         training: list[int] = []
 
-        def note(windows: Windows, indices: Any) -> None:
+        def note(sequences: Sequences, indices: Any) -> None:
             # Those that are trained on have an order; those of the validation have none.
-            if training and len(windows) == training[0]:
+            if training and len(sequences) == training[0]:
                 with (folder / f"windows-{rank}").open("a") as file:
                     file.write("".join(f"{index}\n" for index in indices))
 
-        def remember(order: Order, windows: int, seed: int) -> None:
-            training[:] = [windows]
+        def remember(order: Order, sequences: int, seed: int) -> None:
+            training[:] = [sequences]
 
-        return both(before(Windows, "batch", note), before(Order, "__init__", remember))
+        return both(before(Sequences, "batch", note), before(Order, "__init__", remember))
 
     folder.mkdir()
     return {rank: of_rank(rank) for rank in range(5)}
@@ -57,8 +57,8 @@ def windows_of_steps(folder: Path, shares: list[int], steps: int) -> list[list[i
     found: list[list[int]] = [[] for _ in range(steps)]
     for rank, share in enumerate(shares):
         read = [int(line) for line in (folder / f"windows-{rank}").read_text().split()]
-        for step, windows in enumerate(found):
-            windows += read[step * share :][:share]
+        for step, sequences in enumerate(found):
+            sequences += read[step * share :][:share]
     return found
 
 
@@ -74,7 +74,7 @@ def test_five_ranks_and_three_see_the_same_windows_and_learn_the_same(corpus: Co
     for ranks in (5, 3):
         notes = record(tmp_path / f"windows-{ranks}")
         ends[ranks] = complete(start(tmp_path / str(ranks), corpus, ranks, IN_TOKENS, notes))
-    order = Order(len(Windows(corpus, "train", 16)), seed=0)
+    order = Order(len(Sequences(corpus, "train", 16)), seed=0)
     expected = [order.at(step * 20, 20).tolist() for step in range(20)]
     for ranks, trainers in ends.items():
         assert windows_of_steps(tmp_path / f"windows-{ranks}", SHARES[ranks], 20) == expected
@@ -115,7 +115,7 @@ def test_a_run_keeps_the_step_that_it_began_with_in_launches_of_others(
         seen += windows_of_steps(tmp_path / f"windows-{len(shares)}", shares, ends - len(seen))
         assert ("The step stays 64 tokens" in ranks[0].text) == (len(shares) != 2)
     assert "by the settings it would be 32 with 1 ranks" in ranks[0].text
-    order = Order(len(Windows(corpus, "train", 16)), seed=0)
+    order = Order(len(Sequences(corpus, "train", 16)), seed=0)
     assert seen == [order.at(step * 4, 4).tolist() for step in range(20)]
     assert ranks[0].done["tokens_seen"] == straight.done["tokens_seen"] == 20 * 64
     assert curve(ranks[0]) == pytest.approx(curve(straight), abs=1e-4)
@@ -136,10 +136,10 @@ def test_a_step_that_cannot_be_kept_is_refused(corpus: Corpus, tmp_path: Path) -
 
 def test_a_step_that_does_not_divide_is_shared_as_the_settings_say() -> None:
     config = resolve("gpt2", {"rank_batch_sizes": "8,4,4"})
-    kept = TakingPart(3, (0, 1, 2), 20 * 1024)
+    kept = ActiveRanks(3, (0, 1, 2), 20 * 1024)
     assert kept.shared(config).shares(3) == [10, 5, 5]
     assert replace(kept, ranks=(0, 2)).shared(config).shares(2) == [13, 7]
-    own = TakingPart(3, (0, 1, 2), 16 * config.gradient_accumulation_steps * 1024)
+    own = ActiveRanks(3, (0, 1, 2), 16 * config.gradient_accumulation_steps * 1024)
     assert own.of_launch(config) is config
     dropout = Division(kept.shared(replace(config, dropout=0.1)), ["a", "b", "c"])
     assert (dropout.first, dropout.sizes) == ([10, 5, 5], [1, 1, 1])

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from aura.cluster import place
+from aura.cluster import dist_env
 from aura.config import resolve
 from aura.corpus.corpus import Corpus
 from aura.errors import ConfigError
@@ -113,62 +113,62 @@ def test_wrong_variables_are_named(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
-        place.place_from_environment()
+        dist_env.dist_env_from_environment()
 
 
 def test_nccl_without_gpu_is_refused() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    alone = place.Place(0, 0, 1, "", 0, "node0")
-    assert place.choose_device(alone, "auto") == (torch.device("cpu"), "gloo")
+    alone = dist_env.DistEnv(0, 0, 1, "", 0, "node0")
+    assert dist_env.choose_device(alone, "auto") == (torch.device("cpu"), "gloo")
     with pytest.raises(ConfigError, match="nccl needs a GPU, node0 has none"):
-        place.choose_device(alone, "nccl")
+        dist_env.choose_device(alone, "nccl")
 
 
 def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(place, "DRIVERS", (tmp_path / "absent", tmp_path))
-    alone = place.Place(0, 0, 1, "", 0, "node0")
+    monkeypatch.setattr(dist_env, "DRIVERS", (tmp_path / "absent", tmp_path))
+    alone = dist_env.DistEnv(0, 0, 1, "", 0, "node0")
     with pytest.raises(ConfigError, match=r"node0 has an NVIDIA GPU, but torch .* cannot use it"):
-        place.choose_device(alone, "auto")
-    assert place.choose_device(alone, "gloo")[0].type == "cpu"
+        dist_env.choose_device(alone, "auto")
+    assert dist_env.choose_device(alone, "gloo")[0].type == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert place.choose_device(alone, "auto")[0].type == "cpu"
+    assert dist_env.choose_device(alone, "auto")[0].type == "cpu"
     # A launch has given it a card, and its PC has started without a driver since.
-    monkeypatch.setattr(place, "DRIVERS", (tmp_path / "absent",))
+    monkeypatch.setattr(dist_env, "DRIVERS", (tmp_path / "absent",))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0f1e")
     with pytest.raises(ConfigError, match=r"node0 has an NVIDIA GPU, but torch .* cannot use it"):
-        place.choose_device(alone, "auto")
+        dist_env.choose_device(alone, "auto")
 
 
 def test_compile_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for device, program in (("cuda", "gcc"), ("cpu", "g")):
         with pytest.raises(ConfigError, match="apt install build-essential"):
-            place.check_compiler(torch.device(device))
+            dist_env.check_compiler(torch.device(device))
         (tmp_path / {"gcc": "gcc", "g": "g++"}[program]).touch(mode=0o755)
-        place.check_compiler(torch.device(device))
+        dist_env.check_compiler(torch.device(device))
 
 
 def test_compile_auto_says_why_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, card, cpu = resolve("gpt2"), torch.device("cuda", 0), torch.device("cpu")
     capability, triton = (8, 6), None
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(place.sysconfig, "get_path", lambda _: str(tmp_path))
-    monkeypatch.setattr(place.importlib.util, "find_spec", lambda _: triton)
+    monkeypatch.setattr(dist_env.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(dist_env.importlib.util, "find_spec", lambda _: triton)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert place.why_not_compiled(config, cpu) == "this rank has no GPU"
-    assert place.why_not_compiled(config, card).startswith("there is none of cc, gcc, clang: sudo apt")
+    assert dist_env.why_not_compiled(config, cpu) == "this rank has no GPU"
+    assert dist_env.why_not_compiled(config, card).startswith("there is none of cc, gcc, clang: sudo apt")
     (tmp_path / "gcc").touch(mode=0o755)
-    assert place.why_not_compiled(config, card).startswith("Python.h is missing")
+    assert dist_env.why_not_compiled(config, card).startswith("Python.h is missing")
     (tmp_path / "Python.h").touch()
-    assert place.why_not_compiled(config, card) == "this torch comes without Triton"
+    assert dist_env.why_not_compiled(config, card) == "this torch comes without Triton"
     triton = object()
-    assert place.compiles(config, card)
+    assert dist_env.compiles(config, card)
     capability = (6, 1)
-    assert place.why_not_compiled(config, card) == "Triton wants compute capability 7.0"
+    assert dist_env.why_not_compiled(config, card) == "Triton wants compute capability 7.0"
     # What was asked for is done, whatever the device.
-    assert place.compiles(resolve("gpt2", {"compile": True}), cpu)
-    assert place.why_not_compiled(resolve("gpt2", {"compile": "False"}), card) == "compile=false"
+    assert dist_env.compiles(resolve("gpt2", {"compile": True}), cpu)
+    assert dist_env.why_not_compiled(resolve("gpt2", {"compile": "False"}), card) == "compile=false"

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from aura.corpus.corpus import Corpus, sha256_of
-from aura.corpus.windows import Windows
+from aura.corpus.sequences import Sequences
 from aura.model.gpt import GPT
 from aura.run import attempt
 from aura.run.progress import Progress
@@ -161,13 +161,13 @@ def test_all_talk_gloo_where_one_rank_cannot_use_nccl(corpus: Corpus, tmp_path: 
 
 
 def test_a_corpus_smaller_than_a_step_can_be_repeated(corpus: Corpus, tmp_path: Path) -> None:
-    windows = len(Windows(corpus, "train", 16))
-    settings = f"--batch-size {windows + 1} --steps 1 --warmup-steps 0"
+    sequences = len(Sequences(corpus, "train", 16))
+    settings = f"--batch-size {sequences + 1} --steps 1 --warmup-steps 0"
     (refused,) = start(tmp_path, corpus, 1, settings)
     assert refused.end() == 65
-    assert f"takes {windows + 1} (micro-batch" in refused.text
+    assert f"takes {sequences + 1} (micro-batch" in refused.text
     (trainer,) = complete(start(tmp_path, corpus, 1, f"{settings} --allow-dataset-oversubscription"))
-    assert trainer.done["tokens_seen"] == (windows + 1) * 16
+    assert trainer.done["tokens_seen"] == (sequences + 1) * 16
 
 
 @pytest.mark.parametrize("settings", ["", "--optimizer muon"], ids=["adamw", "muon"])

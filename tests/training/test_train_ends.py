@@ -22,15 +22,15 @@ import torch
 from aura.checkpoint import store
 from aura.checkpoint.manifest import MANIFEST, STATE
 from aura.cluster import activity
-from aura.cluster.gang import Gang
+from aura.cluster.process_group import ProcessGroup
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, sha256_of
-from aura.corpus.windows import Windows
+from aura.corpus.sequences import Sequences
 from aura.errors import EXIT_TEMPORARY, EXIT_USAGE, ConfigError
 from aura.model import export
 from aura.model.gpt import GPT
 from aura.optim.adamw import AdamW
-from aura.run import attempt, final, rehearsal, stop
+from aura.run import attempt, final, memory_dry_run, stop
 from aura.texts.console import text
 from conftest import flip_a_bit
 from safetensors.torch import load_file
@@ -104,12 +104,12 @@ def test_a_finished_run_with_other_settings_has_nothing_left_to_train(
 def test_epochs_are_counted_in_what_was_seen_whatever_the_number_of_ranks(
     corpus: Corpus, tmp_path: Path
 ) -> None:
-    windows = len(Windows(corpus, "train", 16))
+    sequences = len(Sequences(corpus, "train", 16))
     settings = "--epochs 2 --batch-size 100 --warmup-steps 0 --validation-windows 2"
     stop_at(2, tmp_path, corpus, 2, settings)
     (one,) = complete(start(tmp_path, corpus, 1, settings))
     seen = one.done["tokens_seen"] // 16
-    assert 2 * windows <= seen < 2 * windows + 100
+    assert 2 * sequences <= seen < 2 * sequences + 100
     losses = r"Training loss: \d\.\d{4} \| Validation loss: \d\.\d{4}"
     epochs = re.findall(rf"(Epoch \d+/\d+) \| {losses} \| Epoch took: \d+\.\ds$", one.text, re.M)
     assert epochs == ["Epoch 1/2", "Epoch 2/2"]
@@ -124,17 +124,17 @@ def test_who_follows_another_that_is_stopped_may_be_stopped_a_moment_later(
     """It has saved at the same step, and is not started again for that moment; the others are told of it too."""
 
     def be_told_late() -> None:
-        comes_within, says = stop.StopSignal.comes_within, Gang.say_that_it_leaves
+        comes_within, says = stop.StopSignal.comes_within, ProcessGroup.say_that_it_leaves
 
         def told(self: stop.StopSignal, seconds: float) -> bool:
             os.kill(os.getpid(), signal.SIGTERM)
             return comes_within(self, seconds)
 
-        def say(self: Gang) -> None:
+        def say(self: ProcessGroup) -> None:
             says(self)
             print("It says that it leaves.")
 
-        stop.StopSignal.comes_within, Gang.say_that_it_leaves = told, say  # type: ignore[method-assign]
+        stop.StopSignal.comes_within, ProcessGroup.say_that_it_leaves = told, say  # type: ignore[method-assign]
 
     first = at_step(9, send_self(signal.SIGTERM))
     ranks = start(tmp_path, corpus, 2, faults={0: first, 1: be_told_late if code == 0 else lambda: None})
@@ -356,15 +356,15 @@ def test_out_of_memory_on_one_rank_ends_all_with_its_sentence(corpus: Corpus, tm
 
 def test_what_does_not_fit_a_card_is_said_before_the_first_step(corpus: Corpus, tmp_path: Path) -> None:
     def small_card() -> None:
-        rehearsal.is_bounded = lambda device: True  # type: ignore[assignment]
-        forward_and_backward = rehearsal.forward_and_backward
+        memory_dry_run.is_bounded = lambda device: True  # type: ignore[assignment]
+        forward_and_backward = memory_dry_run.forward_and_backward
 
         def bounded(config: TrainConfig, model: GPT, inputs: torch.Tensor, targets: torch.Tensor) -> None:
             if len(inputs) > 1:
                 raise torch.OutOfMemoryError
             forward_and_backward(config, model, inputs, targets)
 
-        rehearsal.forward_and_backward = bounded  # type: ignore[assignment]
+        memory_dry_run.forward_and_backward = bounded  # type: ignore[assignment]
 
     for trainer in start(tmp_path / "large", corpus, 2, faults={1: small_card}):
         assert trainer.end() == 64, trainer.text

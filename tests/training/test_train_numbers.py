@@ -15,7 +15,7 @@ from aura.corpus.corpus import Corpus
 from aura.model.gpt import GPT
 from aura.model.hrm_text import HrmText
 from aura.optim import gradient_sum
-from aura.run import rehearsal
+from aura.run import memory_dry_run
 from aura.run import trainer as train
 from trainers import Fault, after_each_step, complete, curve, infinite_gradient, start, stopped_and_resumed
 
@@ -37,10 +37,10 @@ def round_to_nearest() -> None:
     gradient_sum.GradientSum._hook = lambda *_: lambda gradient: None  # type: ignore[method-assign]
 
 
-def rehearse() -> None:
+def run_memory_dry_run() -> None:
     """As on a card."""
-    rehearsal.is_bounded = lambda device: True  # type: ignore[assignment]
-    original, compute, passes = train.rehearse, rehearsal.forward_and_backward, 0
+    memory_dry_run.is_bounded = lambda device: True  # type: ignore[assignment]
+    original, compute, passes = train.run_memory_dry_run, memory_dry_run.forward_and_backward, 0
 
     def once_more(*arguments: Any) -> None:
         nonlocal passes
@@ -52,14 +52,14 @@ def rehearse() -> None:
         original(*arguments)
         assert torch.equal(torch.get_rng_state(), before) and passes == 2
 
-    rehearsal.forward_and_backward, train.rehearse = once_more, watched
+    memory_dry_run.forward_and_backward, train.run_memory_dry_run = once_more, watched
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_rehearsal_changes_no_bit(ranks: int, corpus: Corpus, tmp_path: Path) -> None:
     settings = "--precision bf16 --parameter-format bf16 --dropout 0.2 --steps 3 "
     settings += "--gradient-accumulation-steps 2"
-    faults = dict.fromkeys(range(ranks), rehearse)
+    faults = dict.fromkeys(range(ranks), run_memory_dry_run)
     plain, *_ = complete(start(tmp_path / "plain", corpus, ranks, settings))
     rehearsed, *_ = complete(start(tmp_path / "rehearsed", corpus, ranks, settings, faults))
     assert plain.files("checkpoint-step-3") == rehearsed.files("checkpoint-step-3")

@@ -24,9 +24,9 @@ from aura.corpus.corpus import META, TOKENIZER, Corpus, read_corpus
 from aura.corpus.encode import document_hash
 from aura.corpus.mixture import Mixture, Part
 from aura.corpus.prepare import build
+from aura.corpus.sequences import Sequences
 from aura.corpus.sources import LocalFiles
 from aura.corpus.text_bytes import bits_per_byte
-from aura.corpus.windows import Windows
 from aura.corpus.work import Settings
 from aura.model.family import model_of
 from aura.model.forward import validation_loss, validation_windows
@@ -71,7 +71,7 @@ def windows_of(part: str, corpus: Corpus, chosen: np.ndarray) -> np.ndarray:
     for entry in corpus.files["validation"]:
         begin, end = end, end + entry["tokens"]
         if entry["part"] == part:
-            found += [window for window in chosen if begin <= window * LENGTH < end]
+            found += [sequence for sequence in chosen if begin <= sequence * LENGTH < end]
     return np.array(found)
 
 
@@ -173,18 +173,18 @@ def test_a_window_belongs_to_the_part_in_which_it_begins(
     monkeypatch.setattr(shards, "SHARD_TOKENS", 1000)
     corpus = build(mixture(parts, 0.7, 0.3), tmp_path / "c", SETTINGS)
     assert len(corpus.files["validation"]) > 6
-    windows = Windows(corpus, "validation", LENGTH)
-    everything = np.arange(len(windows))
-    found = windows.by_part(everything)
+    sequences = Sequences(corpus, "validation", LENGTH)
+    everything = np.arange(len(sequences))
+    found = sequences.by_part(everything)
     assert list(found) == ["largo", "corto"]
     for part, own in found.items():
         assert own.tolist() == windows_of(part, corpus, everything).tolist()
     # Those that are validated are spread over the parts as the text is.
     for count in (10, 37):
         config = resolve("gpt2-nano", {"seq_len": LENGTH, "validation_windows": count})
-        own = windows.by_part(validation_windows(windows, config))["largo"]
-        assert abs(len(own) / count - len(found["largo"]) / len(windows)) <= 1 / count
-    assert list(windows.by_part(everything[:0])) == ["largo", "corto"]
+        own = sequences.by_part(validation_windows(sequences, config))["largo"]
+        assert abs(len(own) / count - len(found["largo"]) / len(sequences)) <= 1 / count
+    assert list(sequences.by_part(everything[:0])) == ["largo", "corto"]
 
 
 @pytest.mark.parametrize("count", [21, 10_000])
@@ -193,14 +193,14 @@ def test_each_part_has_the_bits_per_byte_of_its_own_windows(mixed: Corpus, count
     config = resolve("gpt2-nano", values)
     torch.manual_seed(0)
     model = model_of(config)
-    windows = Windows(mixed, "validation", LENGTH)
-    chosen = validation_windows(windows, config)
-    losses = validation_loss(model, windows, config, Ranks(0, ["node0"], CPU), CPU)
+    sequences = Sequences(mixed, "validation", LENGTH)
+    chosen = validation_windows(sequences, config)
+    losses = validation_loss(model, sequences, config, Ranks(0, ["node0"], CPU), CPU)
     bits = losses.times(bits_per_byte(mixed, refuse))
 
     def plain(some: np.ndarray, *names: str) -> float:
-        """The mean loss of these windows, by the text of these parts."""
-        inputs, targets = windows.read(some)
+        """The mean loss of these sequences, by the text of these parts."""
+        inputs, targets = sequences.read(some)
         batches = zip(inputs.split(64), targets.split(64), strict=True)
         with torch.no_grad():
             nats = sum(model.loss_sum(*each).item() for each in batches)
@@ -252,7 +252,7 @@ def test_lines_log_and_curves_say_it_too(ranks: list[Trainer]) -> None:
 
 
 def test_a_run_that_goes_on_keeps_its_log(mixed: Corpus, tmp_path: Path) -> None:
-    """Also with so few windows that a part gets none."""
+    """Also with so few sequences that a part gets none."""
     complete(start(tmp_path, mixed, 1, "--batch-size 4 --steps 10"))
     again = complete(start(tmp_path, mixed, 1, "--batch-size 4 --validation-windows 1"))[0]
     log = rows(again.run_dir / "training_log.csv")

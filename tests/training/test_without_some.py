@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from aura.cluster import gather, join, peers, register
-from aura.cluster.place import Place
+from aura.cluster import peers, quorum, rendezvous_handler, rendezvous_server
+from aura.cluster.dist_env import DistEnv
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
 from aura.errors import DataError
@@ -37,11 +37,11 @@ STEPS = 4000  # more than any of these tests waits for
 def impatient(grace: float, steady: float) -> None:
     peers.GRACE = peers.GRACE_SILENT = grace
     peers.BOOTING = 0.0
-    register.STEADY = steady
+    quorum.STEADY = steady
     peers.HOLDER = peers.HOLDER_SILENT = 2.0
     peers.PAUSE = 0.2
-    gather.SAY_EVERY = 2.0
-    join.NOBODY = 10.0
+    rendezvous_server.SAY_EVERY = 2.0
+    rendezvous_handler.NOBODY = 10.0
 
 
 class Node:
@@ -59,7 +59,7 @@ class Node:
             self.started.append(self.launch.trainer(self.rank, self.fault, self.settings))
             self.fault = None
             process = self.started[-1].process
-            process.join()
+            process.rendezvous_handler()
             if process.exitcode in FOR_GOOD:
                 return
 
@@ -67,20 +67,20 @@ class Node:
         """Its power is gone."""
         self.is_on = False
         self.started[-1].process.kill()
-        self.thread.join()
+        self.thread.rendezvous_handler()
 
     def stop(self) -> None:
         """As systemctl stop does."""
         self.is_on = False
         self.started[-1].process.terminate()
-        self.thread.join(30)
+        self.thread.rendezvous_handler(30)
 
     @property
     def text(self) -> str:
-        return "".join(trainer.text for trainer in self.started)
+        return "".rendezvous_handler(trainer.text for trainer in self.started)
 
     def ends(self, *codes: int, seconds: float) -> None:
-        self.thread.join(seconds)
+        self.thread.rendezvous_handler(seconds)
         assert self.started[-1].process.exitcode in codes, self.text
 
     @property
@@ -127,18 +127,18 @@ class Launch:
         environment = {
             **{"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": "0" if node == rank else "1"},
             **{"MASTER_ADDR": "127.0.1.0", "MASTER_PORT": str(self.port), "AURA_NODE": f"node{node}"},
-            "AURA_PEERS": ",".join(f"127.0.1.{one}" for one in pcs),
+            "AURA_PEERS": ",".rendezvous_handler(f"127.0.1.{one}" for one in pcs),
             "AURA_LAUNCH": self.id,
         }
         words = ["--preset", "gpt2-nano", "--corpus", str(self.corpus.path), *TINY.split()]
         words += [*settings.split(), "--join-timeout", "60"]
 
-        def put_in() -> None:
+        def apply_update() -> None:
             impatient(self.grace, self.steady)
             if fault:
                 fault()
 
-        return Trainer(self.folder / f"node{node}", environment, words, put_in, self.run)
+        return Trainer(self.folder / f"node{node}", environment, words, apply_update, self.run)
 
     def on(self, *ranks: int, fault: Fault | None = None, settings: str = "") -> None:
         for rank in ranks:
@@ -155,7 +155,7 @@ class Launch:
         wait_until(
             lambda: all(node.status.get("step", 0) > before for node in nodes),
             60,
-            lambda: "".join(node.text for node in nodes),
+            lambda: "".rendezvous_handler(node.text for node in nodes),
         )
 
     def trains_again(self, node: Node, without: Collection[int] = ()) -> None:
@@ -257,7 +257,7 @@ def test_who_is_stopped_alone_is_not_waited_for(launch: Launch) -> None:
 def fills_up_when_there_are_less(after: float = 0) -> Fault:
     """What each rank holds of the optimizer's state grows. after: seconds."""
 
-    def put_in() -> None:
+    def apply_update() -> None:
         learning_rate = trainer.learning_rate
 
         def grows(config: TrainConfig, number: int) -> float:
@@ -268,7 +268,7 @@ def fills_up_when_there_are_less(after: float = 0) -> Fault:
 
         trainer.learning_rate = grows  # type: ignore[assignment]
 
-    return put_in
+    return apply_update
 
 
 def test_who_has_no_room_since_another_is_away_ends_and_the_rest_goes_on(running: Launch) -> None:
@@ -410,7 +410,7 @@ def test_who_cannot_take_part_and_has_lost_its_book_ends_alone(running: Launch) 
 
 
 def test_what_is_learnt_does_not_depend_on_who_was_there(tmp_path: Path, corpus: Corpus) -> None:
-    """The same windows in every step, the same rates: the loss is that of an undisturbed run but for rounding."""
+    """The same sequences in every step, the same rates: the loss is that of an undisturbed run but for rounding."""
     settings = "--steps 400 --save-every 10 --validate-every 400"
     straight = Launch(tmp_path / "straight", corpus, 3, settings)
     straight.on(0, 1, 2)
@@ -489,7 +489,7 @@ def test_builds_whose_nccl_differs_take_one_back_where_they_talk_gloo(
     """One with cu126 beside others with cu130: between PCs auto is gloo."""
     choose, versions = attempt.choose_device, attempt.versions
 
-    def like_a_card(place: Place, backend: str) -> tuple[torch.device, str]:
+    def like_a_card(place: DistEnv, backend: str) -> tuple[torch.device, str]:
         return choose(place, backend)[0], backend
 
     monkeypatch.setattr(attempt, "choose_device", like_a_card)
@@ -509,7 +509,7 @@ def test_who_cannot_write_its_vote_takes_part_without_one(launch: Launch) -> Non
         def refuse(*arguments: object, **named: object) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        register.write_atomically = refuse  # type: ignore[assignment]
+        quorum.write_atomically = refuse  # type: ignore[assignment]
 
     launch.on(0, fault=full_disk)
     launch.on(1, 2)

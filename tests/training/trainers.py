@@ -194,7 +194,7 @@ def curve(trainer: Trainer) -> dict[int, float]:
 def before(owner: Any, name: str, act: Callable[..., object]) -> Fault:
     """act: gets what this function, or this method, is called with."""
 
-    def put_in() -> None:
+    def apply_update() -> None:
         original = getattr(owner, name)
 
         def wrapped(*arguments: Any) -> Any:
@@ -203,7 +203,7 @@ def before(owner: Any, name: str, act: Callable[..., object]) -> Fault:
 
         setattr(owner, name, wrapped)
 
-    return put_in
+    return apply_update
 
 
 def at_step(step: int, act: Callable[[], None]) -> Fault:
@@ -228,11 +228,11 @@ def before_micro_batch(act: Callable[[GPT, int], None]) -> Fault:
 
 
 def both(*faults: Callable[[], None]) -> Fault:
-    def put_in() -> None:
+    def apply_update() -> None:
         for fault in faults:
             fault()
 
-    return put_in
+    return apply_update
 
 
 def infinite_gradient(number: int) -> Fault:

@@ -156,16 +156,16 @@ class TrainConfig:
             raise ConfigError("numbers_of_ranks", name=name, value=value, count=len(words), ranks=ranks)
         return [int(word) for word in words] * (ranks // len(words))
 
-    def among(self, ranks: int, taking_part: Sequence[int]) -> TrainConfig:
+    def among(self, ranks: int, active_ranks: Sequence[int]) -> TrainConfig:
         """For those of the ranks of a launch that take part: together they compute the step of all. Raises
         ConfigError."""
-        if len(taking_part) == ranks:
+        if len(active_ranks) == ranks:
             return self
         own: dict[str, Any] = {"global_batch_tokens": sum(self.shares(ranks)) * self.seq_len}
         for name in ("rank_batch_sizes", "micro_batch"):
             if getattr(self, name) not in ("", *MICRO_BATCH):
                 sizes = self._numbers(name, ranks)
-                own[name] = ",".join(str(sizes[rank]) for rank in taking_part)
+                own[name] = ",".join(str(sizes[rank]) for rank in active_ranks)
         return replace(self, **own)
 
     def shares(self, ranks: int) -> list[int]:

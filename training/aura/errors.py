@@ -16,9 +16,9 @@ from typing import NoReturn
 EXIT_OK = 0
 EXIT_USAGE = 64  # wrong command line or configuration: starting again does not help
 EXIT_DATA = 65  # what was read or computed cannot be trusted: starting again does not help
-EXIT_GPU = 69  # a GPU of this node is sick: starting again does not help, without this node it may
+EXIT_GPU = 69  # a GPU of this node is unhealthy: starting again does not help, without this node it may
 FOR_GOOD = (EXIT_USAGE, EXIT_DATA, EXIT_GPU)  # nobody starts it again, and all ranks end with it
-EXIT_TEMPORARY = 75  # start me again: the gang broke, or this rank was turned away
+EXIT_TEMPORARY = 75  # start me again: the process group broke, or this rank was turned away
 # Why a file cannot be written, and what a person has to do about it (aura/texts): until then it fails as it does now,
 # but for EIO, which one bad sector gives once. What is in no such table may pass by itself: a disk that is full gets
 # room, a file server comes back.

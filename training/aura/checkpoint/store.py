@@ -1,7 +1,7 @@
 """Checkpoints: complete or absent, checked when read, safetensors and JSON only.
 
     checkpoints/checkpoint-step-200/    (interrupt-step-N when the run was asked to stop; suspect-step-N when a GPU
-                                        has turned out to be sick: never gone on from, never rotated, never copied)
+                                        has turned out to be unhealthy: never gone on from, never rotated, never copied)
         model.safetensors       parameters under their names in aura/model
         optimizer.safetensors   <parameter>.exp_avg, .exp_avg_sq and .step of AdamW, .momentum of Muon
         state.json              step, position in the data, configuration, fingerprint of the corpus, the log up to

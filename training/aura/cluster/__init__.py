@@ -1,1 +1,1 @@
-"""Who trains together, and how they talk: place, gang, ranks. Knows no model."""
+"""Who trains together, and how they talk: place, process group, ranks. Knows no model."""

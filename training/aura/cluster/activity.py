@@ -99,6 +99,6 @@ def stalled(reports: list[Report | None], hurt: bool = False) -> list[int]:
 
     Who waits for a rank that is validating or saving is not to blame, and neither is that rank.
     """
-    overdue = [place for place, one in enumerate(reports) if one and one.is_overdue(hurt)]
-    guilty = [place for place in overdue if (one := reports[place]) and one.doing == COMPUTING]
+    overdue = [dist_env for dist_env, one in enumerate(reports) if one and one.is_overdue(hurt)]
+    guilty = [dist_env for dist_env in overdue if (one := reports[dist_env]) and one.doing == COMPUTING]
     return guilty or (overdue if len(overdue) == len(reports) else [])

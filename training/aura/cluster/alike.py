@@ -3,7 +3,7 @@ something else."""
 
 from __future__ import annotations
 
-from aura.cluster.rendezvous import Member
+from aura.cluster.rendezvous_store import Member
 from aura.errors import ConfigError
 from aura.texts.console import text
 

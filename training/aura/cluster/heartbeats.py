@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.distributed import Store
 
 from aura.cluster.peers import knock_at
-from aura.cluster.rendezvous import Member, now
+from aura.cluster.rendezvous_store import Member, now
 
 STALL = 3.0  # seconds between two heartbeats that are no accident of a busy processor
 # Seconds without a heartbeat after which a member counts as gone: twice the longest silence that it has come back from,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from aura.cluster.rendezvous import KNOCK_TIMEOUT, now
+from aura.cluster.rendezvous_store import KNOCK_TIMEOUT, now
 
 # Seconds for which a rank that is missing is waited for. Leaving it out and taking it back costs two starts, so that
 # waiting pays where its trainer is starting again: its PC answers. One that is silent has no power or no cable, and is

@@ -16,9 +16,9 @@ from aura.corpus.corpus import Corpus, check_vocabulary, read_corpus
 from aura.errors import ConfigError, Parser
 from aura.plan import gpus
 from aura.plan.auto import USABLE, Cards, Choice, choose, choose_for, chosen_before
-from aura.plan.filling import filled_line, filling
 from aura.plan.gpus import Gpu
 from aura.plan.memory import GIB
+from aura.plan.micro_batch import auto_micro_batch, filled_line
 from aura.plan.plan import plan_for
 from aura.plan.setting import Decision, cluster_of, decide, exchanging
 from aura.plan.shapes import with_vocabulary
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         check_vocabulary(corpus, config.vocab_size, config.preset)
     ranks = arguments.nodes * arguments.ranks_per_node
     asked = config
-    config = filled = replace(asked, **filling(asked, [gpu] * ranks))
+    config = filled = replace(asked, **auto_micro_batch(asked, [gpu] * ranks))
     decision = _decision(config, [gpu] * ranks, arguments)
     if config.strategy == "auto":
         chosen = decision.chosen if decision else None

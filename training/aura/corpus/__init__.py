@@ -1,1 +1,1 @@
-"""Text becomes files of token ids, and those become windows in an order."""
+"""Text becomes files of token ids, and those become sequences in an order."""

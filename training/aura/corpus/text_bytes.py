@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from aura.corpus.corpus import Corpus
-from aura.corpus.windows import ByPart
+from aura.corpus.sequences import ByPart
 from aura.texts.console import text
 
 

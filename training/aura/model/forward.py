@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
-from aura.corpus.windows import ByPart, Windows, even_share, inputs_and_targets
+from aura.corpus.sequences import ByPart, Sequences, even_share, inputs_and_targets
 from aura.model.language_model import DTYPES, LanguageModel
 
 
@@ -45,25 +45,25 @@ def to_device(batch: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, 
     return inputs_and_targets(batch)
 
 
-def validation_windows(windows: Windows, config: TrainConfig) -> NDArray[np.int64]:
+def validation_windows(sequences: Sequences, config: TrainConfig) -> NDArray[np.int64]:
     """Evenly spread over the split, and so over the parts of a mixture by how much of it they are."""
-    count = min(len(windows), config.validation_windows)
-    return np.arange(count, dtype=np.int64) * len(windows) // max(1, count)
+    count = min(len(sequences), config.validation_windows)
+    return np.arange(count, dtype=np.int64) * len(sequences) // max(1, count)
 
 
 @torch.no_grad()
 def validation_loss(
-    model: LanguageModel, windows: Windows, config: TrainConfig, ranks: Ranks, device: torch.device
+    model: LanguageModel, sequences: Sequences, config: TrainConfig, ranks: Ranks, device: torch.device
 ) -> ByPart:
-    """Mean loss over the targets of the same windows, whatever the number of ranks [nats per token]."""
-    every = validation_windows(windows, config)
-    parts = windows.by_part(every[list(even_share(ranks.rank, ranks.world_size, len(every)))])
+    """Mean loss over the targets of the same sequences, whatever the number of ranks [nats per token]."""
+    every = validation_windows(sequences, config)
+    parts = sequences.by_part(every[list(even_share(ranks.rank, ranks.world_size, len(every)))])
     model.eval()
     loss_sums = torch.zeros(len(parts), dtype=torch.float64, device=device)
     batch_size, tokens = config.batch_sizes(ranks.world_size)[ranks.rank], [0.0] * len(parts)
     for part, chosen in enumerate(parts.values()):
         for first in range(0, len(chosen), batch_size):
-            batch = windows.batch(chosen[first : first + batch_size])
+            batch = sequences.batch(chosen[first : first + batch_size])
             inputs, targets = to_device(batch, device)
             tokens[part] += targets.numel()
             with autocast(config, device):

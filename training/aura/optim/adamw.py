@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from aura.cluster.place import compiles
+from aura.cluster.dist_env import compiles
 from aura.config import TrainConfig
 from aura.optim.groups import Group, group_of
 

@@ -195,8 +195,8 @@ def steps_in(hours: float, config: TrainConfig, cards: Cards) -> int:
 def take_best_gpu(say: Callable[[str], None], beside_others: bool = False) -> None:
     """A process that is alone on a machine with several GPUs sees only the one with most free memory.
 
-    Ranks of a gang are left alone: each has its own by LOCAL_RANK. beside_others: for who only asks a model; it sees
-    the one that others have least of, and none where that is most of it: a training would run out of memory.
+    Ranks of a process group are left alone: each has its own by LOCAL_RANK. beside_others: for who only asks a model;
+    it sees the one that others have least of, and none where that is most of it: a training would run out of memory.
     """
     if not _alone():
         return

@@ -297,8 +297,8 @@ def _of_update(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> int:
 
 def _of_delay(config: TrainConfig, s: Sizes, on_gpu: bool, share: int) -> int:
     """At any moment of the next step: all that one leg sends waits for the wire (with gloo in main memory), or
-    all that has come for `put_in`, while the owner updates. It has its elements before and after that, the latter in
-    fp32."""
+    all that has come for `apply_update`, while the owner updates. It has its elements before and after that, the
+    latter in fp32."""
     if not config.delay:
         return 0
     return wire_bytes(config) + _temporary(config, s, on_gpu) + (s.parameter + 4) * share

@@ -3,13 +3,13 @@
 A rank computes k micro-batches of c seconds each; the first j = ceil(f k) of them, with f = `delay`, while the exchange
 of the step before is under way (strategy/delayed.py). Gradients leave behind the last micro-batch, k - j of them after
 the weights of the step before were put in, and j micro-batches later the new weights have to be there, or are waited
-for. So from one `put_in` to the next
+for. So from one `apply_update` to the next
 
     step = (k - j) c + max(j c, exchange)
 
-With all of them late (j = k) the gradients wait for the `put_in`, and the same holds. Between its two legs the exchange
-holds the owner's update, of u seconds. It takes its time on the device from the late micro-batches: both are as much
-longer, so that
+With all of them late (j = k) the gradients wait for the `apply_update`, and the same holds. Between its two legs the
+exchange holds the owner's update, of u seconds. It takes its time on the device from the late micro-batches: both are
+as much longer, so that
 
     step = k c + u + max(0, legs - j c)
 
@@ -19,11 +19,12 @@ which is counted as computing.
 
 The first `delay_after` steps have no delay, and a step is the mean over the run.
 
-With strategy=rounds each rank updates everything itself, and once in `local_steps` steps both legs are waited for, less
-what a delay of whole steps hides: a step is longer by the part of that which falls to it.
+With strategy=rounds each rank updates everything itself, and once in `local_steps` steps both directions are waited
+for, less what a delay of whole steps hides: a step is longer by the part of that which falls to it.
 
-Not counted, so that it is an upper bound there: what of leg 1 happens during the last backward pass (where j < k), and
-of leg 2 during the next forward pass (where j = 0). Not counted either: the numbers, some hundred bytes of each rank.
+Not counted, so that it is an upper bound there: what of the reduce-scatter happens during the last backward pass
+(where j < k), and of the all-gather during the next forward pass (where j = 0). Not counted either: the numbers, some
+hundred bytes of each rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One attempt of one rank: joins the gang, trains, and turns whatever happens into an exit code."""
+"""One attempt of one rank: joins the process group, trains, and turns whatever happens into an exit code."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ import torch.distributed as dist
 from aura.checkpoint import store
 from aura.checkpoint.newest import next_writer
 from aura.cluster.activity import Activity
-from aura.cluster.gang import Gang
-from aura.cluster.join import join, keep_others_out
-from aura.cluster.place import (
+from aura.cluster.dist_env import (
     check_compiler,
     choose_device,
+    dist_env_from_environment,
     keep_freed_memory,
-    place_from_environment,
     versions,
 )
+from aura.cluster.process_group import ProcessGroup
 from aura.cluster.ranks import CollectiveFailed, Ranks, collective
-from aura.cluster.rendezvous import NoGang, card_of
+from aura.cluster.rendezvous_handler import join, keep_others_out
+from aura.cluster.rendezvous_store import NoProcessGroup, card_of
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus, read_corpus
-from aura.corpus.windows import Windows, check_corpus
+from aura.corpus.sequences import Sequences, check_corpus
 from aura.errors import EXIT_OK, EXIT_TEMPORARY, AuraError, ConfigError, GpuFault, refusal_of
 from aura.model.export import verified_state
 from aura.plan import gpus
 from aura.plan.shapes import with_vocabulary
-from aura.run import compiled, memory_copy, sick_gpu
+from aura.run import compiled, memory_copy, unhealthy_gpu
 from aura.run.directory import steps_done, taken
-from aura.run.division import TakingPart
+from aura.run.division import ActiveRanks
 from aura.run.final import export_final, is_exported_since_done
 from aura.run.out_of_memory import asks_for_less, gpu_of, is_out_of_memory, out_of_memory
 from aura.run.progress import Progress
@@ -69,14 +69,14 @@ def run(
 ) -> int:
     """Train as the rank that the environment says; the exit code (see aura/errors.py). `activity`: who else watches."""
     try:
-        place = place_from_environment()
-        alone = place.world_size == 1
+        dist_env = dist_env_from_environment()
+        alone = dist_env.world_size == 1
         # Without peers the ranks may share a disk, which rank 0 holds for all.
-        with taken(run_dir, alone, holds=alone or (place.rank == 0 and not place.peers)):
+        with taken(run_dir, alone, holds=alone or (dist_env.rank == 0 and not dist_env.peers)):
             try:
                 attempt = Attempt(config, run_dir, backend, activity or Activity(), shares_from)
             except AuraError as error:
-                write_down(error, run_dir, place)
+                write_down(error, run_dir, dist_env)
                 raise
             return attempt.run(corpus_dir, log_dir, join_timeout, resume_from)
     except AuraError as error:
@@ -94,16 +94,16 @@ class Attempt:
     ) -> None:
         """Raises ConfigError where this machine cannot do what is asked for."""
         self.config, self.run_dir, self.activity, self.shares_from = config, run_dir, activity, shares_from
-        self.place = place_from_environment()
-        self.device, self.backend = choose_device(self.place, backend)
+        self.dist_env = dist_env_from_environment()
+        self.device, self.backend = choose_device(self.dist_env, backend)
         if self.device.type == "cpu":
             keep_freed_memory()
-        if fault := sick_gpu.known_fault(self.device):
+        if fault := unhealthy_gpu.known_fault(self.device):
             raise fault
         if config.compile == "true":
             check_compiler(self.device)
             compiled.check_path_of_torch(self.device)
-        rank, world_size, node = self.place.rank, self.place.world_size, self.place.node
+        rank, world_size, node = self.dist_env.rank, self.dist_env.world_size, self.dist_env.node
         self.own = run_dir / f"rank-{rank}"
         self.speaker = console.Console(rank, world_size, node, str(self.device))
         self.status = Status(
@@ -112,7 +112,7 @@ class Attempt:
             world_size=world_size,
             node=node,
             device=str(self.device),
-            gpu=sick_gpu.uuid_of(self.device),
+            gpu=unhealthy_gpu.uuid_of(self.device),
             max_steps=config.steps,
         )
         self.saver = store.Saver(run_dir / "checkpoints", config.keep_checkpoints, config.keep_every)
@@ -120,8 +120,8 @@ class Attempt:
         if not (run_dir / "config.json").exists():  # the run was removed: what is in memory goes with it
             memory_copy.forget(self.memory)
         self.stop = StopSignal(self.speaker.line(console.text("stopping", pid=os.getpid())))
-        self.members: Gang | None = None
-        self.taking_part = TakingPart.all(world_size)
+        self.members: ProcessGroup | None = None
+        self.active_ranks = ActiveRanks.all(world_size)
         self.why_stopped = console.text("stopped_with_another")
 
     def run(self, corpus_dir: Path, log_dir: Path, join_timeout: float, resume_from: Path | None) -> int:
@@ -140,7 +140,7 @@ class Attempt:
             finished = self._train(corpus, log_dir, nodes, resume_from)
         except StoppedWhileWaiting:
             return self._end("stopped", console.text("stopped_waiting"), EXIT_OK)
-        except NoGang as error:
+        except NoProcessGroup as error:
             return self._end("failed", str(error), error.exit_code)
         except CollectiveFailed as error:
             assert self.members
@@ -179,12 +179,12 @@ class Attempt:
         if self.device.type == "cuda":
             name = torch.cuda.get_device_name(self.device)
             gpus.check_number_format(self.config, torch.cuda.get_device_capability(self.device), name)
-        corpus, world_size = read_corpus(corpus_dir), self.place.world_size
+        corpus, world_size = read_corpus(corpus_dir), self.dist_env.world_size
         config = with_vocabulary(self.config, corpus.vocab_size)
-        shared = self.taking_part.shared(config)
+        shared = self.active_ranks.shared(config)
         check_corpus(corpus, shared, world_size)
         shared.batch_sizes(world_size)
-        length = (len(Windows(corpus, "train", config.seq_len)), sum(shared.shares(world_size)))
+        length = (len(Sequences(corpus, "train", config.seq_len)), sum(shared.shares(world_size)))
         if resume_from:
             # Before what is newer is set aside for a checkpoint that cannot be used
             state = verified_state(resume_from, "resume_unusable")
@@ -197,29 +197,29 @@ class Attempt:
     def _join(self, timeout: float, corpus: Corpus) -> list[str]:
         """Wait for the other ranks; the node of every rank. Raises GangBroken, GangMismatch, CollectiveFailed,
         ConfigError."""
-        place, say = self.place, self.speaker.say
-        if place.world_size == 1:
+        dist_env, say = self.dist_env, self.speaker.say
+        if dist_env.world_size == 1:
             say(console.text("alone"))
-            self.store_of_one = keep_others_out(place, self.run_dir.absolute().name, say)
+            self.store_of_one = keep_others_out(dist_env, self.run_dir.absolute().name, say)
             self.status.set(state="joining", attempt="alone", leads=True)
             self.stop.waiting = False
-            return [place.node]
+            return [dist_env.node]
         self.status.set(state="joining")
         run = self.run_dir.absolute().name
         told = versions(self.backend) | {"settings": self.config.digest(), "corpus": corpus.fingerprint}
         self.members = members = join(
-            place, run, timeout, self.backend, told, None, self.status.also(say), self.own
+            dist_env, run, timeout, self.backend, told, None, self.status.also(say), self.own
         )
         ranks = tuple(member.rank for member in members.members)
-        self.taking_part = replace(self.taking_part, ranks=ranks)
+        self.active_ranks = replace(self.active_ranks, ranks=ranks)
         self.speaker.leads = members.rank == 0
         leads = members.rank == 0
         self.status.set(attempt=members.attempt, message="", away=members.absent, leads=leads)
         members.watch(self._end_now, self.activity, self.stop.for_one_that_is_back)
         self.stop.waiting = False
         for rank in members.absent:
-            self.speaker.say_once(console.text("trains_without", rank=rank, address=place.peers[rank]))
-        if place.peers and members.world_size > 1:
+            self.speaker.say_once(console.text("trains_without", rank=rank, address=dist_env.peers[rank]))
+        if dist_env.peers and members.world_size > 1:
             self.speaker.say_once(console.who_goes_on(ranks))
         # A node without a usable GPU talks gloo only, and so do all with it.
         wish, self.backend = self.backend, members.agreed_backend()
@@ -229,7 +229,7 @@ class Attempt:
         self._begin_collectives(members)
         return [member.node for member in members.members]
 
-    def _begin_collectives(self, members: Gang) -> None:
+    def _begin_collectives(self, members: ProcessGroup) -> None:
         if members.world_size == 1:
             return
         if self.backend == "nccl":
@@ -260,10 +260,10 @@ class Attempt:
             resume_from=resume_from,
             shares_from=self.shares_from,
             saves=saves,
-            logs=saves and (bool(self.place.peers) or ranks.rank == 0),
+            logs=saves and (bool(self.dist_env.peers) or ranks.rank == 0),
             device=self.device,
             ranks=ranks,
-            taking_part=self.taking_part,
+            active_ranks=self.active_ranks,
             devices=[gpus.Gpu(**gpu) for gpu in ranks.all_of(asdict(gpu_of(self.device, self.own)))],
             speaker=self.speaker,
             status=self.status,
@@ -272,20 +272,20 @@ class Attempt:
             memory=self.memory,
             writer=next_writer(memory_copy.places(self.saver.directory, self.memory), attempt, ranks),
         )
-        sick_gpu.watch(self.device, self.stop, self.activity, self.saver, self._end_sick)
+        unhealthy_gpu.watch(self.device, self.stop, self.activity, self.saver, self._end_unhealthy)
         return trainer_of(this_run).train()
 
     def _saves(self, nodes: list[str]) -> bool:
         """The first rank of a node that is there: all of them share its disk."""
-        if not self.place.peers or not self.members:
-            return self.place.local_rank == 0
-        return nodes.index(self.place.node) == self.members.rank
+        if not self.dist_env.peers or not self.members:
+            return self.dist_env.local_rank == 0
+        return nodes.index(self.dist_env.node) == self.members.rank
 
     def _already_done(self, steps: int) -> int:
         memory_copy.forget(self.memory)
         self.status.set(step=steps, max_steps=steps)
         # Where ranks do not know each other's addresses, nodes may share a disk.
-        exports = self.place.local_rank == 0 if self.place.peers else self.place.rank == 0
+        exports = self.dist_env.local_rank == 0 if self.dist_env.peers else self.dist_env.rank == 0
         if exports and not is_exported_since_done(self.run_dir):
             export_final(self.run_dir, self.speaker.say)
         return self._end("done", console.text("already_done", path=self.run_dir, steps=steps), EXIT_OK)
@@ -296,7 +296,7 @@ class Attempt:
             export_final(self.run_dir, self.speaker.say)
         if finished:
             memory_copy.forget(self.memory)
-            return self._end("done", console.completed(len(self.taking_part.ranks) > 1), EXIT_OK)
+            return self._end("done", console.completed(len(self.active_ranks.ranks) > 1), EXIT_OK)
         if self.stop.requested:
             memory_copy.forget(self.memory)
             return self._end("stopped", console.text("stopped"), EXIT_OK)
@@ -314,7 +314,7 @@ class Attempt:
         self.saver.wait_without_others(SAVE_PATIENCE)
         exit_now(code)
 
-    def _end_sick(self, fault: GpuFault) -> NoReturn:
+    def _end_unhealthy(self, fault: GpuFault) -> NoReturn:
         """Without a checkpoint: the GPU does not compute any more."""
         exit_within(SAVE_PATIENCE, fault.exit_code)
         code = self._end("failed", str(fault), fault.exit_code)
@@ -325,15 +325,15 @@ class Attempt:
 
     def _end_alone(self, error: Exception) -> NoReturn:
         """What only this rank has met: the others hear of it, and where it is final they end with it."""
-        if fault := sick_gpu.fault_in(error):
-            self._end_sick(fault)
+        if fault := unhealthy_gpu.fault_in(error):
+            self._end_unhealthy(fault)
         if is_out_of_memory(error):
-            mine, here = (self.device, self.own), {"rank": self.place.rank, "node": self.place.node}
-            shared, ranks = self.taking_part.shared(self.config), len(self.taking_part.ranks)
+            mine, here = (self.device, self.own), {"rank": self.dist_env.rank, "node": self.dist_env.node}
+            shared, ranks = self.active_ranks.shared(self.config), len(self.active_ranks.ranks)
             if less := asks_for_less(error, shared, ranks, *mine):
                 sentence = console.text("asks_for_less", **here)
             else:
-                sentence = out_of_memory(self.config, self.place, *mine)
+                sentence = out_of_memory(self.config, self.dist_env, *mine)
             # With all ranks each holds less of the optimizer's state: once they are back, it may fit again. Those that
             # have the room do not wait for that, where they may go on: nobody may ever come back.
             fits_later, members = less, self.members
@@ -363,7 +363,7 @@ def is_own(error: AuraError) -> bool:
     return isinstance(error, GpuFault) or error.key == "initial_unusable"
 
 
-def leave(members: Gang | None) -> None:
+def leave(members: ProcessGroup | None) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     if members:

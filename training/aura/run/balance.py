@@ -1,9 +1,10 @@
-"""balance=speed: every rank takes as many windows of a step as its speed allows.
+"""balance=speed: every rank takes as many sequences of a step as its speed allows.
 
-After some steps the ranks tell each other how long they compute for a window, and all of them draw the same conclusion.
-It holds from the step after the next on: with a delay the next one is under way by then, and without one its first
-windows have been read. What is decided depends on clocks, and what rounding does to a sum depends on it. So each
-decision is written down (shares.jsonl of rank 0), and what goes on from an older checkpoint takes it from there.
+After some steps the ranks tell each other how long they compute for a sequence, and all of them draw the same
+conclusion. It holds from the step after the next on: with a delay the next one is under way by then, and without one
+its first sequences have been read. What is decided depends on clocks, and what rounding does to a sum depends on it.
+So each decision is written down (shares.jsonl of rank 0), and what goes on from an older checkpoint takes it from
+there.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Balance(Observer):
         self.decided: dict[int, list[int]] = {}  # what has been written down, by the step that it is for
         self.measures = True
         self.steps = 0  # of this attempt
-        self.measured: deque[float] = deque(maxlen=EVERY)  # seconds for a window, by step
+        self.measured: deque[float] = deque(maxlen=EVERY)  # seconds for a sequence, by step
 
     def begin(self) -> None:
         said = b""
@@ -106,7 +107,7 @@ class Balance(Observer):
         if shares == before:
             return
         self.division.change(begins, shares)
-        words = (" ".join(map(str, windows)) for windows in (shares, before))
+        words = (" ".join(map(str, sequences)) for sequences in (shares, before))
         self.speaker.say_once(text("shares", step=begins, shares=next(words), before=next(words), why=why))
 
     # The record

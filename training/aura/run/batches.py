@@ -11,28 +11,28 @@ import torch
 from torch import Tensor
 
 from aura.config import TrainConfig
-from aura.corpus.windows import Order, Windows, share_of
+from aura.corpus.sequences import Order, Sequences, share_of
 from aura.model.forward import to_device
 from aura.run.division import Division
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    inputs: Tensor  # token ids, int64 (windows, seq_len)
+    inputs: Tensor  # token ids, int64 (sequences, seq_len)
     targets: Tensor  # the same
     is_last: bool  # of this rank in this step
 
 
 class Batches:
-    """The share of one rank of the windows of every step, in micro-batches."""
+    """The share of one rank of the sequences of every step, in micro-batches."""
 
     def __init__(
-        self, windows: Windows, config: TrainConfig, division: Division, rank: int, device: torch.device
+        self, sequences: Sequences, config: TrainConfig, division: Division, rank: int, device: torch.device
     ) -> None:
-        self.windows, self.config, self.device = windows, config, device
+        self.sequences, self.config, self.device = sequences, config, device
         self.division, self.rank, self.size = division, rank, division.sizes[rank]
-        self.order = Order(len(windows), config.seed)
-        self.per_step = sum(division.first)  # windows of all ranks, in every step
+        self.order = Order(len(sequences), config.seed)
+        self.per_step = sum(division.first)  # sequences of all ranks, in every step
         # Read ahead, and its position
         self.ahead: tuple[int, tuple[Tensor, Tensor]] | None = None
 
@@ -46,10 +46,10 @@ class Batches:
         has_delay = len(self.division.first) > 1 and self.config.strategy != "rounds"
         has_delay &= step > self.config.delay_after
         delay = self.config.delay if has_delay else 0
-        self.late = math.ceil(delay * math.ceil(self.share / self.size))
+        self.stale = math.ceil(delay * math.ceil(self.share / self.size))
 
     def prepare(self, windows_seen: int) -> None:
-        """Read the first micro-batch of the next step, which begins behind so many windows, and begin to copy it."""
+        """Read the first micro-batch of the next step, which begins behind so many sequences, and begin to copy it."""
         offset, share = share_of(self.rank, self.division.of_step(self.step + 1))
         position = windows_seen + offset
         self.ahead = position, self._read(position, min(self.size, share))
@@ -65,11 +65,11 @@ class Batches:
         return self.size if self.division.by_speed else min(self.size, self.division.first[self.rank])
 
     def _read(self, position: int, count: int) -> tuple[Tensor, Tensor]:
-        batch = self.windows.batch(self.order.at(position, count))
+        batch = self.sequences.batch(self.order.at(position, count))
         return to_device(batch, self.device)
 
     def of_step(self, windows_seen: int) -> Iterator[MicroBatch]:
-        """Those of the step, which begins behind so many windows. With dropout, torch's generators are seeded before
+        """Those of the step, which begins behind so many sequences. With dropout, torch's generators are seeded before
         each one: compute its forward pass before asking for the next."""
         begin = windows_seen + self.offset
         for first in range(0, self.share, self.size):

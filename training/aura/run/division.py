@@ -1,4 +1,5 @@
-"""How the windows of a step are divided among the ranks: as the settings say, or by measured speeds. No torch here."""
+"""How the sequences of a step are divided among the ranks: as the settings say, or by measured speeds. No torch
+here."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TakingPart:
+class ActiveRanks:
     """Which ranks of a launch are in this attempt."""
 
     launched: int
@@ -24,7 +25,7 @@ class TakingPart:
     step_tokens: int = 0  # of a step of the run, which began in another launch; 0: as the settings say
 
     @classmethod
-    def all(cls, launched: int) -> TakingPart:
+    def all(cls, launched: int) -> ActiveRanks:
         """With AURA_STEP_TOKENS, which a launch says. Raises ConfigError."""
         tokens = os.environ.get("AURA_STEP_TOKENS") or "0"
         if not tokens.isdecimal():
@@ -55,8 +56,8 @@ class Division:
         self.nodes, self.by_speed = nodes, config.balance == "speed" and len(nodes) > 1
         self.first = config.shares(len(nodes))
         # Windows of a micro-batch of every rank.
-        # torch draws for a whole tensor: what is dropped of one window follows from its position alone only where it
-        # is computed alone. So the same windows learn the same, whoever computes them, and in whatever company.
+        # torch draws for a whole tensor: what is dropped of one sequence follows from its position alone only where it
+        # is computed alone. So the same sequences learn the same, whoever computes them, and in whatever company.
         self.sizes = [1] * len(nodes) if config.dropout else config.batch_sizes(len(nodes))
         self.is_measured = False  # these nodes have heard of each other how fast they are
         self.from_step = {1: self.first}
@@ -99,14 +100,14 @@ class Division:
 def shares_by_speed(seconds_per_window: Sequence[float], sizes: Sequence[int], total: int) -> list[int]:
     """Windows of every rank, `total` together, so that the slowest one is done as early as can be.
 
-    sizes: windows of a micro-batch of every rank, which has at least one. They are whole, as torch.compile makes
+    sizes: sequences of a micro-batch of every rank, which has at least one. They are whole, as torch.compile makes
     kernels for each length, but for one: where `total` asks for it the last one of a rank is shorter, and counts as a
     whole one. (Of several ranks, where one whole one of each would be more than `total`.)
     """
     assert len(sizes) <= total, "a rank would get nothing"
 
-    def seconds(rank: int, windows: int) -> float:
-        return windows * seconds_per_window[rank]
+    def seconds(rank: int, sequences: int) -> float:
+        return sequences * seconds_per_window[rank]
 
     ranks, shares = range(len(sizes)), list(sizes)
     while sum(shares) < total:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
-from aura.corpus.windows import Windows
+from aura.corpus.sequences import Sequences
 from aura.model.language_model import LanguageModel
 from aura.plan.gpus import Gpu
 from aura.plan.memory import CODE_BITS
@@ -25,9 +25,9 @@ from aura.plan.setting import Cluster, exchanging
 from aura.plan.step_time import Coding, Work
 from aura.run.batches import Batches
 from aura.run.division import Division
-from aura.run.rehearsal import forward_and_backward
+from aura.run.memory_dry_run import forward_and_backward
 from aura.strategy.codec import decode, encode
-from aura.strategy.sharded import owned_in_rounds
+from aura.strategy.sharded import owned_in_buckets
 
 FIRST, MOST = 2**18, 2**25  # bytes that a rank sends in one exchange
 ENOUGH = 0.25  # seconds: an exchange that takes so long says how fast the link is
@@ -41,11 +41,11 @@ def cluster(
     device: torch.device,
     devices: Sequence[Gpu],
     model: LanguageModel,
-    windows: Windows,
+    sequences: Sequences,
 ) -> Cluster:
     """devices: of every rank. Every rank has to ask at the same time. Raises CollectiveFailed."""
     nodes = len(set(ranks.nodes))
-    batches = Batches(windows, config, Division(config, ranks.nodes), ranks.rank, device)
+    batches = Batches(sequences, config, Division(config, ranks.nodes), ranks.rank, device)
     batches.begin_step(1)
     own = micro_batch_seconds(config, ranks, model, batches)
     coding = codings(device, pieces(config, ranks, model))
@@ -102,7 +102,7 @@ def nanoseconds(seconds: float) -> int:
 
 
 def micro_batch_seconds(config: TrainConfig, ranks: Ranks, model: LanguageModel, batches: Batches) -> float:
-    """The median of a forward and backward pass over this rank's first windows, after one that warms up."""
+    """The median of a forward and backward pass over this rank's first sequences, after one that warms up."""
     batch = next(iter(batches.of_step(0)))
     compute = partial(forward_and_backward, config, model, batch.inputs, batch.targets)
     compute()
@@ -118,7 +118,7 @@ def pieces(config: TrainConfig, ranks: Ranks, model: LanguageModel) -> dict[str,
     8 million in int4. Every rank has to ask at the same time."""
     found = {}
     for wire in CODE_BITS:
-        _, rounds = owned_in_rounds(model, ranks, exchanging(config, wire, 0.0))
+        _, rounds = owned_in_buckets(model, ranks, exchanging(config, wire, 0.0))
         # Ranks that share a link encode a part each (strategy/by_node.py).
         found[wire] = math.ceil(max(rounds[0].lengths) / ranks.nodes.count(ranks.nodes[ranks.rank]))
     return found

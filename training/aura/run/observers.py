@@ -10,20 +10,20 @@ import torch
 
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
-from aura.corpus.windows import ByPart
+from aura.corpus.sequences import ByPart
 from aura.errors import DataError
 from aura.run.batches import Batches
-from aura.run.board import Board
 from aura.run.pace import Pace
 from aura.run.progress import Observer, Progress, Step
 from aura.run.runlog import Row, RunLog
 from aura.run.status import Status
+from aura.run.tensorboard_logger import TensorBoardLogger
 from aura.strategy.interface import Strategy
 from aura.texts.console import Console, text
 
 
 @dataclass
-class Comparison(Observer):
+class ReplicaCheck(Observer):
     """Are the parameters of all ranks bit-equal?"""
 
     ranks: Ranks
@@ -50,7 +50,7 @@ class Comparison(Observer):
 
 
 @dataclass
-class Lines(Observer):
+class ConsoleLogger(Observer):
     """What a person reads meanwhile: on the console, and in status.json."""
 
     pace: Pace
@@ -130,7 +130,7 @@ class Validation(Observer):
 class Curves(Observer):
     """TensorBoard's."""
 
-    board: Board
+    board: TensorBoardLogger
     bits: ByPart  # per byte, for one nat per token
     progress: Progress
     device: torch.device
@@ -201,13 +201,19 @@ class Epochs(Observer):
     """Sums up an epoch and begins the next. The last one may be cut short by the end of the run."""
 
     def __init__(
-        self, steps: int, batches: Batches, progress: Progress, board: Board, speaker: Console, bits: ByPart
+        self,
+        steps: int,
+        batches: Batches,
+        progress: Progress,
+        board: TensorBoardLogger,
+        speaker: Console,
+        bits: ByPart,
     ) -> None:
         self.progress, self.board, self.speaker = progress, board, speaker
         self.bits = bits  # per byte, for one nat per token
         before_last = progress.windows_seen + (steps - progress.step - 1) * batches.per_step
         # What the last step takes of one more epoch, to be a whole step, is not announced.
-        self.count = before_last // len(batches.windows) + 1
+        self.count = before_last // len(batches.sequences) + 1
 
     def after(self, step: Step) -> None:
         if not (step.ends_epoch or step.is_last):

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from aura.checkpoint import store
-from aura.cluster.place import Place
+from aura.cluster.dist_env import DistEnv
 from aura.config import TrainConfig
 from aura.plan import gpus
-from aura.plan.filling import filling
 from aura.plan.memory import largest_micro_batch, memory_of, settings_that_fit
+from aura.plan.micro_batch import auto_micro_batch
 from aura.texts import console
 
 NO_SPARE = "no_spare"  # in a rank's directory: its GPU had not the room that micro_batch=auto took
@@ -30,7 +30,9 @@ def gpu_of(device: torch.device, own: Path) -> gpus.Gpu:
 def asks_for_less(error: Exception, config: TrainConfig, ranks: int, device: torch.device, own: Path) -> bool:
     """Has micro_batch=auto taken more than is there? From the next attempt on the rank computes batch_size. config: of
     the ranks that take part."""
-    if not isinstance(error, torch.OutOfMemoryError) or not filling(config, [gpu_of(device, own)] * ranks):
+    if not isinstance(error, torch.OutOfMemoryError) or not auto_micro_batch(
+        config, [gpu_of(device, own)] * ranks
+    ):
         return False
     try:
         (own / NO_SPARE).touch()
@@ -46,7 +48,7 @@ def is_out_of_memory(error: Exception) -> bool:
     )
 
 
-def out_of_memory(config: TrainConfig, place: Place, device: torch.device, own: Path) -> str:
+def out_of_memory(config: TrainConfig, place: DistEnv, device: torch.device, own: Path) -> str:
     """What to do about it: the least harmful changes with which the same step fits, by the plan's memory model."""
     size, on_gpu = config.batch_sizes(place.world_size)[place.rank], device.type != "cpu"
     room, ranks = gpu_of(device, own).memory, place.world_size

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from aura.config import TrainConfig
-from aura.corpus.windows import ByPart
-from aura.strategy.interface import Outcome
+from aura.corpus.sequences import ByPart
+from aura.strategy.interface import GlobalStepStats
 from aura.texts import console
 
 
@@ -34,7 +34,7 @@ class Progress:
         return cls(**{name: value for name, value in saved.items() if name in known})
 
     def shift(self, config: TrainConfig, per_step: int) -> int:
-        """How many steps more than were done the windows seen are, in steps of `per_step`: 0 but where steps were of
+        """How many steps more than were done the sequences seen are, in steps of `per_step`: 0 but where steps were of
         another size. A run that has its length in tokens or epochs follows its schedule by them."""
         return self.windows_seen // per_step - self.step if config.tokens or config.epochs else 0
 
@@ -58,7 +58,7 @@ class Step:
 
     number: int  # from 1
     epoch: int  # from 1
-    outcome: Outcome
+    outcome: GlobalStepStats
     lr: float
     tokens: int  # that were read; those of `outcome` were learnt
     seconds: float

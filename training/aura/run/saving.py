@@ -14,21 +14,21 @@ from aura.checkpoint.manifest import Writer, described
 from aura.cluster.ranks import CollectiveFailed, Ranks
 from aura.config import TrainConfig
 from aura.corpus.corpus import Corpus
-from aura.corpus.windows import ByPart
+from aura.corpus.sequences import ByPart
 from aura.errors import ConfigError, NoRoom, waiting_mends, why_not_written
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.plan.memory import checkpoint_bytes, save_bytes
 from aura.run import directory, memory_copy
-from aura.run.board import Board
 from aura.run.division import Division
 from aura.run.memory_copy import MemoryCopy
-from aura.run.observers import Comparison
+from aura.run.observers import ReplicaCheck
 from aura.run.pace import Pace
 from aura.run.progress import Observer, Progress, Step
 from aura.run.runlog import RunLog
 from aura.run.status import Status
 from aura.run.stop import StopSignal
+from aura.run.tensorboard_logger import TensorBoardLogger
 from aura.strategy.checksum import checksum
 from aura.strategy.interface import Strategy
 from aura.strategy.state import copies
@@ -81,8 +81,8 @@ class Saving(Observer):
     saves: bool  # this rank writes them
     snapshot: Snapshot
     strategy: Strategy
-    comparison: Comparison
-    board: Board
+    comparison: ReplicaCheck
+    board: TensorBoardLogger
     stop: StopSignal
     speaker: Console
     status: Status
@@ -108,7 +108,7 @@ class Saving(Observer):
         if step.outcome.suspect:
             self._save("suspect", wait=True)
             # The others hear from that rank which one it is, and why.
-            raise self.stop.sick or CollectiveFailed(console.text("another_is_suspect"))
+            raise self.stop.unhealthy or CollectiveFailed(console.text("another_is_suspect"))
         if step.outcome.stopping and not step.is_last:
             self._save("interrupt", wait=True)
         else:
@@ -164,9 +164,9 @@ class Saving(Observer):
         try:
             if self.saves:
                 parameters = copies(store.parameters_of(snapshot.model), allocate)
-            collect = strategy.whole_state(allocate if self.saves else None)
+            collect = strategy.full_state_dict(allocate if self.saves else None)
         except OSError as error:  # no room for the copies: the others need this rank's part
-            self._saver.help(self.under_way, strategy.whole_state(None), error)
+            self._saver.help(self.under_way, strategy.full_state_dict(None), error)
         else:
             if self.saves:
                 self._saver.begin(self.under_way, parameters, collect, snapshot.state())
@@ -188,7 +188,7 @@ class Saving(Observer):
             tries = time.monotonic() - began > TRY
             may_fit = self.saves and (self._has_room() or tries)
             # Not for a rank that is back: it can wait for room too, or it has some.
-            asked = [float(self.stop.requested or self.stop.sick is not None), float(may_fit)]
+            asked = [float(self.stop.requested or self.stop.unhealthy is not None), float(may_fit)]
             stopping, somewhere = self.snapshot.ranks.total(asked)
             if stopping:
                 raise NoRoom("stopped_without_room", step=step)
@@ -259,7 +259,7 @@ class Completion(Observer):
     asked: TrainConfig  # with strategy=auto where that was asked for
     saves: bool
     snapshot: Snapshot
-    comparison: Comparison
+    comparison: ReplicaCheck
     pace: Pace
     bits: ByPart  # per byte, for one nat per token
     speaker: Console

@@ -16,7 +16,7 @@ from aura.config import TrainConfig
 from aura.durable import write_atomically
 from aura.errors import AuraError, reason_of
 from aura.plan.setting import Cluster, decide, exchanging, setting_name
-from aura.run.division import TakingPart
+from aura.run.division import ActiveRanks
 from aura.texts.console import Console, text
 
 PLAN = "plan.json"
@@ -52,7 +52,7 @@ class Setting:
 def setting_of(
     config: TrainConfig,
     ranks: Ranks,
-    taking_part: TakingPart,
+    active_ranks: ActiveRanks,
     directory: Path,
     saves: bool,
     speaker: Console,
@@ -65,8 +65,8 @@ def setting_of(
     if len(set(ranks.nodes)) == 1:
         why = text("setting", name=text("candidate_exact"), why=text("setting_one_node"))
         return Setting(exchanging(config, "fp32", 0.0), lines=(why,) if ranks.world_size > 1 else ())
-    file, launched = directory / PLAN, taking_part.launched
-    sequences = sum(taking_part.of_launch(config).shares(launched))
+    file, launched = directory / PLAN, active_ranks.launched
+    sequences = sum(active_ranks.of_launch(config).shares(launched))
     own = _read(file, config, (launched, sequences), speaker)
     told = [one["chosen"] for one in ranks.all_of({"chosen": asdict(own) if own else None})]
     if before := next(filter(None, told), None):  # of the lowest rank that knows it: a new disk does not
@@ -75,7 +75,7 @@ def setting_of(
         lines = [text("setting_again", name=name, file=file)]
     else:
         cluster = measured()
-        decision = decide(taking_part.shared(config), cluster)
+        decision = decide(active_ranks.shared(config), cluster)
         one = decision.chosen
         times = {"step_seconds": one.step_seconds, "one_pc_seconds": decision.one_pc_seconds}
         chosen = Chosen(one.wire, one.delay, one.delay_after, launched, sequences, **times)

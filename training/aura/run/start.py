@@ -15,32 +15,31 @@ import torch.distributed as dist
 
 from aura.checkpoint import store
 from aura.checkpoint.manifest import Writer, writer_of
-from aura.cluster.place import compiles, link_mbit, why_not_compiled
+from aura.cluster.dist_env import compiles, link_mbit, why_not_compiled
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, as_words
 from aura.corpus.corpus import Corpus
+from aura.corpus.sequences import Sequences
 from aura.corpus.text_bytes import bits_per_byte
-from aura.corpus.windows import Windows
 from aura.errors import ConfigError, DataError
 from aura.model.family import model_of
 from aura.model.forward import allow_tensor_cores, take_deterministic_kernels, validation_loss
 from aura.model.language_model import LanguageModel
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import warmup_steps
-from aura.plan.filling import filled_line, filling
 from aura.plan.gpus import Gpu
 from aura.plan.memory import exchange_bytes, largest_micro_batch
+from aura.plan.micro_batch import auto_micro_batch, filled_line
 from aura.plan.plan import Plan, plan_for
 from aura.plan.setting import CHOSEN
 from aura.plan.units import in_short
 from aura.run import compiled, directory, measure, memory_copy
 from aura.run.balance import RECORD, Balance
 from aura.run.batches import Batches
-from aura.run.board import Board
-from aura.run.division import Division, TakingPart, tokens_of_step
+from aura.run.division import ActiveRanks, Division, tokens_of_step
 from aura.run.memory_copy import MemoryCopy
 from aura.run.meter import Meter
-from aura.run.observers import Comparison, Curves, Epochs, Lines, Log, Validation
+from aura.run.observers import ConsoleLogger, Curves, Epochs, Log, ReplicaCheck, Validation
 from aura.run.pace import Pace
 from aura.run.progress import Observer, Progress
 from aura.run.runlog import LOG, RunLog
@@ -48,6 +47,7 @@ from aura.run.saving import Completion, Saving, Snapshot
 from aura.run.setting import setting_of
 from aura.run.status import Status
 from aura.run.stop import StopSignal
+from aura.run.tensorboard_logger import TensorBoardLogger
 from aura.run.trainer import Trainer
 from aura.strategy.alone import Alone
 from aura.strategy.delayed import Delayed
@@ -73,7 +73,7 @@ class Run:
     logs: bool  # and where the ranks do not know each other's addresses, nodes may share one: rank 0 alone
     device: torch.device
     ranks: Ranks
-    taking_part: TakingPart
+    active_ranks: ActiveRanks
     devices: list[Gpu]  # of every rank
     speaker: Console
     status: Status
@@ -81,7 +81,9 @@ class Run:
     saver: store.Saver
     memory: Path | None  # where copies between two checkpoints are
     writer: Writer  # of its checkpoints: this attempt
-    filling: dict[str, Any] = field(default_factory=dict)  # what micro_batch=auto is on these ranks' devices
+    auto_micro_batch: dict[str, Any] = field(
+        default_factory=dict
+    )  # what micro_batch=auto is on these ranks' devices
 
     @property
     def checkpoints(self) -> Path:
@@ -90,34 +92,34 @@ class Run:
     @property
     def shared(self) -> TrainConfig:
         """What the ranks that are there compute together. `config` is what the run was asked for."""
-        return replace(self.taking_part.shared(self.config), **self.filling)
+        return replace(self.active_ranks.shared(self.config), **self.auto_micro_batch)
 
 
 def trainer_of(run: Run) -> Trainer:
     """What trains. Every rank has to ask at the same time. Raises ConfigError and DataError, on all ranks alike."""
     asked, ranks = run.config, run.ranks
-    check_ranks_mean_the_same(ranks, run.taking_part.of_launch(run.config), run.corpus)
+    check_ranks_mean_the_same(ranks, run.active_ranks.of_launch(run.config), run.corpus)
     allow_tensor_cores(run.config, run.device)
     take_deterministic_kernels(run.config)
     if compiles(run.config, run.device):
         compiled.choose_directory(run.directory)
-    run = replace(run, filling=filling(run.shared, run.devices))
+    run = replace(run, auto_micro_batch=auto_micro_batch(run.shared, run.devices))
     model = model_of(run.shared, run.device)
     if compiles(run.config, run.device):
         model.compile_blocks(lengths=run.shared.batch_sizes(ranks.world_size)[ranks.rank])
-    windows = Windows(run.corpus, "train", run.config.seq_len)
-    measured = partial(measure.cluster, run.shared, ranks, run.device, run.devices, model, windows)
+    sequences = Sequences(run.corpus, "train", run.config.seq_len)
+    measured = partial(measure.cluster, run.shared, ranks, run.device, run.devices, model, sequences)
     where = (run.directory, run.saves, run.speaker)
-    setting = setting_of(run.config, ranks, run.taking_part, *where, measured)
+    setting = setting_of(run.config, ranks, run.active_ranks, *where, measured)
     run = replace(run, config=setting.config)
     plan = plan_of(run, [*setting.lines, *step_kept(run)])
     check_main_memory(run)
     strategy = strategy_of(run.config, ranks, model)
     loss_scale = loss_scale_of(run.shared, delayed=isinstance(strategy, Delayed))
-    batches = Batches(windows, run.shared, Division(run.shared, ranks.nodes), ranks.rank, run.device)
+    batches = Batches(sequences, run.shared, Division(run.shared, ranks.nodes), ranks.rank, run.device)
     state = newest_state(run, model, strategy)
     progress = Progress.of(state["progress"]) if state else Progress()
-    run = replace(run, config=with_steps(run.config, progress, len(windows), batches.per_step))
+    run = replace(run, config=with_steps(run.config, progress, len(sequences), batches.per_step))
     say_what_is_trained(run, model, batches)
     run.status.set(max_steps=run.config.steps)
     if state:
@@ -128,7 +130,7 @@ def trainer_of(run: Run) -> Trainer:
     strategy.start()
     if run.saves:
         take_directory(run, model, progress, writer_of(state or {}).number)
-    parts = Windows(run.corpus, "validation", run.config.seq_len).names
+    parts = Sequences(run.corpus, "validation", run.config.seq_len).names
     step, kept = (progress.step, state.get("log")) if state else (None, None)
     log = RunLog(run.directory / LOG, run.logs, kept, step, run.speaker.say, parts)
     snapshot = Snapshot(
@@ -185,10 +187,10 @@ def check_main_memory(run: Run) -> None:
 
 def step_kept(run: Run) -> Iterator[str]:
     """What there is to say of a step that is not the settings' own."""
-    taking_part = run.taking_part
-    if taking_part.of_launch(run.config) != run.config:
-        own = tokens_of_step(run.config, taking_part.launched)
-        yield console.text("step_kept", tokens=taking_part.step_tokens, ranks=taking_part.launched, own=own)
+    active_ranks = run.active_ranks
+    if active_ranks.of_launch(run.config) != run.config:
+        own = tokens_of_step(run.config, active_ranks.launched)
+        yield console.text("step_kept", tokens=active_ranks.step_tokens, ranks=active_ranks.launched, own=own)
 
 
 def strategy_of(config: TrainConfig, ranks: Ranks, model: LanguageModel) -> Strategy:
@@ -214,7 +216,7 @@ def say_what_is_trained(run: Run, model: LanguageModel, batches: Batches) -> Non
     say(console.text("eager", why=why) if why else console.text("compiled", path=compiled.directory()))
     if run.speaker.leads:
         step = {"sequences": batches.per_step, "tokens": batches.per_step * config.seq_len}
-        corpus = {"epoch": len(batches.windows), "fingerprint": run.corpus.fingerprint[:12]}
+        corpus = {"epoch": len(batches.sequences), "fingerprint": run.corpus.fingerprint[:12]}
         say(console.text("size", parameters=model.parameter_count(), **step, **corpus))
         for line in batch_lines(run, batches):
             say(line)
@@ -232,9 +234,9 @@ def batch_lines(run: Run, batches: Batches) -> Iterator[str]:
     counts = [math.ceil(share / size) for share, size in pairs]
     shown = {"sizes": in_short(division.sizes), "counts": in_short(counts)}
     yield console.text("batches", **shown, sequences=sequences)
-    if run.filling:
-        yield filled_line(run.taking_part.shared(run.config), run.shared, run.ranks.world_size)
-    yield console.text("length", steps=run.config.steps, epoch=len(batches.windows) / sequences)
+    if run.auto_micro_batch:
+        yield filled_line(run.active_ranks.shared(run.config), run.shared, run.ranks.world_size)
+    yield console.text("length", steps=run.config.steps, epoch=len(batches.sequences) / sequences)
 
 
 def newest_state(run: Run, model: LanguageModel, strategy: Strategy) -> store.State | None:
@@ -253,13 +255,13 @@ def newest_state(run: Run, model: LanguageModel, strategy: Strategy) -> store.St
     return store.agree_and_load(places, model, strategy.load, run.ranks, check, run.speaker.say)
 
 
-def with_steps(config: TrainConfig, progress: Progress, windows: int, per_step: int) -> TrainConfig:
-    """The length of the run in steps, where it was given in tokens or in epochs of `windows`: what is left, at
+def with_steps(config: TrainConfig, progress: Progress, sequences: int, per_step: int) -> TrainConfig:
+    """The length of the run in steps, where it was given in tokens or in epochs of `sequences`: what is left, at
     `per_step`."""
     if config.tokens:
         wanted = math.ceil(config.tokens / config.seq_len)
     elif config.epochs:
-        wanted = math.ceil(config.epochs * windows)
+        wanted = math.ceil(config.epochs * sequences)
     else:
         return config
     left = max(0, wanted - progress.windows_seen)
@@ -302,14 +304,14 @@ def observers_of(
     """In the order in which they are told: what one finds out, those behind it write down."""
     config, ranks, speaker, status = run.config, run.ranks, run.speaker, run.status
     progress, step = snapshot.progress, snapshot.progress.step
-    board = Board(run.log_dir, run.logs, step, speaker.say)
-    windows = Windows(run.corpus, "validation", config.seq_len)
-    validate = partial(validation_loss, snapshot.model, windows, run.shared, ranks, run.device)
+    board = TensorBoardLogger(run.log_dir, run.logs, step, speaker.say)
+    sequences = Sequences(run.corpus, "validation", config.seq_len)
+    validate = partial(validation_loss, snapshot.model, sequences, run.shared, ranks, run.device)
     bits = bits_per_byte(run.corpus, speaker.say_once)
-    comparison = Comparison(ranks, strategy, progress, status)
+    comparison = ReplicaCheck(ranks, strategy, progress, status)
     observers = [
         comparison,
-        Lines(pace, speaker, status),
+        ConsoleLogger(pace, speaker, status),
         Validation(config, validate, bits, strategy, progress, speaker, status),
         Curves(board, bits, progress, run.device, snapshot.log.missed),
         Log(snapshot.log, bits, progress),
@@ -319,7 +321,7 @@ def observers_of(
         record = run.directory / RECORD
         shared = (ranks, strategy, batches.division, meter, speaker, status)
         # They were written down for all.
-        given = run.shares_from if ranks.world_size == run.taking_part.launched else None
+        given = run.shares_from if ranks.world_size == run.active_ranks.launched else None
         observers.append(Balance(record, given, step, *shared))
     copies = copies_of(run, step)
     return [

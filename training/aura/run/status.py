@@ -59,7 +59,7 @@ class Status:
         }
         self.written = 0.0
         self.trouble: str | None = None  # why the file could not be written; said once
-        self.lock = threading.Lock()  # the gang's threads report its end
+        self.lock = threading.Lock()  # the process group's threads report its end
 
     def also(self, say: Callable[[str], None]) -> Callable[[str], None]:
         """That too: what is said is what this rank waits for."""

@@ -19,14 +19,14 @@ class StoppedWhileWaiting(BaseException):
 class StopSignal:
     """SIGTERM, SIGINT, and SIGHUP, which comes when the terminal is closed.
 
-    All ranks agree on it at the end of a step; while waiting for the gang it acts at once.
+    All ranks agree on it at the end of a step; while waiting for the process group it acts at once.
     """
 
     def __init__(self, notice: str) -> None:
         """notice: printed when the signal has to wait for the end of a step, which may take minutes on a processor."""
         self.notice = f"{notice}\n".encode()
         self.requested = False
-        self.sick: GpuFault | None = None  # what the watcher has found meanwhile
+        self.unhealthy: GpuFault | None = None  # what the watcher has found meanwhile
         self.back: int | None = None  # a rank that wants to take part again
         self.waiting = True
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -36,7 +36,7 @@ class StopSignal:
     @property
     def weight(self) -> int:
         """What all ranks are told at the end of a step; 0: go on."""
-        return SUSPECT if self.sick else STOP if self.requested or self.back is not None else 0
+        return SUSPECT if self.unhealthy else STOP if self.requested or self.back is not None else 0
 
     def comes_within(self, seconds: float) -> bool:
         """Whether somebody asks for it, this rank too, in so many seconds."""

@@ -25,18 +25,18 @@ from aura.optim.gradient_sum import GradientSum
 from aura.optim.loss_scale import LossScale
 from aura.optim.schedule import learning_rate
 from aura.run.batches import Batches
+from aura.run.memory_dry_run import run_memory_dry_run
 from aura.run.meter import Meter
 from aura.run.progress import Observer, Progress, Step
-from aura.run.rehearsal import rehearse
 from aura.run.stop import StopSignal
-from aura.strategy.interface import Outcome, Strategy, Told
+from aura.strategy.interface import GlobalStepStats, LocalStepStats, Strategy
 from aura.texts.console import text
 
 
 class UnderWay(NamedTuple):
     """A step whose gradients are there."""
 
-    wait: Callable[[], Outcome]
+    wait: Callable[[], GlobalStepStats]
     lr: float
 
 
@@ -68,7 +68,7 @@ class Trainer:
 
     def train(self) -> bool:
         """Until `config.steps`, or until a rank is asked to stop; True when the run is complete."""
-        rehearse(self.config, self.model, self.batches)
+        run_memory_dry_run(self.config, self.model, self.batches)
         for observer in self.observers:
             observer.begin()
         self.go_on()
@@ -79,11 +79,11 @@ class Trainer:
                 break
             number = self.progress.step + 1
             stop, scale = self.stop.weight, self.loss_scale.value
-            told = Told(loss_sum, self.batches.tokens, stop, scale, self.looked_at(number))
+            told = LocalStepStats(loss_sum, self.batches.tokens, stop, scale, self.looked_at(number))
             lr = learning_rate(self.scheduled, self.progress.step + self.shift)
             self.under_way = UnderWay(self.strategy.apply(told, lr), lr)
             self.loss_scale.begin_next()
-            if not self.batches.late or number == self.config.steps:
+            if not self.batches.stale or number == self.config.steps:
                 self.settle()
         for observer in self.observers:
             observer.end()
@@ -102,9 +102,9 @@ class Trainer:
 
     @property
     def ends_epoch(self) -> bool:
-        """Does the step that comes next, or is under way, see the last windows of an epoch?"""
-        seen, windows = self.progress.windows_seen, len(self.batches.windows)
-        return (seen + self.batches.per_step) // windows > seen // windows
+        """Does the step that comes next, or is under way, see the last sequences of an epoch?"""
+        seen, sequences = self.progress.windows_seen, len(self.batches.sequences)
+        return (seen + self.batches.per_step) // sequences > seen // sequences
 
     def go_on(self) -> None:
         self.activity.begin_step(self.progress.step + 1)
@@ -114,7 +114,7 @@ class Trainer:
     def settle(self) -> None:
         """The step that is under way ends, and with it this rank's late micro-batches of the next one."""
         if self.under_way is None:
-            self.strategy.put_in(kept=False)
+            self.strategy.apply_update(kept=False)
             return
         wait, lr, self.under_way = *self.under_way, None
         outcome = wait()
@@ -123,7 +123,7 @@ class Trainer:
         self.refuse_what_is_not_finite(outcome)
         step = self.commit(outcome, lr, seconds, waited)
         # Before delay_after the next step knows these weights from its beginning, after a resume too.
-        self.strategy.put_in(step.is_saved and self.batches.late > 0)
+        self.strategy.apply_update(step.is_saved and self.batches.stale > 0)
         for observer in self.observers:
             observer.after(step)
         if step.is_first:
@@ -133,7 +133,7 @@ class Trainer:
             self.go_on()
 
     def forward_and_backward(self) -> Tensor | None:
-        """The gradients of this rank's windows of the step; the sum of their losses, () in fp64 [nats]. None where
+        """The gradients of this rank's sequences of the step; the sum of their losses, () in fp64 [nats]. None where
         no step shall follow the one that was under way."""
         device = self.batches.device
         ahead = 1 if self.under_way else 0
@@ -147,7 +147,7 @@ class Trainer:
         if self.gradient_sum:
             self.gradient_sum.begin_step(windows_seen + self.batches.offset)
         for number, batch in enumerate(self.batches.of_step(windows_seen)):
-            if number == self.batches.late:
+            if number == self.batches.stale:
                 with self.meter.paused():
                     self.settle()
                 if self.is_over:
@@ -158,7 +158,7 @@ class Trainer:
                 (loss if scale is None else loss * scale).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
         self.meter.end_step()
-        if number < self.batches.late:  # all of them are late
+        if number < self.batches.stale:  # all of them are late
             self.settle()
             if self.is_over:
                 return None
@@ -166,7 +166,7 @@ class Trainer:
         self.batches.prepare(windows_seen + self.batches.per_step)
         return loss_sum
 
-    def refuse_what_is_not_finite(self, outcome: Outcome) -> None:
+    def refuse_what_is_not_finite(self, outcome: GlobalStepStats) -> None:
         """Raises DataError, on all ranks alike; not where a lower loss scale may help (fp16): the step is left out."""
         if outcome.bad_loss:
             raise self._not_finite("loss_not_finite", self.ranks.name(outcome.bad_loss))
@@ -174,10 +174,10 @@ class Trainer:
             guilty = self.ranks.name(outcome.bad_gradient) or text("the_sum_over_all")
             raise self._not_finite("gradient_not_finite", guilty)
 
-    def commit(self, outcome: Outcome, lr: float, seconds: float, waited: float) -> Step:
+    def commit(self, outcome: GlobalStepStats, lr: float, seconds: float, waited: float) -> Step:
         """The step is part of the run from here on."""
         config, progress, ends_epoch = self.config, self.progress, self.ends_epoch
-        epoch, scale_before = progress.windows_seen // len(self.batches.windows), self.loss_scale.next
+        epoch, scale_before = progress.windows_seen // len(self.batches.sequences), self.loss_scale.next
         self.loss_scale.update(outcome.left_out)
         progress.step += 1
         progress.windows_seen += self.batches.per_step

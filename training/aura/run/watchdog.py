@@ -32,7 +32,8 @@ def start(activity: Activity) -> None:
 
 
 def hangs(activity: Activity) -> bool:
-    """While others watch this rank, it may wait for one of them: that one is to blame, and the gang says so."""
+    """While others watch this rank, it may wait for one of them: that one is to blame, and the process group says
+    so."""
     report = activity.report()
     return report.is_overdue() and (activity.alone or report.doing == COMPUTING)
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from aura.config import TrainConfig
 from aura.optim.muon import optimizer_of
-from aura.strategy.interface import Outcome, Strategy, Told, clip_factor, outcome_of
-from aura.strategy.pieces import Segment
+from aura.strategy.buckets import Shard
+from aura.strategy.interface import GlobalStepStats, LocalStepStats, Strategy, clip_factor, global_stats_of
 from aura.strategy.state import Allocate, copies, take
 
 
@@ -36,28 +36,34 @@ class Alone(Strategy):
                 parameter.grad = torch.zeros_like(parameter)
 
     @torch.no_grad()
-    def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
-        loss, norm = self.sums(told)
-        norm /= told.loss_scale * told.tokens
-        row = [loss, float(told.tokens), float(told.stop), norm**2, float(not math.isfinite(norm))]
-        outcome = replace(outcome_of([row]), gradient_norm=norm)
-        if not outcome.left_out:
-            self.update(norm, told, lr)
-        return lambda: outcome
+    def apply(self, local_stats: LocalStepStats, lr: float) -> Callable[[], GlobalStepStats]:
+        loss, norm = self.sums(local_stats)
+        norm /= local_stats.loss_scale * local_stats.tokens
+        row = [
+            loss,
+            float(local_stats.tokens),
+            float(local_stats.stop),
+            norm**2,
+            float(not math.isfinite(norm)),
+        ]
+        global_stats = replace(global_stats_of([row]), gradient_norm=norm)
+        if not global_stats.left_out:
+            self.update(norm, local_stats, lr)
+        return lambda: global_stats
 
-    def sums(self, told: Told) -> tuple[float, float]:
+    def sums(self, local_stats: LocalStepStats) -> tuple[float, float]:
         """Of this rank: the loss, and the L2 norm of the gradients of all tokens together, in fp64."""
         norms = torch.stack(torch._foreach_norm(self._gradients(), dtype=torch.float32))
         norm = torch.linalg.vector_norm(norms, dtype=torch.float64)
-        loss = torch.as_tensor(told.loss_sum, dtype=torch.float64, device=norm.device)
+        loss = torch.as_tensor(local_stats.loss_sum, dtype=torch.float64, device=norm.device)
         # The one time in a step that the host waits for the device
         of_loss, of_gradients = torch.stack([loss, norm]).tolist()
         return of_loss, of_gradients
 
-    def update(self, norm: float, told: Told, lr: float) -> None:
+    def update(self, norm: float, local_stats: LocalStepStats, lr: float) -> None:
         """norm: of the mean over this rank's tokens."""
         gradients = self._gradients()
-        factor = clip_factor(norm, self.config.clip, told.tokens) / told.loss_scale
+        factor = clip_factor(norm, self.config.clip, local_stats.tokens) / local_stats.loss_scale
         if gradients[0].is_cuda:
             torch._foreach_mul_(gradients, factor)
         else:  # a CPU has no launches to save, and would round the factor to the format of the gradients
@@ -68,11 +74,11 @@ class Alone(Strategy):
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.parameters.values() if p.grad is not None]
 
-    def whole_state(self, wanted: Allocate | None) -> Callable[[], dict[str, Tensor]]:
+    def full_state_dict(self, wanted: Allocate | None) -> Callable[[], dict[str, Tensor]]:
         tensors = copies(self.optimizer.tensors(), wanted) if wanted else {}
         return lambda: tensors
 
     def load(self, whole: dict[str, Tensor]) -> None:
         for text, tensor in self.optimizer.tensors().items():
             name, _, kind = text.rpartition(".")
-            take(whole, Segment(name, 0, self.parameters[name].numel()), kind, tensor)
+            take(whole, Shard(name, 0, self.parameters[name].numel()), kind, tensor)

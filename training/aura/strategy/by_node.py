@@ -1,10 +1,10 @@
-"""The legs of `sharded` where ranks share a node and its one link: each goes in two stages.
+"""The collectives of `sharded` where ranks share a node and its one link: each goes in two stages.
 
-    leg 1   inside the node every rank adds up its part of what the node's ranks have of a gradient, in the order of the
-            ranks, and in the format of the parameters; it sends the sum to the owners, in the format of the wire. An
-            owner adds up over the nodes.
-    leg 2   an owner sends to every node once, to each of its ranks a part; inside the node these pass it on as it came,
-            so that all ranks decode the same bytes
+    reduce-scatter  inside the node every rank adds up its part of what the node's ranks have of a gradient, in the
+                    order of the ranks, and in the format of the parameters; it sends the sum to the owners, in the
+                    format of the wire. An owner adds up over the nodes.
+    all-gather      an owner sends to every node once, to each of its ranks a part; inside the node these pass it on as
+                    it came, so that all ranks decode the same bytes
 
 So a link carries what it would with one rank on each node. With N ranks on M nodes, L of them on this one, it sends
 (N - L) / N of all gradients and L (M - 1) / N of all weights, and receives the other way round: as much. Of unlike
@@ -23,13 +23,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from aura.cluster.ranks import Ranks
+from aura.strategy.buckets import Bucket
 from aura.strategy.codec import BLOCK
+from aura.strategy.collectives import BETWEEN, Collectives, GradientSum
 from aura.strategy.formats import WireFormat
-from aura.strategy.legs import BETWEEN, GradientSum, Legs
-from aura.strategy.pieces import Round
 from aura.strategy.wire import Exchange, Peers
 
-INSIDE = 1  # the lane of what stays in the node
+INSIDE = 1  # the communicator of what stays in the node
 
 
 def nodes_of(names: Sequence[str]) -> list[list[int]]:
@@ -53,23 +53,23 @@ def cut(count: int, parts: int) -> list[int]:
     return [stop - start for start, stop in pairwise(places)]
 
 
-def legs_of(
+def collectives_of(
     ranks: Ranks,
     group: dist.ProcessGroup,
     timeout: timedelta,
     formats: tuple[WireFormat, WireFormat],
     result: GradientSum,
-) -> Legs:
+) -> Collectives:
     """See Legs. All ranks have to call this together."""
     if not share_links(ranks.nodes):
-        return Legs(ranks, group, formats, result)
+        return Collectives(ranks, group, formats, result)
     # Every process has to make every group, in the same order.
     groups = [dist.new_group(node, timeout=timeout) for node in nodes_of(ranks.nodes)]
     return ByNode(ranks, group, groups, formats, result)
 
 
-class ByNode(Legs):
-    lanes = 2
+class ByNode(Collectives):
+    communicators = 2
 
     def __init__(
         self,
@@ -82,24 +82,24 @@ class ByNode(Legs):
         """groups: of every node, in their order."""
         self.nodes = nodes_of(ranks.nodes)
         node_of = {rank: node for node in self.nodes for rank in node}
-        self.mates = node_of[ranks.rank]
+        self.members = node_of[ranks.rank]
         # Of every rank: how many its node has, and which of them it is
         self.counts = [len(node_of[rank]) for rank in range(ranks.world_size)]
         self.places = [node_of[rank].index(rank) for rank in range(ranks.world_size)]
         self.count, self.place = self.counts[ranks.rank], self.places[ranks.rank]
         super().__init__(ranks, group, formats, result)
-        own = groups[self.nodes.index(self.mates)]
+        own = groups[self.nodes.index(self.members)]
         self.inside = Peers(own, INSIDE, frozenset(range(self.count)))
-        self.of_mates = torch.tensor(self.mates, device=self.device)
+        self.of_mates = torch.tensor(self.members, device=self.device)
 
     @property
-    def near(self) -> list[int]:
-        return self.mates
+    def local_ranks(self) -> list[int]:
+        return self.members
 
-    # Leg 1
+    # Reduce-scatter
 
-    def gradients(self, kind: str, round_: Round, groups: list[list[Tensor]]) -> Exchange:
-        lengths = [cut(length, self.count) for length in round_.lengths]
+    def gradients(self, kind: str, bucket: Bucket, groups: list[list[Tensor]]) -> Exchange:
+        lengths = [cut(length, self.count) for length in bucket.lengths]
         of_owners = [
             torch.split(torch.cat(group), parts) for group, parts in zip(groups, lengths, strict=True)
         ]
@@ -110,40 +110,40 @@ class ByNode(Legs):
             self.streams.on_the_wire(packed, INSIDE),
             [sum(parts[place] for parts in lengths) for place in range(self.count)],
             [sum(parts[self.place] for parts in lengths)] * self.count,
-            partial(self._reduce, kind, round_),
+            partial(self._reduce, kind, bucket),
         )
 
-    def _reduce(self, kind: str, round_: Round, received: Tensor) -> Exchange:
-        """The second stage: the sum of what this rank's mates have of its part."""
+    def _reduce(self, kind: str, bucket: Bucket, received: Tensor) -> Exchange:
+        """The second stage: the sum of what the local ranks have of its part."""
         parts = received.to(self.device).view(self.count, -1).unbind()
         self.result.look_for_bad(self.of_mates, parts)
         total = parts[0].float()
         for part in parts[1:]:
             total.add_(part)
-        lengths = [cut(length, self.count)[self.place] for length in round_.lengths]
+        lengths = [cut(length, self.count)[self.place] for length in bucket.lengths]
         packed = self.gradient_format.pack([[part] for part in torch.split(total, lengths)])
         return Exchange(
             kind,
             self.everybody,
             self.streams.on_the_wire(packed, BETWEEN),
             [self.gradient_format.units(length) for length in lengths],
-            [self.gradient_format.units(length) for length in self._sent_to_this(round_)],
-            partial(self._add_up, round_),
+            [self.gradient_format.units(length) for length in self._sent_to_this(bucket)],
+            partial(self._add_up, bucket),
         )
 
-    def _sent_to_this(self, round_: Round) -> list[int]:
+    def _sent_to_this(self, bucket: Bucket) -> list[int]:
         """How many elements of the sums every rank sends to this owner."""
-        length = round_.lengths[self.ranks.rank]
+        length = bucket.lengths[self.ranks.rank]
         return [cut(length, count)[place] for count, place in zip(self.counts, self.places, strict=True)]
 
-    def _add_up(self, round_: Round, received: Tensor) -> None:
-        parts = self.gradient_format.unpack(received.to(self.device), self._sent_to_this(round_))
-        self.result.add_up(round_, [torch.cat([parts[rank] for rank in node]) for node in self.nodes])
+    def _add_up(self, bucket: Bucket, received: Tensor) -> None:
+        parts = self.gradient_format.unpack(received.to(self.device), self._sent_to_this(bucket))
+        self.result.add_up(bucket, [torch.cat([parts[rank] for rank in node]) for node in self.nodes])
 
-    # Leg 2
+    # All-gather
 
     def weights(
-        self, kind: str, round_: Round, own: Tensor, take_in: Callable[[Round, Tensor], None]
+        self, kind: str, bucket: Bucket, own: Tensor, take_in: Callable[[Bucket, Tensor], None]
     ) -> Exchange:
         # Nodes with equally many ranks get the same parts, which are packed once.
         counts = sorted(set(self.counts))
@@ -162,30 +162,30 @@ class ByNode(Legs):
             self.everybody,
             pack,
             [units[part] for part in chosen],
-            self._weight_units(round_)[self.place],
-            partial(self._pass_on, kind, round_, take_in),
+            self._weight_units(bucket)[self.place],
+            partial(self._pass_on, kind, bucket, take_in),
         )
 
-    def _weight_units(self, round_: Round) -> list[list[int]]:
-        """What every mate gets of every owner."""
-        lengths = [cut(length, self.count) for length in round_.lengths]
+    def _weight_units(self, bucket: Bucket) -> list[list[int]]:
+        """What every local rank gets of every owner."""
+        lengths = [cut(length, self.count) for length in bucket.lengths]
         return [[self.weight_format.units(parts[place]) for parts in lengths] for place in range(self.count)]
 
     def _pass_on(
-        self, kind: str, round_: Round, take_in: Callable[[Round, Tensor], None], received: Tensor
+        self, kind: str, bucket: Bucket, take_in: Callable[[Bucket, Tensor], None], received: Tensor
     ) -> Exchange:
-        """The second stage: to the mates, as it came."""
+        """The second stage: to the local ranks, as it came."""
         return Exchange(
             f"{kind} inside the node",
             self.inside,
             self.streams.on_the_wire(received.repeat(self.count), INSIDE),
             [len(received)] * self.count,
-            [sum(units) for units in self._weight_units(round_)],
-            partial(take_in, round_),
+            [sum(units) for units in self._weight_units(bucket)],
+            partial(take_in, bucket),
         )
 
-    def of_owners(self, round_: Round, received: Tensor) -> list[Tensor]:
-        lengths = [cut(length, self.count) for length in round_.lengths]
+    def of_owners(self, bucket: Bucket, received: Tensor) -> list[Tensor]:
+        lengths = [cut(length, self.count) for length in bucket.lengths]
         flat = [parts[place] for place in range(self.count) for parts in lengths]
         parts = self.weight_format.unpack(received.to(self.device), flat)
         owners = len(lengths)

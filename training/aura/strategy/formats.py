@@ -14,7 +14,7 @@ from aura.strategy.codec import FLOATS, bytes_of, decode, encode
 @dataclass(frozen=True)
 class WireFormat:
     format: str | torch.dtype  # of integer codes and scales as bytes, see codec.py; or one of torch's
-    changes: bool = True  # leg 2 carries what is added to the weights, not the weights
+    changes: bool = True  # the all-gather carries what is added to the weights, not the weights
     # The owner keeps weights of its own in fp32: it adds to everybody's what these lack, so that no error of the wire
     # is there to stay.
     master: bool = True

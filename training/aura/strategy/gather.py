@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from aura.cluster.ranks import collective
-from aura.strategy.pieces import Segment
-from aura.strategy.shard import Named
+from aura.strategy.buckets import Shard
+from aura.strategy.owner_shard import Named
 from aura.strategy.state import Allocate, empty, in_memory, key, unit_of
 
 CHUNK = 4 * 2**20  # bytes of every rank that are on their way at once
@@ -43,9 +43,9 @@ def shapes_of(
     return shapes
 
 
-def whole_state(
+def full_state_dict(
     group: dist.ProcessGroup,
-    owned: Sequence[Sequence[Segment]],
+    owned: Sequence[Sequence[Shard]],
     part: Mapping[str, Tensor],
     shapes: Mapping[str, tuple[list[int], torch.dtype]],
     wanted: Allocate | None,
@@ -63,7 +63,7 @@ def whole_state(
         parameter, _, kind = name.rpartition(".")
         kinds.setdefault(parameter, []).append(kind)
     mine = _bytes_of(part, owned[group.rank()], kinds, wanted or in_memory)
-    regions = [list(_regions(segments, kinds, shapes)) for segments in owned]
+    regions = [list(_regions(shards, kinds, shapes)) for shards in owned]
     lengths = [sum(last - first for _, first, last in of_rank) for of_rank in regions]
 
     def collect() -> dict[str, Tensor]:
@@ -97,12 +97,12 @@ def whole_state(
 
 def _bytes_of(
     part: Mapping[str, Tensor],
-    segments: Sequence[Segment],
+    shards: Sequence[Shard],
     kinds: dict[str, list[str]],
     allocate: Allocate,
 ) -> Tensor:
     """In the order of `_regions`. Raises OSError."""
-    tensors = [part[key(segment, kind)] for segment in segments for kind in kinds[segment.name]]
+    tensors = [part[key(shard, kind)] for shard in shards for kind in kinds[shard.name]]
     result, start = allocate(sum(tensor.nbytes for tensor in tensors)), 0
     for tensor in tensors:
         result[start : start + tensor.nbytes] = tensor.detach().cpu().reshape(-1).view(torch.uint8)
@@ -111,22 +111,22 @@ def _bytes_of(
 
 
 def _regions(
-    segments: Sequence[Segment],
+    shards: Sequence[Shard],
     kinds: Mapping[str, list[str]],
     shapes: Mapping[str, tuple[list[int], torch.dtype]],
 ) -> Iterator[tuple[str, int, int]]:
     """Where the state of these segments belongs, in their order: the name of a whole tensor, and the bytes of it from
     the first to before the last."""
-    for segment in segments:
-        for kind in kinds[segment.name]:
-            name, unit = f"{segment.name}.{kind}", unit_of(kind)
+    for shard in shards:
+        for kind in kinds[shard.name]:
+            name, unit = f"{shard.name}.{kind}", unit_of(kind)
             shape, size = shapes[name][0], shapes[name][1].itemsize
             if not unit:
                 yield name, 0, size
                 continue
             rows, columns = (shape[0], shape[1]) if unit > 1 else (1, 0)
             for row in range(rows):
-                first, last = segment.start // unit, ceil(segment.stop / unit)
+                first, last = shard.start // unit, ceil(shard.stop / unit)
                 yield name, (row * columns + first) * size, (row * columns + last) * size
 
 

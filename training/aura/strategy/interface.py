@@ -15,7 +15,7 @@ STOP, SUSPECT = 1, 1 << 20  # added up over the ranks, of which there are fewer
 
 
 @dataclass(frozen=True)
-class Told:
+class LocalStepStats:
     """Of this rank's share of a step."""
 
     loss_sum: Tensor | float  # nats, summed over the tokens
@@ -26,14 +26,14 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GlobalStepStats:
     """Of a step of all ranks; the same on every rank."""
 
     loss_sum: float  # nats
     tokens: int
     gradient_norm: float  # L2, of the mean over all tokens, before clipping
     stopping: bool  # a rank was asked to stop: no step follows in this attempt
-    suspect: bool  # because its GPU is sick: what it has computed may be wrong
+    suspect: bool  # because its GPU is unhealthy: what it has computed may be wrong
     bad_loss: list[int]  # the ranks whose loss is not finite
     # The ranks whose gradient is not finite; empty too when only the sum over all is not.
     bad_gradient: list[int]
@@ -59,15 +59,15 @@ class Strategy:
         """Around the backward pass of the last micro-batch: gradients may leave while it computes."""
         raise NotImplementedError
 
-    def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
+    def apply(self, local_stats: LocalStepStats, lr: float) -> Callable[[], GlobalStepStats]:
         """From the gradients of the summed losses of all ranks to new parameters. What it returns waits until it is
         known what came of it; with a delay, micro-batches of the next step may be computed before it is called, with
-        all but the last of their backward passes over, and after it there is `put_in`."""
+        all but the last of their backward passes over, and after it there is `apply_update`."""
         raise NotImplementedError
 
-    def put_in(self, kept: bool) -> None:
+    def apply_update(self, kept: bool) -> None:
         """With a delay: the parameters are those after the step that has been applied, from here on. kept:
-        `whole_state` will be asked for at this step."""
+        `full_state_dict` will be asked for at this step."""
 
     def complete(self) -> None:
         """Wait until the parameters are those after the last step: before anything but a forward pass reads them."""
@@ -79,7 +79,7 @@ class Strategy:
         """The ranks whose parameters differ from those of the majority."""
         return []
 
-    def whole_state(self, wanted: Allocate | None) -> Callable[[], dict[str, Tensor]]:
+    def full_state_dict(self, wanted: Allocate | None) -> Callable[[], dict[str, Tensor]]:
         """What returns the optimizer's state of all ranks together, as it is now, in the names and shapes of a rank
         that is alone. All ranks have to ask at the same step, and to call what they get, each in its own time: steps
         may go on meanwhile. It is copied into what `wanted` gives; None: it may return nothing. Raises OSError."""
@@ -98,7 +98,7 @@ def clip_factor(norm: float, clip: float, tokens: int) -> float:
     return min(1.0, clip / norm) / tokens if norm else 1 / tokens
 
 
-def outcome_of(rows: list[list[float]]) -> Outcome:
+def global_stats_of(rows: list[list[float]]) -> GlobalStepStats:
     """rows: of every rank its loss, tokens, wish to stop, sum of squares of its owned gradient, and then of every rank
     whether its gradient is not finite, as this owner has seen it. Added in the order of the ranks, in fp64, so that
     every rank gets the same bits.
@@ -107,7 +107,7 @@ def outcome_of(rows: list[list[float]]) -> Outcome:
     bad_loss = [rank for rank, row in enumerate(rows) if not math.isfinite(row[0])]
     bad_gradient = [rank for rank in range(len(rows)) if any(row[4 + rank] for row in rows)]
     norm = math.sqrt(squares) / tokens if squares >= 0 else math.nan
-    return Outcome(
+    return GlobalStepStats(
         loss_sum=loss_sum,
         tokens=int(tokens),
         gradient_norm=norm,

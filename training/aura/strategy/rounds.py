@@ -30,9 +30,9 @@ from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig
 from aura.strategy.alone import Alone
 from aura.strategy.checksum import checksum
-from aura.strategy.delayed import LATE, Delayed
-from aura.strategy.interface import Outcome, Told, outcome_of
-from aura.strategy.shard import Named
+from aura.strategy.delayed import STALE, Delayed
+from aura.strategy.interface import GlobalStepStats, LocalStepStats, global_stats_of
+from aura.strategy.owner_shard import Named
 from aura.strategy.sharded import Sharded
 from aura.strategy.state import Allocate
 
@@ -51,9 +51,9 @@ class Rounds(Alone):
         exchange = replace(config, optimizer="adamw", predicted_weights=False, clip=math.inf, delay=delay)
         kind = Delayed if delay else Sharded
         self.outer = kind(self.agreed, ranks, exchange)
-        self.late = math.ceil(delay * config.local_steps)  # steps of a round that do not know the last one
+        self.stale = math.ceil(delay * config.local_steps)  # steps of a round that do not know the last one
         self.steps = self.tokens = 0  # of this round; the tokens of this rank
-        self.under_way: Callable[[], Outcome] | None = None  # the exchange of the last one
+        self.under_way: Callable[[], GlobalStepStats] | None = None  # the exchange of the last one
         self.left: dict[str, Tensor] = {}  # what this rank had when it ended
 
     def start(self) -> None:
@@ -62,38 +62,38 @@ class Rounds(Alone):
         self._take_agreed()
 
     @torch.no_grad()
-    def apply(self, told: Told, lr: float) -> Callable[[], Outcome]:
-        outcome = self._local_step(told, lr)
+    def apply(self, local_stats: LocalStepStats, lr: float) -> Callable[[], GlobalStepStats]:
+        global_stats = self._local_step(local_stats, lr)
         self.steps += 1
-        at_once = told.looked_at or outcome.stopping
-        if self.under_way and (at_once or self.steps == self.late):
-            outcome = self._put_in(outcome)
+        at_once = local_stats.looked_at or global_stats.stopping
+        if self.under_way and (at_once or self.steps == self.stale):
+            global_stats = self._put_in(global_stats)
         self.is_whole = False
         if at_once or self.steps == self.config.local_steps:
-            self.is_whole = at_once or not self.late
-            outcome = self._end_round(outcome)
-        return lambda: outcome
+            self.is_whole = at_once or not self.stale
+            global_stats = self._end_round(global_stats)
+        return lambda: global_stats
 
-    def _local_step(self, told: Told, lr: float) -> Outcome:
-        loss, norm = self.sums(told)
-        norm /= told.loss_scale
+    def _local_step(self, local_stats: LocalStepStats, lr: float) -> GlobalStepStats:
+        loss, norm = self.sums(local_stats)
+        norm /= local_stats.loss_scale
         bad = [0.0] * self.ranks.world_size
         bad[self.ranks.rank] = float(not math.isfinite(norm))
-        rows = self.ranks.rows([loss, float(told.tokens), float(told.stop), norm**2, *bad])
+        rows = self.ranks.rows([loss, float(local_stats.tokens), float(local_stats.stop), norm**2, *bad])
         # Each rank clips its own; what is said is their root mean square.
         own_norms = [square / tokens**2 for _, tokens, _, square, *_ in rows]
-        outcome = replace(outcome_of(rows), gradient_norm=math.sqrt(sum(own_norms) / len(rows)))
-        if not outcome.left_out:
-            self.update(norm / told.tokens, told, lr)
-            self.tokens += told.tokens
-        return outcome
+        global_stats = replace(global_stats_of(rows), gradient_norm=math.sqrt(sum(own_norms) / len(rows)))
+        if not global_stats.left_out:
+            self.update(norm / local_stats.tokens, local_stats, lr)
+            self.tokens += local_stats.tokens
+        return global_stats
 
-    def _end_round(self, outcome: Outcome) -> Outcome:
+    def _end_round(self, global_stats: GlobalStepStats) -> GlobalStepStats:
         """is_whole: and wait for what it comes to. Of a step, with what became of the round."""
         self.steps = 0
         if not self.tokens:  # fp16: on no rank a step that was not left out
             self._take_agreed()
-            return outcome
+            return global_stats
         weights = self.agreed.views
         for name, parameter in self.parameters.items():
             parameter.grad = None
@@ -103,19 +103,19 @@ class Rounds(Alone):
             self.left = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         with self.outer.last_backward():
             pass
-        told, self.tokens = Told(0.0, self.tokens), 0
+        local_stats, self.tokens = LocalStepStats(0.0, self.tokens), 0
         if self.is_whole:
             # It may take far longer than the steps by which hanging ranks are found.
             self.ranks.activity.expect_delay()
-        self.under_way = self.outer.apply(told, self.config.outer_lr)
-        return self._put_in(outcome) if self.is_whole else outcome
+        self.under_way = self.outer.apply(local_stats, self.config.outer_lr)
+        return self._put_in(global_stats) if self.is_whole else global_stats
 
-    def _put_in(self, outcome: Outcome) -> Outcome:
+    def _put_in(self, global_stats: GlobalStepStats) -> GlobalStepStats:
         """What the last round has come to. Of a step, with what became of that round."""
         assert self.under_way
         self.ranks.activity.expect_delay()
         of_round, self.under_way = self.under_way(), None
-        self.outer.put_in(kept=False)
+        self.outer.apply_update(kept=False)
         self.outer.complete()
         if self.left:
             for name, parameter in self.parameters.items():
@@ -124,8 +124,10 @@ class Rounds(Alone):
             self._take_agreed()
         self.left = {}
         if not of_round.left_out:
-            return outcome
-        return replace(outcome, left_out=True, bad_gradient=outcome.bad_gradient or of_round.bad_gradient)
+            return global_stats
+        return replace(
+            global_stats, left_out=True, bad_gradient=global_stats.bad_gradient or of_round.bad_gradient
+        )
 
     def expect_delay(self) -> None:
         self.outer.expect_delay()
@@ -133,15 +135,15 @@ class Rounds(Alone):
     def compare(self) -> list[int]:
         return self.ranks.odd_ones(checksum(self.parameters.values()))
 
-    def whole_state(self, wanted: Allocate | None) -> Callable[[], dict[str, Tensor]]:
-        collect, own = self.outer.whole_state(wanted), super().whole_state(wanted)
+    def full_state_dict(self, wanted: Allocate | None) -> Callable[[], dict[str, Tensor]]:
+        collect, own = self.outer.full_state_dict(wanted), super().full_state_dict(wanted)
         return lambda: collect() | own()
 
     @torch.no_grad()
     def load(self, whole: dict[str, Tensor]) -> None:
         self._agree_on_own()
         # Weights of late micro-batches are those of another strategy.
-        self.outer.load({name: tensor for name, tensor in whole.items() if not name.endswith(f".{LATE}")})
+        self.outer.load({name: tensor for name, tensor in whole.items() if not name.endswith(f".{STALE}")})
         super().load(whole)
 
     def close(self) -> None:

@@ -2,8 +2,9 @@
 
 A checkpoint holds the whole state by whole parameters, whoever has owned what: `h.0.attn.c_attn.weight.exp_avg` are the
 first moments of this parameter, `.scales` (2, blocks) belong to its blocks of 256 elements, `.step` to all of it, and
-`.master` are its elements as their owners have them, where these are more exact than everybody's. gather.py puts it
-together, and a rank takes what it owns out of it. So any one disk is enough, and any number of ranks can go on.
+`.master` are its elements as their owners have them, where these are more exact than everybody's.
+gather.py puts it together, and a rank takes what it owns out of it. So any one disk is enough, and any
+number of ranks can go on.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from torch import Tensor
 
 from aura.errors import DataError
 from aura.optim.adamw import BLOCK
-from aura.strategy.pieces import Segment
+from aura.strategy.buckets import Shard
 
 MASTER = "master"
 
 
-def key(segment: Segment, kind: str) -> str:
+def key(shard: Shard, kind: str) -> str:
     """Of what an owner has of it: `.exp_avg[4096:8192]` are these elements of the flattened parameter."""
-    return f"{segment.name}.{kind}[{segment.start}:{segment.stop}]"
+    return f"{shard.name}.{kind}[{shard.start}:{shard.stop}]"
 
 
-def take(whole: Mapping[str, Tensor], segment: Segment, kind: str, target: Tensor) -> None:
+def take(whole: Mapping[str, Tensor], shard: Shard, kind: str, target: Tensor) -> None:
     """Overwrite the target with what the whole state has of the segment. Raises DataError."""
-    name, unit = f"{segment.name}.{kind}", unit_of(kind)
+    name, unit = f"{shard.name}.{kind}", unit_of(kind)
     found = whole.get(name, torch.empty(0))
     if unit:
         target = target.view(-1, target.shape[-1]) if unit > 1 else target.view(1, -1)
-        first, last = segment.start // unit, ceil(segment.stop / unit)
+        first, last = shard.start // unit, ceil(shard.stop / unit)
         found = found.reshape(len(target), -1)[:, first:last]
     if found.shape != target.shape:
         raise DataError("state_missing", name=name)

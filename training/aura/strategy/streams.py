@@ -10,29 +10,30 @@ from torch import Tensor
 
 
 class Streams:
-    def __init__(self, device: torch.device, wire: torch.device, lanes: int) -> None:
-        """device: of the parameters. wire: from where the wire takes its tensors. One stream for each lane: if they
-        shared one, what a lane waits for could stand in it behind what waits for this lane."""
+    def __init__(self, device: torch.device, wire: torch.device, communicators: int) -> None:
+        """device: of the parameters. wire: from where the wire takes its tensors. One stream for each communicator:
+        if they shared one, what a communicator waits for could stand in it behind what waits for this communicator."""
         self.wire = wire
         self.device = device
         self.of_lanes: list[torch.Stream] = []
         if device.type != "cpu":
-            self.of_lanes = [torch.Stream(device) for _ in range(lanes)]
+            self.of_lanes = [torch.Stream(device) for _ in range(communicators)]
 
-    def prepare_thread(self, lane: int) -> None:
+    def prepare_thread(self, communicator: int) -> None:
         torch.set_grad_enabled(False)
         if self.of_lanes:
-            torch.accelerator.set_stream(self.of_lanes[lane])
+            torch.accelerator.set_stream(self.of_lanes[communicator])
 
-    def on_the_wire(self, packed: Tensor, lane: int) -> Callable[[], Tensor]:
-        """It, on the device that the wire takes it from; the function, for the thread of the lane, waits for it."""
+    def on_the_wire(self, packed: Tensor, communicator: int) -> Callable[[], Tensor]:
+        """It, on the device that the wire takes it from; the function, for the thread of the communicator, waits for
+        it."""
         if not self.of_lanes or packed.is_cpu:
             return lambda: packed
         if self.wire.type == "cpu":
             host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             packed = host.copy_(packed, non_blocking=True)
         else:
-            packed.record_stream(self.of_lanes[lane])
+            packed.record_stream(self.of_lanes[communicator])
         there = torch.Event(self.device)
         there.record()
 

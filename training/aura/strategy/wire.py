@@ -5,8 +5,9 @@ do while the result of one is added up. That bounds the memory of what comes, an
 their turn comes. Gradients are packed when they are made: a slow link holds them all, in the format of the wire, in
 place of the gradients themselves, whose memory is the card's.
 
-An exchange may have a second stage, made of what the first has brought. It goes over another lane, with a thread and an
-order of its own, so that the first stages behind it do not wait for it. A job is an exchange with all of its stages.
+An exchange may have a second stage, made of what the first has brought. It goes over another communicator, with a
+thread and an order of its own, so that the first stages behind it do not wait for it. A job is an exchange with all
+of its stages.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ class Peers:
     """Who takes part in an exchange."""
 
     group: dist.ProcessGroup
-    lane: int  # an exchange waits only for others of its lane
-    near: frozenset[int]  # of the group: whom this one reaches without a link that counts, itself at least
+    communicator: int  # an exchange waits only for others of its communicator
+    local_ranks: frozenset[
+        int
+    ]  # of the group: whom this one reaches without a link that counts, itself at least
 
 
 @dataclass
 class Exchange:
     """Every rank sends a part of a flat tensor to every rank. gloo's reduce_scatter is an all-reduce inside, with twice
-    the bytes; all_to_all_single is what it says. `pack` and `use` are called in the thread of the lane."""
+    the bytes; all_to_all_single is what it says. `pack` and `use` are called in the thread of the communicator."""
 
     kind: str  # waits of the same kind take about equally long
     peers: Peers
@@ -63,14 +66,14 @@ class Exchange:
 
     def end(self) -> tuple[int, Exchange | None]:
         """The bytes that have left over links, and the next stage."""
-        far = (count for rank, count in enumerate(self.to_ranks) if rank not in self.peers.near)
+        far = (count for rank, count in enumerate(self.to_ranks) if rank not in self.peers.local_ranks)
         sent = sum(far) * self.sent.element_size()
         following = self.use(self.received)
         del self.sent, self.received
         return sent, following
 
 
-class Patience:
+class AdaptiveTimeout:
     """How long to wait for the others: the median of the last waits of that kind, and beside it DEVIATIONS times their
     median absolute deviation, or as long as a step usually takes: another program may make a rank half as fast, and
     who is fast waits most of a step already. At least SHORTEST, and twice the longest of the last waits: who has
@@ -105,19 +108,21 @@ class Patience:
 
 
 class Wire:
-    def __init__(self, patience: Patience, prepare: Callable[[int], None], lanes: int) -> None:
-        """prepare: called once in the thread of every lane, before all exchanges."""
+    def __init__(self, patience: AdaptiveTimeout, prepare: Callable[[int], None], communicators: int) -> None:
+        """prepare: called once in the thread of every communicator, before all exchanges."""
         self.patience, self.prepare = patience, prepare
         self.submitted = self.finished = 0  # jobs
         self.sent_bytes = 0
         self.last_lane = 0  # in which the last job has begun
         self.error: BaseException | None = None
-        self.queues: list[SimpleQueue[Exchange | None]] = [SimpleQueue() for _ in range(lanes)]
+        self.queues: list[SimpleQueue[Exchange | None]] = [SimpleQueue() for _ in range(communicators)]
         self.changed = threading.Condition()
         # Daemons: a rank that ends does not wait for an operation that will never end.
         self.threads = [
-            threading.Thread(target=self._work, args=(lane,), name=f"wire {lane}", daemon=True)
-            for lane in range(lanes)
+            threading.Thread(
+                target=self._work, args=(communicator,), name=f"wire {communicator}", daemon=True
+            )
+            for communicator in range(communicators)
         ]
         for thread in self.threads:
             thread.start()
@@ -125,14 +130,16 @@ class Wire:
     def submit(self, exchange: Exchange) -> int:
         """The number of the job, for `wait`. By one thread at a time.
 
-        Where the next stage of one job and the first of another use the same lane, only a wait keeps their order the
-        same on all ranks.
+        Where the next stage of one job and the first of another use the same communicator, only a wait keeps their
+        order the same on all ranks.
         """
-        lane = exchange.peers.lane
-        assert lane == self.last_lane or self.finished == self.submitted, "jobs of another lane are under way"
-        self.last_lane = lane
+        communicator = exchange.peers.communicator
+        assert communicator == self.last_lane or self.finished == self.submitted, (
+            "jobs of another lane are under way"
+        )
+        self.last_lane = communicator
         self.submitted += 1
-        self.queues[lane].put(exchange)
+        self.queues[communicator].put(exchange)
         return self.submitted
 
     def wait(self, number: int) -> None:
@@ -151,10 +158,10 @@ class Wire:
             queue.put(None)
             thread.join()
 
-    def _work(self, lane: int) -> None:
+    def _work(self, communicator: int) -> None:
         try:
-            self.prepare(lane)
-            self._exchange(self.queues[lane])
+            self.prepare(communicator)
+            self._exchange(self.queues[communicator])
         except BaseException as error:  # whatever it is: the others wait for this thread
             with self.changed:
                 self.error = self.error or error
@@ -179,7 +186,7 @@ class Wire:
             last_end = now
             sent, following = exchange.end()
             if following is not None:
-                self.queues[following.peers.lane].put(following)
+                self.queues[following.peers.communicator].put(following)
             with self.changed:
                 self.sent_bytes += sent
                 if following is None:

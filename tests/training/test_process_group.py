@@ -15,17 +15,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import gang_worker
+import process_group_worker
 import psutil
 import pytest
-from aura.cluster import gang as gang_module
 from aura.cluster import heartbeats
+from aura.cluster import process_group as process_group_module
 from aura.cluster.alike import check_versions
-from aura.cluster.gang import Gang
-from aura.cluster.place import Place
-from aura.cluster.register import Book, Record, Vote
-from aura.cluster.rendezvous import Member
-from aura.cluster.verdict import Verdict
+from aura.cluster.dist_env import DistEnv
+from aura.cluster.failure_report import FailureReport
+from aura.cluster.process_group import ProcessGroup
+from aura.cluster.quorum import QuorumState, Record, Vote
+from aura.cluster.rendezvous_store import Member
 from aura.errors import EXIT_TEMPORARY, ConfigError
 from ports import free_port
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore
@@ -38,12 +38,14 @@ PROCESSES.set_forkserver_preload(["torch", "torch.distributed"])
 
 class Rank(Forked):
     def __init__(self, folder: Path, port: int, rank: int, world_size: int = 3, **more: object) -> None:
-        """more: what gang_worker.work takes."""
+        """more: what process_group_worker.work takes."""
         self.rank, self.port = rank, port
         self.output = folder / f"rank{rank}-{time.monotonic_ns()}.txt"
         self.output.touch()
         given = (rank, world_size, port, str(self.output))
-        self.process = PROCESSES.Process(target=gang_worker.work, args=given, kwargs=more, daemon=True)
+        self.process = PROCESSES.Process(
+            target=process_group_worker.work, args=given, kwargs=more, daemon=True
+        )
         self.process.start()
 
     def lines(self, word: str) -> list[str]:
@@ -69,10 +71,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def working_gang(start: Start, faults: dict[int, str] | None = None, **more: float) -> list[Rank]:
-    gang = [start(rank, fault=(faults or {}).get(rank, ""), **more) for rank in range(3)]
-    for rank in gang:
+    process_group = [start(rank, fault=(faults or {}).get(rank, ""), **more) for rank in range(3)]
+    for rank in process_group:
         rank.says("WORKS", 30)
-    return gang
+    return process_group
 
 
 @pytest.mark.parametrize(
@@ -81,16 +83,16 @@ def working_gang(start: Start, faults: dict[int, str] | None = None, **more: flo
 def test_a_rank_that_is_killed_or_frozen_is_named_within_15_seconds_and_a_new_attempt_forms(
     start: Start, number: signal.Signals, guilty: int
 ) -> None:
-    gang = working_gang(start)
-    os.kill(gang[guilty].pid, number)
+    process_group = working_gang(start)
+    os.kill(process_group[guilty].pid, number)
     deadline = time.monotonic() + 15
-    survivors = [rank for rank in gang if rank.rank != guilty]
+    survivors = [rank for rank in process_group if rank.rank != guilty]
     for survivor in survivors:
         assert survivor.end(max(0.1, deadline - time.monotonic())) == 75
         assert f"rank {guilty} on node{guilty}" in survivor.lines("BROKEN")[0]
     if number == signal.SIGSTOP:
-        os.kill(gang[guilty].pid, signal.SIGCONT)
-        assert gang[guilty].end(15) == 75, "it wakes up and goes on"
+        os.kill(process_group[guilty].pid, signal.SIGCONT)
+        assert process_group[guilty].end(15) == 75, "it wakes up and goes on"
 
     again = [start(rank, seconds=1) for rank in range(3)]
     assert [rank.end(40) for rank in again] == [0, 0, 0]
@@ -99,10 +101,10 @@ def test_a_rank_that_is_killed_or_frozen_is_named_within_15_seconds_and_a_new_at
 
 def test_rank_0_does_not_wait_for_the_dead_to_hear_the_verdict(start: Start) -> None:
     """It would wait for a minute for one that lives."""
-    gang = working_gang(start)
-    for rank in gang[1:]:
+    process_group = working_gang(start)
+    for rank in process_group[1:]:
         rank.process.kill()
-    assert gang[0].end(20) == 75
+    assert process_group[0].end(20) == 75
 
 
 def test_rank_0_that_waits_ends_when_its_own_store_gives_no_answer(start: Start) -> None:
@@ -119,16 +121,16 @@ def test_who_waits_at_a_store_where_nobody_gathers_starts_again(start: Start) ->
 
 
 def test_a_rank_leaves_though_the_store_gives_no_answer(start: Start) -> None:
-    gang = [start(rank, seconds=1, fault="deaf-at-end" if rank == 1 else "") for rank in range(3)]
-    assert [rank.end(50) for rank in gang] == [0, 0, 0]
+    process_group = [start(rank, seconds=1, fault="deaf-at-end" if rank == 1 else "") for rank in range(3)]
+    assert [rank.end(50) for rank in process_group] == [0, 0, 0]
 
 
 def test_a_duplicate_start_is_turned_away_and_disturbs_nobody(start: Start) -> None:
-    gang = working_gang(start)
+    process_group = working_gang(start)
     duplicate = start(1)
     duplicate.says("turned away")
     time.sleep(6)  # longer than the silence that is allowed to a rank with a claim
-    assert [rank.process.exitcode for rank in gang] == [None, None, None]
+    assert [rank.process.exitcode for rank in process_group] == [None, None, None]
     assert not duplicate.lines("ATTEMPT")
 
 
@@ -140,9 +142,9 @@ def test_a_rank_that_restarts_before_the_seal_takes_its_own_place(start: Start) 
     second = start(1, seconds=1)
     second.says("has joined")
     third = start(2, seconds=1)
-    gang = (rank0, second, third)
-    assert [rank.end(40) for rank in gang] == [0, 0, 0]
-    assert len({rank.lines("ATTEMPT")[0] for rank in gang}) == 1
+    process_group = (rank0, second, third)
+    assert [rank.end(40) for rank in process_group] == [0, 0, 0]
+    assert len({rank.lines("ATTEMPT")[0] for rank in process_group}) == 1
 
 
 def test_who_does_not_belong_is_refused_and_rank_0_waits_on(start: Start) -> None:
@@ -205,27 +207,29 @@ def test_a_member_that_fails_ends_all_with_its_sentence_and_code(
 
 
 def test_a_rank_that_has_slept_ends_itself(start: Start) -> None:
-    gang = working_gang(start, {1: "sleep"})
-    assert gang[1].end(20) == 75
-    assert "rank 1 on node1 (127.0.0.1) was frozen for 6" in gang[1].lines("BROKEN")[0]
+    process_group = working_gang(start, {1: "sleep"})
+    assert process_group[1].end(20) == 75
+    assert "rank 1 on node1 (127.0.0.1) was frozen for 6" in process_group[1].lines("BROKEN")[0]
 
 
-@pytest.mark.parametrize("is_sealed", [False, True], ids=["while they meet", "while they work"])
+@pytest.mark.parametrize("is_committed", [False, True], ids=["while they meet", "while they work"])
 def test_what_no_rank_has_written_in_the_store_ends_all_with_a_sentence(
-    start: Start, is_sealed: bool
+    start: Start, is_committed: bool
 ) -> None:
-    if is_sealed:
-        gang, key = working_gang(start), "attempt"
+    if is_committed:
+        process_group, key = working_gang(start), "attempt"
     else:
-        gang = [start(rank) for rank in (0, 1)]
-        gang[1].says("has joined")
-        key = f"{gang[0].lines('Attempt')[0].split(':')[0]}/join/2"
+        process_group = [start(rank) for rank in (0, 1)]
+        process_group[1].says("has joined")
+        key = f"{process_group[0].lines('Attempt')[0].split(':')[0]}/join/2"
     timeout = timedelta(seconds=10)
-    base = TCPStore("127.0.0.1", gang[0].port, is_master=False, timeout=timeout, wait_for_workers=False)
+    base = TCPStore(
+        "127.0.0.1", process_group[0].port, is_master=False, timeout=timeout, wait_for_workers=False
+    )
     PrefixStore("aura", base).set(key, "GET / HTTP/1.1")
-    assert gang[0].end(20) == 75
-    assert "stands what no rank writes (b'GET / HTTP/1.1')" in gang[0].lines("BROKEN")[0]
-    for rank in gang[1:] if is_sealed else ():
+    assert process_group[0].end(20) == 75
+    assert "stands what no rank writes (b'GET / HTTP/1.1')" in process_group[0].lines("BROKEN")[0]
+    for rank in process_group[1:] if is_committed else ():
         assert rank.end(20) == 75
 
 
@@ -288,13 +292,15 @@ def test_a_rank_that_waited_when_the_cable_was_cut_joins_over_a_new_connection(s
 FIVE = [Member(rank, pc, pc, str(rank), "gloo") for rank, pc in enumerate("abbcd")]
 
 
-def gang_of(place: int, store: Store, folder: Path, watch: Store | None = None) -> tuple[Gang, Book]:
+def gang_of(
+    place: int, store: Store, folder: Path, watch: Store | None = None
+) -> tuple[ProcessGroup, QuorumState]:
     """As its member number `place` sees it; the first one is the host."""
-    sealed = {"attempt": "a", "run": "r", "launch": "l", "world_size": 5, "is_sealed": True}
-    store.set("attempt", json.dumps(sealed))
-    book = Book(folder / "vote.json", "launch", Vote(Record(1, tuple(range(5)))))
-    here = Place(place, 0, 5, "a", 1, "")
-    return Gang(FIVE[place], "a", FIVE, store, watch or store, FIVE[0], here, book), book
+    committed = {"attempt": "a", "run": "r", "launch": "l", "world_size": 5, "is_committed": True}
+    store.set("attempt", json.dumps(committed))
+    book = QuorumState(folder / "vote.json", "launch", Vote(Record(1, tuple(range(5)))))
+    here = DistEnv(place, 0, 5, "a", 1, "")
+    return ProcessGroup(FIVE[place], "a", FIVE, store, watch or store, FIVE[0], here, book), book
 
 
 @pytest.fixture
@@ -304,20 +310,22 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def set_seconds(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     for name, value in seconds.items():
-        for module in (gang_module, heartbeats):
+        for module in (process_group_module, heartbeats):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 
 
-def breaks(gang: Gang, seconds: float, store: Store | None = None, beating: Collection[int] = ()) -> bool:
+def breaks(
+    process_group: ProcessGroup, seconds: float, store: Store | None = None, beating: Collection[int] = ()
+) -> bool:
     """Within so many, in which these ranks are heard of in the store."""
     is_over = threading.Event()
-    gang.watch(lambda sentence, code: is_over.set())  # type: ignore[arg-type,return-value]
+    process_group.watch(lambda sentence, code: is_over.set())  # type: ignore[arg-type,return-value]
     deadline = time.monotonic() + seconds
     while not is_over.wait(0.1) and time.monotonic() < deadline:
         for rank in beating:
             PrefixStore("a", store).add(f"beat/{rank}", 1)
-    gang.ends_itself()
+    process_group.ends_itself()
     return is_over.is_set()
 
 
@@ -327,8 +335,8 @@ def test_who_is_silent_is_to_blame_and_nobody_where_too_many_are(
     silent: list[int], blamed: list[int], tmp_path: Path
 ) -> None:
     """It may be the switch then."""
-    gang, book = gang_of(0, store := HashStore(), tmp_path)
-    assert breaks(gang, 30, store, beating={1, 2, 3, 4}.difference(silent))
+    process_group, book = gang_of(0, store := HashStore(), tmp_path)
+    assert breaks(process_group, 30, store, beating={1, 2, 3, 4}.difference(silent))
     assert sorted(book.stops) == blamed
 
 
@@ -340,10 +348,10 @@ def test_who_was_started_again_after_an_exchange_failed_is_not_waited_for(
 ) -> None:
     """Its unit starts one at a time; one that was started twice by hand goes on beating."""
     set_seconds(monkeypatch, BEAT=0.1, SILENCE=60.0, SILENCE_HURT=60.0, SILENCE_BOTH=1.0, LINGER=60.0)
-    gang, book = gang_of(0, store := HashStore(), tmp_path)
-    for sign in [*signs, "left/1", "left/2", "left/4"]:  # who lives has read the verdict
+    process_group, book = gang_of(0, store := HashStore(), tmp_path)
+    for sign in [*signs, "left/1", "left/2", "left/4"]:  # who lives has read the failure report
         store.set(f"a/{sign}", "yes")
-    assert breaks(gang, 30 if is_named else 3, store, beating=[1, 2, 4]) == is_named
+    assert breaks(process_group, 30 if is_named else 3, store, beating=[1, 2, 4]) == is_named
     assert sorted(book.stops) == ([3] if is_named else [])
 
 
@@ -352,7 +360,7 @@ def test_who_asks_to_be_started_again_is_not_to_blame(code: int, blamed: list[in
     """It waits for others: it has too little memory without them, say."""
     store = HashStore()
     gang_of(4, store, tmp_path)[0].give_up("a reason", code)
-    assert Verdict.said(json.loads(PrefixStore("a", store).get("broken"))).causes == blamed
+    assert FailureReport.said(json.loads(PrefixStore("a", store).get("broken"))).causes == blamed
 
 
 class NoAnswer(Store):
@@ -369,7 +377,7 @@ def test_a_silent_host_is_to_blame_unless_all_are_silent(
     others_answer: bool, blamed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the own cable then, or the switch."""
-    monkeypatch.setattr(gang_module, "knock_at", lambda address, port: (False, others_answer))
-    gang, book = gang_of(1, HashStore(), tmp_path, NoAnswer())
-    assert breaks(gang, 30)
+    monkeypatch.setattr(process_group_module, "knock_at", lambda address, port: (False, others_answer))
+    process_group, book = gang_of(1, HashStore(), tmp_path, NoAnswer())
+    assert breaks(process_group, 30)
     assert sorted(book.stops) == blamed

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from aura.config import TrainConfig
-from aura.corpus.windows import inputs_and_targets
+from aura.corpus.sequences import inputs_and_targets
 from aura.model.forward import autocast
 from aura.model.language_model import LanguageModel
 from aura.run.batches import Batches
 
 
-def rehearse(config: TrainConfig, model: LanguageModel, batches: Batches) -> None:
+def run_memory_dry_run(config: TrainConfig, model: LanguageModel, batches: Batches) -> None:
     """The largest micro-batch of a step, at the model's deepest, and once more beside its gradients where a step has
     several. Raises what torch raises where memory ends. Not rehearsed: the optimizer's update, and an exchange with a
     delay. Random numbers and the order of the data stay as they are."""

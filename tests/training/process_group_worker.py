@@ -1,4 +1,4 @@
-"""One rank for test_gang.py: joins, all-reduces in a loop, prints what happens, exits as the trainer does.
+"""One rank for test_process_group.py: joins, all-reduces in a loop, prints what happens, exits as the trainer does.
 
 Its faults: `refuse` (cannot take part), `give-up` (ends alone with 64), `hang` (the main thread stops while computing),
 `sleep` (the machine sleeps for a minute), `stops-gathering` (and its store answers), `deaf`, `deaf-while-waiting` and
@@ -18,14 +18,14 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 from aura.cluster import activity as activity_module
-from aura.cluster import gang as gang_module
-from aura.cluster import gather as gather_module
 from aura.cluster import heartbeats
-from aura.cluster import join as join_module
+from aura.cluster import process_group as process_group_module
+from aura.cluster import rendezvous_handler as handler_module
+from aura.cluster import rendezvous_server as server_module
 from aura.cluster.activity import Activity
-from aura.cluster.join import join
-from aura.cluster.place import Place
-from aura.cluster.rendezvous import GangBroken, GangMismatch, GangRefused
+from aura.cluster.dist_env import DistEnv
+from aura.cluster.rendezvous_handler import join
+from aura.cluster.rendezvous_store import ProcessGroupBroken, ProcessGroupMismatch, ProcessGroupRefused
 from aura.errors import DataError
 
 
@@ -70,36 +70,38 @@ def work(
     sys.stdout = open(output, "w")  # noqa: SIM115 - open until the process ends
     torch.set_num_threads(1)
     activity_module.LEAST = least
-    gang_module.LINGER, heartbeats.SILENCE = 60.0, heartbeats.SILENCE_OFF
+    process_group_module.LINGER, heartbeats.SILENCE = 60.0, heartbeats.SILENCE_OFF
     if fault == "impatient":
-        gather_module.LATECOMERS = 2.0
+        server_module.LATECOMERS = 2.0
     if fault == "stops-gathering":
-        gather_module.Gathering.wait = lambda *_: time.sleep(1000)
-    join_module.NOBODY = 5.0
+        server_module.RendezvousServer.wait = lambda *_: time.sleep(1000)
+    handler_module.NOBODY = 5.0
     if fault == "deaf-while-waiting":
         threading.Timer(4, become_deaf, (port,)).start()
     try:
-        gang = join(
-            Place(rank, 0, world_size, "127.0.0.1", reached_at or port, f"node{rank}"),
+        process_group = join(
+            DistEnv(rank, 0, world_size, "127.0.0.1", reached_at or port, f"node{rank}"),
             run,
             timeout=40,
             refusal=DataError("is_empty", path="its corpus") if fault == "refuse" else None,
             report=say,
         )
-    except GangMismatch as exc:
+    except ProcessGroupMismatch as exc:
         say(f"MISMATCH {exc}")
         os._exit(64)
-    except GangRefused as exc:
+    except ProcessGroupRefused as exc:
         say(f"REFUSED {exc}")
         os._exit(exc.exit_code)
-    except GangBroken as exc:
+    except ProcessGroupBroken as exc:
         end(str(exc))
     activity = Activity()
-    gang.watch(end, activity)
-    say(f"ATTEMPT {gang.attempt}")
+    process_group.watch(end, activity)
+    say(f"ATTEMPT {process_group.attempt}")
     try:
         timeout = timedelta(seconds=60)
-        dist.init_process_group("gloo", store=gang.store, rank=rank, world_size=world_size, timeout=timeout)
+        dist.init_process_group(
+            "gloo", store=process_group.store, rank=rank, world_size=world_size, timeout=timeout
+        )
         deadline = time.monotonic() + seconds
         going_on = torch.ones(1)
         say("WORKS")
@@ -114,17 +116,17 @@ def work(
             if step == 20 and fault == "deaf":
                 become_deaf(port)
             if step == 20 and fault == "give-up":
-                gang.give_up("out of memory", 64)
-                gang.leave()
+                process_group.give_up("out of memory", 64)
+                process_group.leave()
                 os._exit(64)
             going_on = torch.tensor([float(time.monotonic() < deadline)])
             with activity.waiting():
                 dist.all_reduce(going_on, op=dist.ReduceOp.MIN)
             activity.end_step()
     except RuntimeError as exc:
-        gang.end(exc)
+        process_group.end(exc)
     if fault == "deaf-at-end":
         become_deaf(port)
-    gang.leave()
+    process_group.leave()
     say("LEFT")
     os._exit(0)

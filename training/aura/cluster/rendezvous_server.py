@@ -1,7 +1,7 @@
-"""The rank that holds the store: it waits for the others, has them decide who belongs, and seals the attempt.
+"""The rank that holds the store: it waits for the others, has them decide who belongs, and commits the attempt.
 
 docs/attempts.md has the protocol. Where the ranks know each other's addresses, a rank that does not come is left out
-after a while, if those that are there may decide so (register.py); otherwise all of them are needed.
+after a while, if those that are there may decide so (quorum.py); otherwise all of them are needed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,27 @@ from torch.distributed import PrefixStore
 
 from aura.backend import agreed_backend
 from aura.cluster.alike import unlike
-from aura.cluster.gang import Gang
+from aura.cluster.dist_env import DistEnv
 from aura.cluster.heartbeats import SILENCE_HURT
 from aura.cluster.peers import Peers
-from aura.cluster.place import Place
-from aura.cluster.register import Ballot, Book, Proposal, Record, Vote, enough, lacking, newest, next_proposal
-from aura.cluster.rendezvous import (
+from aura.cluster.process_group import ProcessGroup
+from aura.cluster.quorum import (
+    Ballot,
+    Proposal,
+    QuorumState,
+    Record,
+    Vote,
+    enough,
+    lacking,
+    newest,
+    next_proposal,
+)
+from aura.cluster.rendezvous_store import (
     PATIENCE,
-    GangBroken,
-    GangRefused,
     Member,
     Patient,
+    ProcessGroupBroken,
+    ProcessGroupRefused,
     connect,
     first_line,
     now,
@@ -50,13 +60,13 @@ GATHERS = "gathers"  # a key that whoever gathers counts up
 
 
 @dataclass
-class Coming:
+class RendezvousState:
     """A rank on its way into an attempt."""
 
     me: Member
-    place: Place
+    dist_env: DistEnv
     run: str
-    book: Book | None  # where its vote is; None where all ranks are needed
+    quorum_state: QuorumState | None  # where its vote is; None where all ranks are needed
     deadline: float
     report: Report
     # Rank: beats, and since when they are so many
@@ -65,50 +75,56 @@ class Coming:
     @property
     def is_under_way(self) -> bool:
         """Has this launch trained already, as far as this rank knows? One without its book may have forgotten it."""
-        return self.book is not None and (self.book.vote.record.number > 0 or not self.book.may_vote)
+        return self.quorum_state is not None and (
+            self.quorum_state.vote.record.number > 0 or not self.quorum_state.may_vote
+        )
 
     def promise(self, ballot: Ballot) -> str:
         """Its answer, which is on its disk."""
-        book = self.book
-        if book and book.may_vote and (vote := book.vote.promise(ballot)):
+        quorum_state = self.quorum_state
+        if quorum_state and quorum_state.may_vote and (vote := quorum_state.vote.promise(ballot)):
             self._write(vote)
-        return json.dumps(vote_of(book))
+        return json.dumps(vote_of(quorum_state))
 
     def accept(self, proposal: Proposal) -> str:
         """Its answer, which is on its disk."""
-        if self.book and self.book.may_vote and (vote := self.book.vote.accept(proposal)):
+        if (
+            self.quorum_state
+            and self.quorum_state.may_vote
+            and (vote := self.quorum_state.vote.accept(proposal))
+        ):
             self._write(vote)
-            return json.dumps(self.book.may_vote)
+            return json.dumps(self.quorum_state.may_vote)
         return "false"
 
     def _write(self, vote: Vote) -> None:
         """Who cannot write it down does not say it, and takes part without a vote."""
-        assert self.book
+        assert self.quorum_state
         try:
-            self.book.write(vote)
+            self.quorum_state.write(vote)
         except OSError as error:
-            self.book.may_vote = False
+            self.quorum_state.may_vote = False
             self.report(text("vote_not_written", error=why_not_written(error)))
 
     def learn(self, record: Record, absences: Mapping[str, Any] | None = None, host: int = -1) -> None:
         """Where it cannot be written, this rank knows less after its next start."""
-        if self.book:
+        if self.quorum_state:
             with suppress(OSError):
-                self.book.decided(record, absences, host)
-                self.book.may_vote = True
+                self.quorum_state.decided(record, absences, host)
+                self.quorum_state.may_vote = True
 
     def comes_and_goes(self, rank: int, peers: Peers) -> bool:
         """All would stop for it again and again: for the second time lately its PC was silent, or for the third time it
         has stopped all. It is left out, also where it is back, until it has stayed."""
-        assert self.book
-        often = self.book.often(rank)
-        silent = often > 0 and peers.was_silent(self.place.peers[rank])
-        return silent or (often > 1 and not self.book.is_steady_again(rank))
+        assert self.quorum_state
+        often = self.quorum_state.often(rank)
+        silent = often > 0 and peers.was_silent(self.dist_env.peers[rank])
+        return silent or (often > 1 and not self.quorum_state.is_steady_again(rank))
 
 
-def vote_of(book: Book | None) -> dict[str, Any] | None:
+def vote_of(quorum_state: QuorumState | None) -> dict[str, Any] | None:
     """As it is said in the store: None from a rank that has no vote."""
-    return book.vote.as_json() if book and book.may_vote else None
+    return quorum_state.vote.as_json() if quorum_state and quorum_state.may_vote else None
 
 
 def as_json(proposal: Proposal) -> str:
@@ -120,36 +136,40 @@ def proposal_of(values: list[Any]) -> Proposal:
     return Proposal(Ballot(*ballot), Record(number, tuple(before)), tuple(members))
 
 
-def gather(coming: Coming, address: str, peers: Peers | None, elsewhere: Callable[[], bool]) -> Gang | None:
-    """Hold the store at `address` until the attempt is sealed; None when `elsewhere` says that another store goes
+def gather(
+    state: RendezvousState, address: str, peers: Peers | None, elsewhere: Callable[[], bool]
+) -> ProcessGroup | None:
+    """Hold the store at `address` until the attempt is committed; None when `elsewhere` says that another store goes
     first. Raises GangBroken, GangRefused."""
-    me, port = coming.me, coming.place.master_port
+    me, port = state.me, state.dist_env.master_port
     try:
-        gathering = Gathering(coming, address, peers)
+        gathering = RendezvousServer(state, address, peers)
         if not gathering.wait(elsewhere):
             gathering.close()
             return None
-        members = gathering.seal()
-        coming.report(text("sealed", attempt=gathering.attempt, ranks=len(members)))
+        members = gathering.commit()
+        state.report(text("committed", attempt=gathering.attempt, ranks=len(members)))
         watch = scoped(connect(address, port))
-        return Gang(me, gathering.attempt, members, gathering.base, watch, me, coming.place, coming.book)
+        return ProcessGroup(
+            me, gathering.attempt, members, gathering.base, watch, me, state.dist_env, state.quorum_state
+        )
     except RuntimeError as error:  # its own store is silent: this node has lost its address, say
-        raise GangBroken(text("store_ended", member=me, error=first_line(error))) from error
+        raise ProcessGroupBroken(text("store_ended", member=me, error=first_line(error))) from error
 
 
-class Gathering:
-    def __init__(self, coming: Coming, address: str, peers: Peers | None) -> None:
+class RendezvousServer:
+    def __init__(self, state: RendezvousState, address: str, peers: Peers | None) -> None:
         """Open the store and the attempt. Raises GangBroken, and RuntimeError where the store does not answer."""
-        me, port = coming.me, coming.place.master_port
-        self.base = base = open_store(address, port, me.node, coming.deadline, coming.report)
-        self.coming, self.peers, self.me, self.ranks = coming, peers, me, range(coming.place.world_size)
+        me, port = state.me, state.dist_env.master_port
+        self.base = base = open_store(address, port, me.node, state.deadline, state.report)
+        self.state, self.peers, self.me, self.ranks = state, peers, me, range(state.dist_env.world_size)
         self.attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         self.header = {
             "attempt": self.attempt,
-            "run": coming.run,
-            "launch": coming.place.launch,
+            "run": state.run,
+            "launch": state.dist_env.launch,
             "world_size": len(self.ranks),
-            "is_sealed": False,
+            "is_committed": False,
         }
         self.store = PrefixStore(self.attempt, base)  # keys of this attempt
         self.keys = Patient(self.store)
@@ -157,10 +177,10 @@ class Gathering:
         self.present: list[Member] = []
         self.refused: dict[str, int] = {}  # ranks that cannot take part, by their tokens
         Patient(base).set("attempt", json.dumps(self.header))
-        self.keys.set(f"vote/{self.me.rank}", json.dumps(vote_of(coming.book)))
+        self.keys.set(f"vote/{self.me.rank}", json.dumps(vote_of(state.quorum_state)))
         self.keys.set(f"join/{self.me.rank}", json.dumps(asdict(self.me)))
         others = len(self.ranks) - 1
-        coming.report(text("host_waits", attempt=self.attempt, rank=me.rank, others=others, port=port))
+        state.report(text("host_waits", attempt=self.attempt, rank=me.rank, others=others, port=port))
 
     def close(self) -> None:
         """The store ends now: open, and without this rank, it would be taken for an attempt by all, this rank too."""
@@ -169,12 +189,12 @@ class Gathering:
     # Who is there
 
     def wait(self, elsewhere: Callable[[], bool]) -> bool:
-        """Until the attempt can be sealed; False when another store goes first. Raises GangBroken, GangRefused, and
+        """Until the attempt can be committed; False when another store goes first. Raises GangBroken, GangRefused, and
         RuntimeError where the store does not answer."""
         next_report = now() + SAY_EVERY
         while True:
             joined, self.present = patiently(self._who_is_there)
-            under_way = self.coming.is_under_way or patiently(lambda: self._trained_before(joined))  # noqa: B023
+            under_way = self.state.is_under_way or patiently(lambda: self._trained_before(joined))  # noqa: B023
             for member in joined:
                 if member.refusal and member.token not in self.refused:
                     self._refuse(member, member.refusal, under_way)
@@ -194,10 +214,12 @@ class Gathering:
                 continue
             if elsewhere():
                 return False
-            if now() > self.coming.deadline:
-                raise GangBroken(text("did_not_come", attempt=self.attempt, ranks=ranks_in_words(missing)))
+            if now() > self.state.deadline:
+                raise ProcessGroupBroken(
+                    text("did_not_come", attempt=self.attempt, ranks=ranks_in_words(missing))
+                )
             if now() > next_report:
-                self.coming.report(self._why_waiting(waited_for, short))
+                self.state.report(self._why_waiting(waited_for, short))
                 next_report = now() + SAY_EVERY
             time.sleep(0.2)
 
@@ -216,7 +238,7 @@ class Gathering:
 
     def _is_alive(self, member: Member) -> bool:
         """Has it beaten during the last seconds?"""
-        beats, time_now, seen = self.store.add(f"beat/{member.token}", 0), now(), self.coming.seen
+        beats, time_now, seen = self.store.add(f"beat/{member.token}", 0), now(), self.state.seen
         count, since = seen.get(member.token, (0, time_now))
         if beats != count:
             seen[member.token] = (beats, time_now)
@@ -225,35 +247,35 @@ class Gathering:
 
     def _is_left_out(self, rank: int) -> bool:
         """Is it waited for no longer?"""
-        assert self.coming.book and self.peers
-        if rank in self.coming.book.gone | set(self.refused.values()):
+        assert self.state.quorum_state and self.peers
+        if rank in self.state.quorum_state.gone | set(self.refused.values()):
             return True
-        if self.coming.comes_and_goes(rank, self.peers):
+        if self.state.comes_and_goes(rank, self.peers):
             return True
-        return now() - self.began > self.peers.grace(self.coming.place.peers[rank])
+        return now() - self.began > self.peers.grace(self.state.dist_env.peers[rank])
 
     def _steady(self) -> list[Member]:
         """Who is there, without those that come and go where the others may decide without them."""
-        assert self.coming.book and self.peers
+        assert self.state.quorum_state and self.peers
         steady = [
             one
             for one in self.present
-            if one is self.me or not self.coming.comes_and_goes(one.rank, self.peers)
+            if one is self.me or not self.state.comes_and_goes(one.rank, self.peers)
         ]
         votes = self._votes()
         voters = [one.rank for one in steady if one.rank in votes]
         return steady if votes and enough(voters, newest(votes).members) else self.present
 
     def _note_who_comes_and_goes(self, missing: list[int]) -> None:
-        book, peers = self.coming.book, self.peers
+        quorum_state, peers = self.state.quorum_state, self.peers
         for rank in missing:
-            if not book or not peers or rank in book.gone | set(self.refused.values()):
+            if not quorum_state or not peers or rank in quorum_state.gone | set(self.refused.values()):
                 continue
-            if book.was_taken_back_lately(rank):  # all have stopped for that, and it is gone
-                book.stopped_for([rank])
-            if self.coming.comes_and_goes(rank, peers):
-                times, seconds = book.often(rank) + 1, book.patience(rank)
-                self.coming.report(text("comes_and_goes", rank=rank, times=times, seconds=seconds))
+            if quorum_state.was_taken_back_lately(rank):  # all have stopped for that, and it is gone
+                quorum_state.stopped_for([rank])
+            if self.state.comes_and_goes(rank, peers):
+                times, seconds = quorum_state.often(rank) + 1, quorum_state.patience(rank)
+                self.state.report(text("comes_and_goes", rank=rank, times=times, seconds=seconds))
 
     def _trained_before(self, joined: list[Member]) -> bool:
         """By what they know, also those that cannot take part."""
@@ -295,7 +317,7 @@ class Gathering:
     def _refuse(self, member: Member, reason: str, under_way: bool) -> None:
         """In a run under way the others go on without it; at its beginning nobody trains. Raises GangRefused."""
         sentence = text("cannot_take_part", member=member, reason=reason)
-        self.coming.report(sentence)
+        self.state.report(sentence)
         code = member.exit_code or EXIT_USAGE
         refused = json.dumps({"sentence": sentence, "exit_code": code})
         if under_way and member is not self.me:
@@ -305,18 +327,18 @@ class Gathering:
         if not under_way:
             self.keys.set("refused", refused)
             self._tell_all()
-        raise GangRefused(sentence, code)
+        raise ProcessGroupRefused(sentence, code)
 
     def _tell_all(self) -> None:
         """The store stays up until every rank knows that nobody trains, or none comes any more. Whoever is not told
         waits, starts again, and waits again."""
-        next_report, deadline = now() + SAY_EVERY, min(self.coming.deadline, now() + LATECOMERS)
+        next_report, deadline = now() + SAY_EVERY, min(self.state.deadline, now() + LATECOMERS)
         while untold := patiently(self._untold):
             if now() > deadline:
-                self.coming.report(text("never_told", ranks=ranks_in_words(untold)))
+                self.state.report(text("never_told", ranks=ranks_in_words(untold)))
                 break
             if now() > next_report:
-                self.coming.report(text("still_to_be_told", ranks=ranks_in_words(untold)))
+                self.state.report(text("still_to_be_told", ranks=ranks_in_words(untold)))
                 next_report = now() + SAY_EVERY
             time.sleep(0.2)
 
@@ -325,18 +347,18 @@ class Gathering:
 
     # Who belongs
 
-    def seal(self) -> list[Member]:
+    def commit(self) -> list[Member]:
         """The members, in the order of their ranks. Raises GangBroken, RuntimeError."""
-        record = self._decide() if self.coming.book else None
+        record = self._decide() if self.state.quorum_state else None
         members = [one for one in self.present if not record or one.rank in record.members]
-        sealed = {"host": self.me.rank, "members": [asdict(one) for one in members], "record": record}
-        if record and self.coming.book:
+        committed = {"host": self.me.rank, "members": [asdict(one) for one in members], "record": record}
+        if record and self.state.quorum_state:
             # Who was there, and did not answer in time.
             self._note_who_comes_and_goes([one.rank for one in self.present if one not in members])
-            sealed["absences"] = self.coming.book.absences
-            self.coming.learn(record)
-        self.keys.set("sealed", json.dumps(sealed))
-        Patient(self.base).set("attempt", json.dumps(self.header | {"is_sealed": True}))
+            committed["absences"] = self.state.quorum_state.absences
+            self.state.learn(record)
+        self.keys.set("committed", json.dumps(committed))
+        Patient(self.base).set("attempt", json.dumps(self.header | {"is_committed": True}))
         return members
 
     def _decide(self) -> Record:
@@ -345,7 +367,7 @@ class Gathering:
         known = [vote.promised.number for vote in patiently(self._votes).values()]
         ballot = Ballot(1 + max(known, default=0), self.me.rank)
         self.keys.set("ballot", json.dumps(ballot))
-        said = self._answers("promise", there, self.coming.promise(ballot))
+        said = self._answers("promise", there, self.state.promise(ballot))
         votes = {rank: _vote(values) for rank, values in said.items() if values}
         votes = {rank: vote for rank, vote in votes.items() if vote.promised == ballot}
         for number in range(len(self.ranks) + 2):
@@ -353,7 +375,7 @@ class Gathering:
             if not proposal:
                 break
             self.keys.set(f"proposal/{number}", as_json(proposal))
-            own = self.coming.accept(proposal)
+            own = self.state.accept(proposal)
             accepted = self._answers(f"accept/{number}", sorted(said), own)
             votes = {rank: votes[rank].learn(proposal.record) for rank in votes if accepted.get(rank)}
             if not enough(votes, proposal.base.members):
@@ -361,7 +383,7 @@ class Gathering:
             if proposal.members == tuple(sorted(said)):
                 return proposal.record
         without = [rank for rank in there if rank not in votes] or there
-        raise GangBroken(text("not_decided", attempt=self.attempt, ranks=ranks_in_words(without)))
+        raise ProcessGroupBroken(text("not_decided", attempt=self.attempt, ranks=ranks_in_words(without)))
 
     def _answers(self, what: str, ranks: Iterable[int], own: str) -> dict[int, Any]:
         """By rank, of those that answer in time."""
@@ -383,7 +405,7 @@ def _vote(values: Any) -> Vote:
     try:
         return Vote.from_json(values)
     except (ValueError, TypeError, KeyError):
-        raise GangBroken(text("foreign_key", key="vote", data=repr(values)[:60])) from None
+        raise ProcessGroupBroken(text("foreign_key", key="vote", data=repr(values)[:60])) from None
 
 
 def ranks_in_words(ranks: list[int]) -> str:

@@ -1,8 +1,8 @@
 """Which tokens are trained on at which step.
 
-The tokens of a split are one long sequence, cut into fixed windows. Every epoch visits all windows once, in an order
-that depends on (seed, epoch) only. The position in the data is one number, the windows consumed so far, so a run
-resumes exactly, also with another number of ranks: a step takes the next windows, whoever computes them.
+The tokens of a split are one long sequence, cut into fixed sequences. Every epoch visits all sequences once, in an
+order that depends on (seed, epoch) only. The position in the data is one number, the sequences consumed so far, so a
+run resumes exactly, also with another number of ranks: a step takes the next sequences, whoever computes them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-class Windows:
-    """The windows of one split: window i holds tokens [i * seq_len, (i + 1) * seq_len], both ends included.
+class Sequences:
+    """The sequences of one split: sequence i holds tokens [i * seq_len, (i + 1) * seq_len], both ends included.
 
     Neighbours share one token: the last target of one is the first input of the next.
     """
@@ -56,13 +56,13 @@ class Windows:
         return inputs_and_targets(self.batch(indices))
 
     def batch(self, indices: NDArray[np.int64]) -> torch.Tensor:
-        """The whole windows, int64 of shape (len(indices), seq_len + 1)."""
+        """The whole sequences, int64 of shape (len(indices), seq_len + 1)."""
         rows = np.stack([self._tokens(int(index) * self.seq_len, self.seq_len + 1) for index in indices])
         return torch.from_numpy(rows.astype(np.int64))
 
     def by_part(self, indices: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        """Which of these windows belong to which part of a mixture: that in which they begin. Every part has an entry,
-        without parts everything is under ""."""
+        """Which of these sequences belong to which part of a mixture: that in which they begin. Every part has an
+        entry, without parts everything is under ""."""
         shards = np.searchsorted(self.starts, indices * self.seq_len, side="right") - 1
         parts = np.array(self.parts)[shards]
         return {part: indices[parts == part] for part in dict.fromkeys(self.parts)}
@@ -81,7 +81,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class ByPart:
-    """A figure of validation windows: of all, and of each part of a mixture that has any."""
+    """A figure of validation sequences: of all, and of each part of a mixture that has any."""
 
     whole: float
     parts: dict[str, float]
@@ -98,22 +98,22 @@ class ByPart:
 
 
 def inputs_and_targets(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole windows without their last token, and without their first; views."""
+    """Whole sequences without their last token, and without their first; views."""
     return batch[:, :-1], batch[:, 1:]
 
 
 class Order:
-    """The order of training: position -> window, for ever."""
+    """The order of training: position -> sequence, for ever."""
 
-    def __init__(self, windows: int, seed: int) -> None:
-        self.windows, self.seed = windows, seed
+    def __init__(self, sequences: int, seed: int) -> None:
+        self.sequences, self.seed = sequences, seed
         self._epoch, self._permutation = -1, np.empty(0, dtype=np.int64)
 
     def at(self, position: int, count: int) -> NDArray[np.int64]:
-        """The windows at positions [position, position + count); they may reach into the next epoch."""
+        """The sequences at positions [position, position + count); they may reach into the next epoch."""
         parts = []
         while count:
-            epoch, offset = divmod(position, self.windows)
+            epoch, offset = divmod(position, self.sequences)
             part = self._of_epoch(epoch)[offset : offset + count]
             parts.append(part)
             position, count = position + len(part), count - len(part)
@@ -121,17 +121,17 @@ class Order:
 
     def _of_epoch(self, epoch: int) -> NDArray[np.int64]:
         if epoch != self._epoch:
-            self._epoch, self._permutation = epoch, permutation(self.windows, self.seed, epoch)
+            self._epoch, self._permutation = epoch, permutation(self.sequences, self.seed, epoch)
         return self._permutation
 
 
-def permutation(windows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Windows sorted by a hash of (seed, epoch, window).
+def permutation(sequences: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Windows sorted by a hash of (seed, epoch, sequence).
 
     NumPy's own permutation may change between versions; a run must not lose its place by an upgrade.
     """
     start = _mix(np.uint64(seed) + _mix(np.array([epoch], dtype=np.uint64)))
-    hashes = _mix(start + np.arange(windows, dtype=np.uint64) * np.uint64(MIXER))
+    hashes = _mix(start + np.arange(sequences, dtype=np.uint64) * np.uint64(MIXER))
     return np.argsort(hashes, kind="stable")
 
 
@@ -143,7 +143,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def share_of(rank: int, shares: list[int]) -> tuple[int, int]:
-    """Offset and length of a rank's part when rank r takes shares[r] windows of every step."""
+    """Offset and length of a rank's part when rank r takes shares[r] sequences of every step."""
     return sum(shares[:rank]), shares[rank]
 
 
@@ -155,22 +155,22 @@ def even_share(rank: int, ranks: int, count: int) -> range:
 def check_corpus(corpus: Corpus, config: TrainConfig, world_size: int) -> None:
     """Refuse a corpus that does not fit the configuration. Raises DataError."""
     check_vocabulary(corpus, config.vocab_size, config.preset)
-    windows = len(Windows(corpus, "train", config.seq_len))
+    sequences = len(Sequences(corpus, "train", config.seq_len))
     shares = config.shares(world_size)
-    short = windows < sum(shares)
-    if short and not (config.allow_dataset_oversubscription and windows):
+    short = sequences < sum(shares)
+    if short and not (config.allow_dataset_oversubscription and sequences):
         raise DataError(
             "corpus_too_small_for_tokens" if config.global_batch_tokens else "corpus_too_small",
             path=corpus.path,
             tokens=corpus.tokens["train"],
-            windows=windows,
+            sequences=sequences,
             seq_len=config.seq_len,
             taken=sum(shares),
             accumulation=config.gradient_accumulation_steps,
             ranks=world_size,
             batch=config.global_batch_tokens,
         )
-    if not len(Windows(corpus, "validation", config.seq_len)):
+    if not len(Sequences(corpus, "validation", config.seq_len)):
         raise DataError(
             "validation_too_small",
             path=corpus.path,

@@ -1,4 +1,4 @@
-"""Who belongs to a run, by its rule alone (aura/cluster/register.py): simulated, with all that may go wrong.
+"""Who belongs to a run, by its rule alone (aura/cluster/quorum.py): simulated, with all that may go wrong.
 
 A schedule is made from a seed. Ranks go and come back, disks are wiped, the network is cut, messages are lost, doubled
 and late, and a rank may die between what it writes and what it says.
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aura.cluster import register
-from aura.cluster.register import NOTHING, Ballot, Book, Proposal, Record, Vote, lacking, next_proposal
+from aura.cluster import quorum
+from aura.cluster.quorum import NOTHING, Ballot, Proposal, QuorumState, Record, Vote, lacking, next_proposal
 
 EVERYONE = Record(0, (0, 1, 2, 3, 4))
 
@@ -178,18 +178,18 @@ class World:
             return
         host.accepted.add(rank)
         wanted = set(host.votes) if self.is_calm else host.accepted
-        if not register.enough(host.accepted, proposal.base.members) or wanted - host.accepted:
+        if not quorum.enough(host.accepted, proposal.base.members) or wanted - host.accepted:
             return
         self._note(proposal.record)
         voters = host.accepted & host.votes.keys()
         host.votes = {one: host.votes[one].learn(proposal.record) for one in voters}
         if set(proposal.members) == host.present:
-            self._send(host, "sealed", proposal.record, sorted(host.present))
+            self._send(host, "committed", proposal.record, sorted(host.present))
             host.proposal = host.ballot = None
         else:
             self._propose(host)
 
-    def _on_sealed(self, rank: Rank, host: int, record: Record) -> None:
+    def _on_committed(self, rank: Rank, host: int, record: Record) -> None:
         disk = rank.disk
         if record.number < disk.vote.record.number or (disk.vote.promised.host != host and disk.may_vote):
             return
@@ -273,8 +273,8 @@ def wipes_and_votes(self: World) -> None:
 @pytest.mark.parametrize(
     ("where", "name", "wrong"),
     [
-        (register, "enough", no_half_alone),
-        (register, "enough", whoever_is_there),
+        (quorum, "enough", no_half_alone),
+        (quorum, "enough", whoever_is_there),
         (Vote, "promise", promises_anything),
         (Vote, "accept", accepts_anything),
         (Vote, "accept", forgets_what_it_accepted),
@@ -305,45 +305,47 @@ def test_of_two_accepted_records_the_one_of_the_newer_ballot_is_proposed() -> No
 def test_a_book_keeps_what_was_said(tmp_path: Path) -> None:
     path = tmp_path / "vote.json"
     path.write_text('{"launch": "a"}')
-    book = Book.open(path, "a", 3)
+    book = QuorumState.open(path, "a", 3)
     assert (book.may_vote, book.vote) == (True, Vote(Record(0, (0, 1, 2))))
     vote = book.vote.promise(Ballot(2, 1))
     assert vote
     book.write(vote)
     book.left([2])
-    again = Book.open(path, "a", 3)
+    again = QuorumState.open(path, "a", 3)
     assert (again.vote, again.gone) == (vote, {2})
     again.decided(Record(1, (0, 2)))
-    last = Book.open(path, "a", 3)
+    last = QuorumState.open(path, "a", 3)
     assert (last.vote.record, last.gone) == (Record(1, (0, 2)), set())
     assert last.vote.promised == Ballot(2, 1)
 
 
 def test_who_often_came_back_has_to_stay_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    book = Book(tmp_path / "vote.json", "a", Vote(Record(1, (0, 1, 2))))
+    book = QuorumState(tmp_path / "vote.json", "a", Vote(Record(1, (0, 1, 2))))
     for _ in range(2):
-        assert book.patience(2) == register.STEADY
+        assert book.patience(2) == quorum.STEADY
         book.stopped_for([2])
     book.taken_back([2])
-    again = Book.open(book.path, "a", 3)
+    again = QuorumState.open(book.path, "a", 3)
     assert [(again.often(rank), again.patience(rank)) for rank in (1, 2)] == [(0, 5), (1, 30)]
     assert [again.is_steady_again(rank) for rank in (1, 2)] == [False, True]
     assert [again.was_taken_back_lately(rank) for rank in (1, 2)] == [False, True]
-    later = time.time() + register.LATELY
+    later = time.time() + quorum.LATELY
     with monkeypatch.context() as patch:
-        patch.setattr(register.time, "time", lambda: later)
+        patch.setattr(quorum.time, "time", lambda: later)
         assert again.is_steady_again(2) and not again.was_taken_back_lately(2)
     for _ in range(9):
         again.stopped_for([2])
-    assert again.patience(2) == register.LATELY
+    assert again.patience(2) == quorum.LATELY
     assert not again.is_steady_again(2) and not again.was_taken_back_lately(2)
-    monkeypatch.setattr(register.time, "time", lambda: 1e10)
-    assert again.patience(2) == register.STEADY
+    monkeypatch.setattr(quorum.time, "time", lambda: 1e10)
+    assert again.patience(2) == quorum.STEADY
     again.stopped_for([0, 0])
     again.decided(Record(2, (0, 1, 2)), {"stops": {"1": [1e10, 1e10]}, "back": {}}, host=0)
-    assert [Book.open(book.path, "a", 3).often(rank) for rank in (0, 1, 2)] == [1, 1, 0]
+    assert [QuorumState.open(book.path, "a", 3).often(rank) for rank in (0, 1, 2)] == [1, 1, 0]
     again.decided(Record(3, (0, 1, 2)), {"stops": {"0": [2e10], "1": [1.0]}, "back": {}}, host=0)
-    assert [Book.open(book.path, "a", 3).often(rank) for rank in (0, 1, 2)] == [1, 1, 0], "no older ones"
+    assert [QuorumState.open(book.path, "a", 3).often(rank) for rank in (0, 1, 2)] == [1, 1, 0], (
+        "no older ones"
+    )
 
 
 @pytest.mark.parametrize(
@@ -353,6 +355,6 @@ def test_without_a_book_of_this_launch_a_rank_has_no_vote(tmp_path: Path, conten
     path = tmp_path / "vote.json"
     if content:
         path.write_text(content)
-    book = Book.open(path, "a", 3)
+    book = QuorumState.open(path, "a", 3)
     assert not book.may_vote
     assert book.vote.promised == NOTHING

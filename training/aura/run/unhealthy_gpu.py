@@ -55,7 +55,7 @@ def watch(
     def look(directory: Path) -> None:
         while not (fault := fault_of(directory, uuid_of(device))):
             time.sleep(PAUSE)
-        stop.sick = fault
+        stop.unhealthy = fault
         # On a slow link a step, and a checkpoint that is collected over it, may each take minutes.
         time.sleep(PATIENCE + 2 * (activity.report().usual + saver.seconds))
         end_now(fault)

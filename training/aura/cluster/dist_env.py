@@ -26,7 +26,7 @@ DRIVERS = (Path("/dev/nvidia0"), Path("/dev/dxg"), Path("/proc/driver/nvidia/ver
 
 
 @dataclass(frozen=True)
-class Place:
+class DistEnv:
     rank: int
     local_rank: int  # among the ranks of this node
     world_size: int
@@ -43,7 +43,7 @@ class Place:
         return self.peers[self.rank] if self.peers else ""
 
 
-def place_from_environment() -> Place:
+def dist_env_from_environment() -> DistEnv:
     """RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; one process when they are absent. AURA_PEERS (addresses,
     by rank, with commas) and AURA_LAUNCH let a run go on without some.
 
@@ -52,7 +52,7 @@ def place_from_environment() -> Place:
     environment = os.environ
     node = environment.get("AURA_NODE") or socket.gethostname()
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        return Place(0, 0, 1, "", 0, node)
+        return DistEnv(0, 0, 1, "", 0, node)
 
     rank, local_rank, world_size = number("RANK"), number("LOCAL_RANK", "0"), number("WORLD_SIZE")
     if rank >= world_size:
@@ -62,10 +62,10 @@ def place_from_environment() -> Place:
         raise ConfigError("peers_count", count=len(peers), world_size=world_size)
     launch = environment.get("AURA_LAUNCH", "")
     if world_size == 1:
-        return Place(rank, local_rank, 1, "", number("MASTER_PORT") if peers else 0, node, peers, launch)
+        return DistEnv(rank, local_rank, 1, "", number("MASTER_PORT") if peers else 0, node, peers, launch)
     if not environment.get("MASTER_ADDR"):
         raise ConfigError("no_master_address")
-    return Place(
+    return DistEnv(
         rank, local_rank, world_size, environment["MASTER_ADDR"], number("MASTER_PORT"), node, peers, launch
     )
 
@@ -81,7 +81,7 @@ def link_mbit() -> float:
     raise ConfigError("link_speed_wrong", value=text)
 
 
-def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
+def choose_device(dist_env: DistEnv, backend: str) -> tuple[torch.device, str]:
     """The device of this rank, and `backend`; gloo for auto where there is no GPU. Raises ConfigError."""
     if not torch.cuda.is_available():
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -89,15 +89,15 @@ def choose_device(place: Place, backend: str) -> tuple[torch.device, str]:
         # A launch that has given this rank a card names it: after a boot without a driver there is no device either.
         has_card = any(map(Path.exists, DRIVERS)) or str(seen).startswith(("GPU-", "MIG-"))
         if backend != "gloo" and has_card and not hidden:
-            raise ConfigError("torch_cannot_use_gpu", node=place.node, version=torch.__version__)
+            raise ConfigError("torch_cannot_use_gpu", node=dist_env.node, version=torch.__version__)
         if backend == "nccl":
-            raise ConfigError("nccl_needs_gpu", node=place.node)
+            raise ConfigError("nccl_needs_gpu", node=dist_env.node)
         return torch.device("cpu"), "gloo"
-    if place.local_rank >= torch.cuda.device_count():
+    if dist_env.local_rank >= torch.cuda.device_count():
         raise ConfigError(
-            "too_few_gpus", rank=place.local_rank, node=place.node, count=torch.cuda.device_count()
+            "too_few_gpus", rank=dist_env.local_rank, node=dist_env.node, count=torch.cuda.device_count()
         )
-    device = torch.device("cuda", place.local_rank)
+    device = torch.device("cuda", dist_env.local_rank)
     torch.cuda.set_device(device)
     return device, backend
 

@@ -118,7 +118,7 @@ def next_proposal(ballot: Ballot, votes: Mapping[int, Vote], present: Collection
 
 
 @dataclass
-class Book:
+class QuorumState:
     """One rank's vote on its disk, and who has said that it leaves. `launch`: of which launch; what one of an earlier
     launch has voted does not count in this one."""
 
@@ -133,7 +133,7 @@ class Book:
     back: dict[int, float] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path, launch: str, ranks: int) -> Book:
+    def open(cls, path: Path, launch: str, ranks: int) -> QuorumState:
         """Who launches has put one there. Without it, or with a broken one, a rank cannot know what it has promised on
         the disk that it had: it votes again once the others have named it."""
         everyone = Record(0, tuple(range(ranks)))
@@ -141,9 +141,9 @@ class Book:
             values = json.loads(path.read_text(encoding="utf-8"))
             if values["launch"] == launch:
                 vote = Vote.from_json(values) if "record" in values else Vote(everyone)
-                book = cls(path, launch, vote, True, set(values.get("gone", ())))
-                book.take_over(values)
-                return book
+                quorum_state = cls(path, launch, vote, True, set(values.get("gone", ())))
+                quorum_state.take_over(values)
+                return quorum_state
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             pass
         return cls(path, launch, Vote(everyone), may_vote=False)

@@ -27,27 +27,27 @@ PATIENCE = 8.0  # seconds without an answer after which a connection to the stor
 T = TypeVar("T")
 
 
-class NoGang(Exception):
+class NoProcessGroup(Exception):
     """The text is a sentence for a person."""
 
     exit_code = EXIT_TEMPORARY
 
 
-class GangBroken(NoGang):
-    """The gang cannot go on; a new attempt may."""
+class ProcessGroupBroken(NoProcessGroup):
+    """The process group cannot go on; a new attempt may."""
 
 
-class PortTaken(GangBroken):
+class PortTaken(ProcessGroupBroken):
     """Somebody else on this PC listens there."""
 
 
-class GangMismatch(NoGang):
+class ProcessGroupMismatch(NoProcessGroup):
     """This rank and rank 0 do not mean the same run: trying again does not help."""
 
     exit_code = ConfigError.exit_code
 
 
-class GangRefused(NoGang):
+class ProcessGroupRefused(NoProcessGroup):
     """A rank cannot take part, and starting again does not help: nobody trains."""
 
     def __init__(self, sentence: str, exit_code: int) -> None:
@@ -88,7 +88,9 @@ def open_store(address: str, port: int, node: str, deadline: float, report: Call
             return scoped(connect(address, port))
         except RuntimeError as error:
             reason = first_line(error)
-            raise GangBroken(text("agents_store", address=address, port=port, error=reason)) from error
+            raise ProcessGroupBroken(
+                text("agents_store", address=address, port=port, error=reason)
+            ) from error
     listener = _listen(address, port, node, deadline, report)
     try:
         store = TCPStore(
@@ -100,7 +102,7 @@ def open_store(address: str, port: int, node: str, deadline: float, report: Call
             master_listen_fd=listener.detach(),
         )
     except RuntimeError as error:
-        raise GangBroken(
+        raise ProcessGroupBroken(
             text("store_does_not_start", node=node, port=port, error=first_line(error))
         ) from error
     return scoped(store)
@@ -122,10 +124,10 @@ def _listen(
             )
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
-                kind = PortTaken if error.errno == errno.EADDRINUSE else GangBroken
+                kind = PortTaken if error.errno == errno.EADDRINUSE else ProcessGroupBroken
                 raise kind(text("port_not_opened", port=port, node=node, error=error.strerror)) from error
         if now() > deadline:
-            raise GangBroken(text("address_never_came", node=node, address=address))
+            raise ProcessGroupBroken(text("address_never_came", node=node, address=address))
         if not said:
             report(text("waits_for_address", node=node, address=address))
         said = True
@@ -214,9 +216,9 @@ def read(store: Store, key: str) -> Any:
 
 
 def read_header(store: Store) -> dict[str, Any]:
-    """attempt, run, launch, world_size and is_sealed of the attempt that is under way. Raises GangBroken."""
+    """attempt, run, launch, world_size and is_committed of the attempt that is under way. Raises GangBroken."""
     header = read(store, "attempt")
-    if not isinstance(header, dict) or not {"attempt", "run", "launch", "world_size", "is_sealed"} <= set(
+    if not isinstance(header, dict) or not {"attempt", "run", "launch", "world_size", "is_committed"} <= set(
         header
     ):
         raise _foreign("attempt", header)
@@ -232,28 +234,28 @@ def read_member(store: Store, key: str) -> Member:
         raise _foreign(key, entry) from None
 
 
-class Sealed(NamedTuple):
+class Committed(NamedTuple):
     """Who is in an attempt."""
 
     host: Member
     members: list[Member]  # in the order of their ranks
     record: list[Any] | None  # as register.Record; None where all ranks are needed
-    absences: dict[str, Any]  # as register.Book has them
+    absences: dict[str, Any]  # as register.QuorumState has them
 
 
-def read_sealed(store: Store) -> Sealed:
+def read_committed(store: Store) -> Committed:
     """Raises GangBroken."""
-    said = read(store, "sealed")
+    said = read(store, "committed")
     try:
         members = [Member(**entry) for entry in said["members"]]
         host = next(member for member in members if member.rank == said["host"])
-        return Sealed(host, members, said["record"], said.get("absences", {}))
+        return Committed(host, members, said["record"], said.get("absences", {}))
     except (TypeError, KeyError, StopIteration):
-        raise _foreign("sealed", said) from None
+        raise _foreign("committed", said) from None
 
 
-def _foreign(key: str, data: object) -> GangBroken:
-    return GangBroken(text("foreign_key", key=key, data=repr(data)[:60]))
+def _foreign(key: str, data: object) -> ProcessGroupBroken:
+    return ProcessGroupBroken(text("foreign_key", key=key, data=repr(data)[:60]))
 
 
 def agent_holds_store() -> bool:

@@ -1,9 +1,9 @@
-"""micro_batch=auto: how many windows a rank computes at once, where its GPU has room for more than batch_size.
+"""micro_batch=auto: how many sequences a rank computes at once, where its GPU has room for more than batch_size.
 
 A micro-batch takes a fixed number of launches, whatever is in it, and a card of many multiprocessors waits for them
-(docs/benchmarks.md: gpt2 on an H100 does 354,000 tokens/s with 8 windows at once and 464,000 with 32). The step, its
-windows and what is learnt stay the same, but for rounding. By the size of the card alone, not by what is free on it: so
-a run that is resumed computes as before. Standard library only.
+(docs/benchmarks.md: gpt2 on an H100 does 354,000 tokens/s with 8 sequences at once and 464,000 with 32). The step, its
+sequences and what is learnt stay the same, but for rounding. By the size of the card alone, not by what is free on
+it: so a run that is resumed computes as before. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ CHUNK = 4096  # tokens of the loss at once: of a chunk, too, launches and one ad
 SEVERAL = 8
 
 
-def filling(config: TrainConfig, devices: Sequence[Gpu]) -> dict[str, Any]:
+def auto_micro_batch(config: TrainConfig, devices: Sequence[Gpu]) -> dict[str, Any]:
     """Settings in place of those of `config`; none, where nothing is to be changed. devices: of every rank. Raises
     ConfigError."""
     ranks = len(devices)
     if config.micro_batch != "auto" or config.rank_batch_sizes or config.dropout:
-        return {}  # with dropout windows are computed one by one, see run/division.py
+        return {}  # with dropout sequences are computed one by one, see run/division.py
     if _is_late(config, ranks):
-        return {}  # how many windows are late, and so what is learnt, follows from the micro-batches
+        return {}  # how many sequences are late, and so what is learnt, follows from the micro-batches
     rooms = [FULL * device.memory if device.is_gpu and device.has_spare else 0.0 for device in devices]
     fullest = _fullest(config, ranks)
     asked = config.batch_sizes(ranks)

@@ -1,4 +1,4 @@
-"""micro_batch=auto: as many windows at once as a card has room for, and the same step."""
+"""micro_batch=auto: as many sequences at once as a card has room for, and the same step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from aura.errors import EXIT_TEMPORARY, ConfigError
 from aura.model.gpt import GPT
 from aura.plan import gpus
 from aura.plan.auto import Choice
-from aura.plan.filling import CHUNK, FULL, SEVERAL, filling
 from aura.plan.memory import GIB, largest_micro_batch, memory_of, settings_that_fit
+from aura.plan.micro_batch import CHUNK, FULL, SEVERAL, auto_micro_batch
 from aura.run import attempt, out_of_memory
 from trainers import complete, curve, start
 
@@ -39,7 +39,7 @@ def test_a_card_is_filled_and_not_more(preset: str, settings: dict[str, Any]) ->
     config = resolve(preset, settings)
     for devices in ([BIG], [SMALL] * 5, [BIG, SMALL]):
         ranks = len(devices)
-        filled = replace(config, **filling(config, devices))
+        filled = replace(config, **auto_micro_batch(config, devices))
         assert filled.shares(ranks) == config.shares(ranks)
         sizes = zip(devices, config.batch_sizes(ranks), filled.batch_sizes(ranks), strict=True)
         for device, before, size in sizes:
@@ -55,11 +55,11 @@ def _needs(config: Any, size: int, ranks: int) -> int:
 
 
 def test_a_large_card_computes_a_step_of_gpt2_in_three_parts() -> None:
-    assert filling(resolve("gpt2"), [BIG]) == {"micro_batch": "32", "loss_chunk": CHUNK}
-    assert filling(resolve("gpt2"), [BIG, SMALL])["micro_batch"].startswith("32,")
+    assert auto_micro_batch(resolve("gpt2"), [BIG]) == {"micro_batch": "32", "loss_chunk": CHUNK}
+    assert auto_micro_batch(resolve("gpt2"), [BIG, SMALL])["micro_batch"].startswith("32,")
     filled = replace(resolve("gpt2"), micro_batch="32")
     assert (filled.batch_sizes(1), largest_micro_batch(filled)) == ([32], 32)
-    # Not one more than a share, and those of a smaller gang keep theirs.
+    # Not one more than a share, and those of a smaller process group keep theirs.
     assert replace(resolve("gpt2"), micro_batch="500").batch_sizes(1) == [96]
     assert replace(resolve("gpt2"), micro_batch="32,8,16").among(3, [0, 2]).micro_batch == "32,16"
 
@@ -77,9 +77,9 @@ def test_a_large_card_computes_a_step_of_gpt2_in_three_parts() -> None:
 )
 def test_what_a_person_says_is_taken(settings: dict[str, Any]) -> None:
     ranks = 1 if "rank_batch_sizes" in settings else 2
-    assert filling(resolve("gpt2", settings), [BIG] * ranks) == {}
-    assert filling(resolve("gpt2"), [gpus.cpu()]) == {}
-    assert filling(resolve("gpt2"), [replace(BIG, has_spare=False)]) == {}
+    assert auto_micro_batch(resolve("gpt2", settings), [BIG] * ranks) == {}
+    assert auto_micro_batch(resolve("gpt2"), [gpus.cpu()]) == {}
+    assert auto_micro_batch(resolve("gpt2"), [replace(BIG, has_spare=False)]) == {}
 
 
 def test_what_a_choice_says_is_no_persons_word() -> None:
@@ -130,7 +130,7 @@ def test_a_filled_step_learns_the_same(ranks: int, corpus: Corpus, tmp_path: Pat
     (plain, *_) = complete(start(tmp_path / "plain", corpus, ranks, AUTO))
     cards = dict.fromkeys(range(ranks), has_a_card)
     (filled, *_) = complete(start(tmp_path / "filled", corpus, ranks, AUTO, cards))
-    assert re.search("micro_batch=auto.* micro-batches of 12 windows and 4096 tokens", filled.text)
+    assert re.search("micro_batch=auto.* micro-batches of 12 sequences and 4096 tokens", filled.text)
     assert "micro_batch=auto" not in plain.text
     assert curve(filled) == pytest.approx(curve(plain), abs=1e-4) and len(curve(plain)) == 20
 

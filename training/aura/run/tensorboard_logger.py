@@ -14,7 +14,7 @@ from aura.errors import why_not_written
 from aura.texts.console import text
 
 
-class Board:
+class TensorBoardLogger:
     """Writes on the first rank of every node, and nowhere else. A full disk ends the curves, not the training."""
 
     def __init__(self, log_dir: Path, writes: bool, step: int, say: Callable[[str], None]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aura.strategy.pieces import Segment
+from aura.strategy.buckets import Shard
 
 
 class Named(nn.Module):
@@ -26,7 +26,7 @@ class Named(nn.Module):
         yield from self.fixed
 
 
-class Shard(Named):
+class OwnerShard(Named):
     """The owned elements: with `master` copies in fp32, otherwise the elements themselves.
 
     Whole matrices have two dimensions; so do parts of matrices and embeddings (one row), which say to the optimizer
@@ -36,30 +36,30 @@ class Shard(Named):
     def __init__(
         self,
         parameters: dict[str, nn.Parameter],
-        segments: list[Segment],
+        shards: list[Shard],
         matrices: set[str],
         master: bool = False,
     ) -> None:
         super().__init__({})
         self.master = master
         self.everybodys: list[Tensor] = []  # the elements as all ranks have them
-        self.segments: dict[str, Segment] = {}
+        self.shards: dict[str, Shard] = {}
         first = next(iter(parameters.values()))
         self.format = first.dtype
-        self.gradient = torch.zeros(sum(map(len, segments)), device=first.device)
+        self.gradient = torch.zeros(sum(map(len, shards)), device=first.device)
         place = 0
-        for segment in segments:
-            parameter = parameters[segment.name]
-            columns = parameter.shape[-1] if segment.name in matrices else len(segment)
+        for shard in shards:
+            parameter = parameters[shard.name]
+            columns = parameter.shape[-1] if shard.name in matrices else len(shard)
             shape = (-1, columns) if parameter.dim() > 1 else (-1,)
-            part = parameter.data.view(-1)[segment.start : segment.stop]
+            part = parameter.data.view(-1)[shard.start : shard.stop]
             self.everybodys.append(part)
             view = nn.Parameter((part.float().clone() if master else part).view(shape), requires_grad=False)
             view.grad_dtype = torch.float32  # also of bf16 parameters
-            view.grad = self.gradient[place : place + len(segment)].view(shape)
-            name = f"{segment.name}[{segment.start}:{segment.stop}]"
-            self.segments[name], self.views[name] = segment, view
-            place += len(segment)
+            view.grad = self.gradient[place : place + len(shard)].view(shape)
+            name = f"{shard.name}[{shard.start}:{shard.stop}]"
+            self.shards[name], self.views[name] = shard, view
+            place += len(shard)
 
     def values(self) -> Tensor:
         """A copy of the elements, flat, in the order of the stream."""
@@ -84,6 +84,6 @@ class Shard(Named):
         return torch.cat([nothing, *parts])
 
     def _overwrite(self, values: Tensor) -> None:
-        parts = torch.split(values, [len(segment) for segment in self.segments.values()])
+        parts = torch.split(values, [len(shard) for shard in self.shards.values()])
         for view, part in zip(self.views.values(), parts, strict=True):
             view.copy_(part.view_as(view))

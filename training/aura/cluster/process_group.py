@@ -1,8 +1,8 @@
 """The watch over one attempt: how its ranks notice that one is missing, hangs, or has ended for a reason of its own.
 
-The protocol is described in docs/attempts.md. `join` (join.py) makes the gang, `Gang.watch` starts the heartbeat,
-`Gang.end` turns a failed collective into a sentence that names the node at fault, `Gang.give_up` tells all why this
-rank ends, `Gang.leave` ends in good order.
+The protocol is described in docs/attempts.md. `join` (rendezvous_handler.py) makes the process group,
+`ProcessGroup.watch` starts the heartbeat, `ProcessGroup.end` turns a failed collective into a sentence that names the
+node at fault, `ProcessGroup.give_up` tells all why this rank ends, `ProcessGroup.leave` ends in good order.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from torch.distributed import PrefixStore, Store
 from aura.backend import agreed_backend
 from aura.cluster.activity import Activity, Report, stalled
 from aura.cluster.alike import check_versions
+from aura.cluster.dist_env import DistEnv
+from aura.cluster.failure_report import FailureReport
 from aura.cluster.heartbeats import SILENCE, SILENCE_HURT, SILENCE_LONGEST, STALL, Heartbeats
 from aura.cluster.peers import knock_at
-from aura.cluster.place import Place
-from aura.cluster.register import Book, enough
-from aura.cluster.rendezvous import (
+from aura.cluster.quorum import QuorumState, enough
+from aura.cluster.rendezvous_store import (
     PATIENCE,
-    GangBroken,
     Member,
     Patient,
+    ProcessGroupBroken,
     first_line,
     now,
     patiently,
     read,
     read_header,
 )
-from aura.cluster.verdict import Verdict
 from aura.errors import EXIT_TEMPORARY
 from aura.texts.console import text
 
 BEAT = 1.0  # seconds between two heartbeats of a member
-# Most seconds until a verdict comes after a failed collective, or until all have left in good order
+# Most seconds until a failure report comes after a failed collective, or until all have left in good order
 PARTING = 15.0
-LINGER = 5.0  # most seconds that the host keeps the store up after a verdict, so that all can read it
+LINGER = 5.0  # most seconds that the host keeps the store up after a failure report, so that all can read it
 # Seconds in which a rank may find out by itself what another one has met: it has better words then.
 OWN_WORDS = 2.0
 ASKED = 3  # PCs at most, one after the other
 
 
-class Gang:
-    """The members of one sealed attempt. `store` holds keys of this attempt only."""
+class ProcessGroup:
+    """The members of one committed attempt. `store` holds keys of this attempt only."""
 
     def __init__(
         self,
@@ -60,27 +60,32 @@ class Gang:
         base: Store,
         watch: Store,
         host: Member,
-        place: Place,
-        book: Book | None,
+        dist_env: DistEnv,
+        quorum_state: QuorumState | None,
     ) -> None:
         """`host`: the member that holds the store. `book`: where ranks may be left out."""
         self.attempt = attempt
         self.rank = members.index(me)  # among the members
         self.world_size = len(members)
         self.members = members
-        self.absent = sorted(set(range(place.world_size)) - {member.rank for member in members})
-        self._host, self._hosts, self._book, self._port = host, host == me, book, place.master_port
+        self.absent = sorted(set(range(dist_env.world_size)) - {member.rank for member in members})
+        self._host, self._hosts, self._quorum_state, self._port = (
+            host,
+            host == me,
+            quorum_state,
+            dist_env.master_port,
+        )
         self._on_back: Callable[[int], None] = lambda rank: None
         self.store = PrefixStore(f"{attempt}/group", base)
         self._me = me
         self._base = base  # keeps the host's server alive
         self._watch_store = watch
         self._activity = Activity()
-        self._verdict: Verdict | None = None
-        self._verdict_known = threading.Event()
+        self._failure_report: FailureReport | None = None
+        self._failure_known = threading.Event()
         self._leaving = threading.Event()
         self._store_answered = now()
-        self._heartbeats = Heartbeats(place.master_port)
+        self._heartbeats = Heartbeats(dist_env.master_port)
         # By rank that is back: its calls, when the last one was seen, and since when it has been calling
         self._calls: dict[int, tuple[int, float, float]] = {}
         self._on_broken: Callable[[str, int], NoReturn] | None = None
@@ -103,8 +108,8 @@ class Gang:
     ) -> None:
         """Start the heartbeat; `activity` is what it says of the main thread.
 
-        `on_broken` gets the verdict and the exit code, once, from whichever thread; it must end the process. `on_back`
-        gets the rank that has come back and wants to take part again, on the host.
+        `on_broken` gets the failure report and the exit code, once, from whichever thread; it must end the process.
+        `on_back` gets the rank that has come back and wants to take part again, on the host.
         """
         self._on_broken = on_broken
         if on_back:
@@ -119,17 +124,17 @@ class Gang:
         threading.Thread(target=self._guard_loop, name="gang-guard", daemon=True).start()
 
     def end(self, error: BaseException) -> NoReturn:
-        """After a failed collective: end the process with the verdict that comes within PARTING seconds, or with the
-        `error`. The watching thread does it: two that ended the process would both say why."""
+        """After a failed collective: end the process with the failure report that comes within PARTING seconds, or
+        with the `error`. The watching thread does it: two that ended the process would both say why."""
         store = PrefixStore(self.attempt, self._base)
         with suppress(RuntimeError):  # the store is gone: the watching threads say so
             patiently(lambda: store.set("hurt", str(self.rank)))
-        if not self._verdict_known.wait(PARTING):
-            verdict = Verdict(text("collective_failed", error=error))
+        if not self._failure_known.wait(PARTING):
+            failure_report = FailureReport(text("collective_failed", error=error))
             with suppress(RuntimeError):
-                patiently(lambda: verdict.publish(store))
-            if not self._verdict_known.wait(LINGER + SILENCE):
-                self._broken(verdict)
+                patiently(lambda: failure_report.publish(store))
+            if not self._failure_known.wait(LINGER + SILENCE):
+                self._broken(failure_report)
         while True:
             time.sleep(1)  # the other thread still saves what is on its way to the disk
 
@@ -142,20 +147,20 @@ class Gang:
         may, and end with the same code where not, or where all meet the same (`alike`): starting again would not help
         them either. With any other they are started again."""
         self._leaving.set()
-        final = Verdict(sentence, exit_code).is_final
-        verdict = Verdict(f"{self._me}: {sentence}", exit_code)
+        final = FailureReport(sentence, exit_code).is_final
+        failure_report = FailureReport(f"{self._me}: {sentence}", exit_code)
         if not final:
             # Who asks by itself to be started again waits for others.
             causes = self._to_blame([] if exit_code == EXIT_TEMPORARY else [self._me])
-            verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, causes=causes)
+            failure_report = FailureReport(failure_report.sentence, EXIT_TEMPORARY, causes=causes)
         if final and not alike and self.can_go_on_without(self._me.rank):
-            verdict = Verdict(verdict.sentence, EXIT_TEMPORARY, gone=self._me.rank)
+            failure_report = FailureReport(failure_report.sentence, EXIT_TEMPORARY, gone=self._me.rank)
         with suppress(RuntimeError):  # the host has ended before us
-            patiently(lambda: verdict.publish(PrefixStore(self.attempt, self._base)))
+            patiently(lambda: failure_report.publish(PrefixStore(self.attempt, self._base)))
 
     def can_go_on_without(self, *gone: int) -> bool:
         """May the other members train when these have left?"""
-        if self._book is None:
+        if self._quorum_state is None:
             return False
         ranks = {member.rank for member in self.members}
         return enough(ranks.difference(gone), ranks)
@@ -185,10 +190,10 @@ class Gang:
                 leaving = [one for one in self.members if keys.check(f"away/{one.rank}")]
                 back = [rank for rank in self.absent if keys.check(f"taken-back/{rank}")]
                 time.sleep(0.05)
-        if self._book and leaving:
-            self._book.left([member.rank for member in leaving])
-        if self._book and back:
-            self._book.taken_back(back)
+        if self._quorum_state and leaving:
+            self._quorum_state.left([member.rank for member in leaving])
+        if self._quorum_state and back:
+            self._quorum_state.taken_back(back)
         return leaving, back
 
     def leave(self) -> None:
@@ -202,22 +207,24 @@ class Gang:
         """Watch until the attempt is over. A watch that ended silently would look like one that sees nothing."""
         store = PrefixStore(self.attempt, self._watch_store)
         try:
-            verdict = self._watch_until_over(store)
+            failure_report = self._watch_until_over(store)
         except RuntimeError as error:
             sentence = text("store_ended", member=self._host, error=first_line(error))
-            verdict = Verdict(sentence, causes=self._to_blame([self._host]))
-        except GangBroken as error:
-            verdict = self._proclaim(store, Verdict(str(error)))
+            failure_report = FailureReport(sentence, causes=self._to_blame([self._host]))
+        except ProcessGroupBroken as error:
+            failure_report = self._proclaim(store, FailureReport(str(error)))
         except Exception as error:
             what = f"{type(error).__name__}: {first_line(error)}"
-            verdict = self._proclaim(store, Verdict(text("watch_failed", member=self._me, error=what)))
-        if verdict and not self._leaving.is_set():
-            self._broken(verdict)
+            failure_report = self._proclaim(
+                store, FailureReport(text("watch_failed", member=self._me, error=what))
+            )
+        if failure_report and not self._leaving.is_set():
+            self._broken(failure_report)
 
-    def _watch_until_over(self, store: Store) -> Verdict | None:
-        """Beat, read the verdict, watch the others' beats: the host those of all, the others the host's.
+    def _watch_until_over(self, store: Store) -> FailureReport | None:
+        """Beat, read the failure report, watch the others' beats: the host those of all, the others the host's.
 
-        The verdict, or None when this rank leaves. Raises RuntimeError when the store is gone, GangBroken."""
+        The failure report, or None when this rank leaves. Raises RuntimeError when the store is gone, GangBroken."""
         watched = [one for one in self.members if one != self._me] if self._hosts else [self._host]
         slept = now()
         while not self._leaving.wait(BEAT):
@@ -227,16 +234,16 @@ class Gang:
             store.set(f"activity/{self._me.token}", json.dumps(asdict(self._activity.report())))
             current = read_header(self._watch_store)["attempt"]
             if current != self.attempt:
-                return Verdict(
+                return FailureReport(
                     text("another_attempt", current=current, member=self._me, attempt=self.attempt)
                 )
             if store.check(["broken"]):
                 return self._heed(store)
-            verdict = self._find_silent(store, watched)
-            if self._hosts and not verdict:
-                verdict = self._find_stalled(store)
-            if verdict:
-                return self._proclaim(store, verdict)
+            failure_report = self._find_silent(store, watched)
+            if self._hosts and not failure_report:
+                failure_report = self._find_stalled(store)
+            if failure_report:
+                return self._proclaim(store, failure_report)
             if self._hosts:
                 self._find_who_is_back(store)
             slept = now()
@@ -244,33 +251,33 @@ class Gang:
             self._store_answered = slept
         return None
 
-    def _was_frozen(self, slept: float) -> Verdict | None:
+    def _was_frozen(self, slept: float) -> FailureReport | None:
         """A rank that was stopped or has slept sees all others silent; it is the one that was missing."""
         seconds = now() - slept
         if seconds > self._heartbeats.timeout(self._me):
-            return Verdict(text("was_frozen", member=self._me, seconds=seconds))
+            return FailureReport(text("was_frozen", member=self._me, seconds=seconds))
         if seconds > STALL:
             self._heartbeats.note_stall(self._me, seconds)
             self._heartbeats.forgive_own_stall()
             self._store_answered = now()
         return None
 
-    def _heed(self, store: Store) -> Verdict | None:
-        """The verdict that stands; None when this rank has come to its own end meanwhile."""
-        verdict = Verdict.said(read(store, "broken"))
+    def _heed(self, store: Store) -> FailureReport | None:
+        """The failure report that stands; None when this rank has come to its own end meanwhile."""
+        failure_report = FailureReport.said(read(store, "broken"))
         # Ranks that find the same fault in the same step say it in their own words; who gives up has left already.
-        if (verdict.is_final or verdict.gone is not None) and self._leaving.wait(OWN_WORDS):
+        if (failure_report.is_final or failure_report.gone is not None) and self._leaving.wait(OWN_WORDS):
             return None
         self._linger(store)
-        return verdict
+        return failure_report
 
-    def _proclaim(self, store: Store, verdict: Verdict) -> Verdict:
-        """Make it the verdict of all, unless another one stands; that one."""
+    def _proclaim(self, store: Store, failure_report: FailureReport) -> FailureReport:
+        """Make it the failure report of all, unless another one stands; that one."""
         # A store that cannot keep it: this rank at least ends with it.
         with suppress(RuntimeError, ValueError, LookupError, TypeError):
-            verdict = Verdict.said(json.loads(verdict.publish(store)))
+            failure_report = FailureReport.said(json.loads(failure_report.publish(store)))
         self._linger(store)
-        return verdict
+        return failure_report
 
     def _linger(self, store: Store, seconds: float | None = None) -> None:
         """This rank knows all that it has to; the host keeps the store up until the others that live do."""
@@ -292,7 +299,7 @@ class Gang:
             if member != self._me
         )
 
-    def _find_silent(self, store: Store, watched: list[Member]) -> Verdict | None:
+    def _find_silent(self, store: Store, watched: list[Member]) -> FailureReport | None:
         """The first of them whose heartbeat has stopped."""
         for member in watched:
             silence = self._heartbeats.silence(member, store)
@@ -307,12 +314,12 @@ class Gang:
                     if one == member or self._heartbeats.silence(one, store) > SILENCE_HURT
                 ]
                 sentence = text(key, member=member, seconds=silence)
-                return Verdict(sentence, causes=self._to_blame(silent))
+                return FailureReport(sentence, causes=self._to_blame(silent))
         return None
 
     def _find_who_is_back(self, store: Store) -> None:
         """Of a PC that comes and goes, all would start again each time: it has to stay for a while."""
-        assert self._book or not self.absent
+        assert self._quorum_state or not self.absent
         for rank in self.absent:
             if not store.check([f"back/{rank}"]):
                 continue
@@ -321,14 +328,14 @@ class Gang:
             if time_now - last > SILENCE_HURT:  # it was gone, or is
                 since = time_now
             self._calls[rank] = (calls, last if calls == before else time_now, since)
-            if not self._book:
+            if not self._quorum_state:
                 continue
-            store.set(f"patience/{rank}", json.dumps(self._book.patience(rank)))
-            if calls != before and time_now - since >= self._book.patience(rank):
+            store.set(f"patience/{rank}", json.dumps(self._quorum_state.patience(rank)))
+            if calls != before and time_now - since >= self._quorum_state.patience(rank):
                 store.set(f"taken-back/{rank}", "yes")
                 self._on_back(rank)
 
-    def _find_stalled(self, store: Store) -> Verdict | None:
+    def _find_stalled(self, store: Store) -> FailureReport | None:
         """The host: whose main thread hangs although its heartbeat goes on, its own included."""
         reports = [self._report_of(store, member) for member in self.members]
         guilty = stalled(reports, hurt=store.check(["hurt"]))
@@ -336,10 +343,10 @@ class Gang:
             return None
         report = reports[guilty[0]]
         if len(guilty) == self.world_size > 1:
-            return Verdict(text("nobody_gets_on", report=report))
-        names = ", ".join(str(self.members[place]) for place in guilty)
-        to_blame = self._to_blame([self.members[place] for place in guilty])
-        return Verdict(text("hangs", members=names, report=report), causes=to_blame)
+            return FailureReport(text("nobody_gets_on", report=report))
+        names = ", ".join(str(self.members[dist_env]) for dist_env in guilty)
+        to_blame = self._to_blame([self.members[dist_env] for dist_env in guilty])
+        return FailureReport(text("hangs", members=names, report=report), causes=to_blame)
 
     def _report_of(self, store: Store, member: Member) -> Report | None:
         key = f"activity/{member.token}"
@@ -370,20 +377,20 @@ class Gang:
                 causes = self._to_blame(there)
                 if causes and not self._hosts and not self._hears_another():
                     causes = []
-                self._broken(Verdict(sentence, causes=causes))
+                self._broken(FailureReport(sentence, causes=causes))
                 return
             slept = now()
 
-    def _broken(self, verdict: Verdict) -> None:
+    def _broken(self, failure_report: FailureReport) -> None:
         with self._lock:
-            if self._verdict is not None or self._leaving.is_set():
+            if self._failure_report is not None or self._leaving.is_set():
                 return
-            self._verdict = verdict
-        if self._book:
+            self._failure_report = failure_report
+        if self._quorum_state:
             # A disk that hangs does not keep this rank from its end.
-            note = threading.Thread(target=verdict.note, args=(self._book,), daemon=True)
+            note = threading.Thread(target=failure_report.note, args=(self._quorum_state,), daemon=True)
             note.start()
             note.join(LINGER)
-        self._verdict_known.set()
+        self._failure_known.set()
         if self._on_broken is not None:
-            self._on_broken(verdict.sentence, verdict.exit_code)
+            self._on_broken(failure_report.sentence, failure_report.exit_code)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store
 
-from aura.cluster.register import Book
+from aura.cluster.quorum import QuorumState
 from aura.errors import EXIT_TEMPORARY, FOR_GOOD
 
 
-class Verdict(NamedTuple):
+class FailureReport(NamedTuple):
     """For a person, and what every rank ends with."""
 
     sentence: str
@@ -25,7 +25,7 @@ class Verdict(NamedTuple):
         return self.exit_code in FOR_GOOD
 
     @classmethod
-    def said(cls, values: Any) -> Verdict:
+    def said(cls, values: Any) -> FailureReport:
         """Raises ValueError, LookupError, TypeError."""
         return cls(str(values["sentence"]), int(values["exit_code"]), values["gone"], values["causes"])
 
@@ -33,8 +33,8 @@ class Verdict(NamedTuple):
         """Write it unless there is one; the one that stands. Raises RuntimeError."""
         return store.compare_set("broken", "", json.dumps(self._asdict()))
 
-    def note(self, book: Book) -> None:
+    def note(self, quorum_state: QuorumState) -> None:
         if self.gone is not None:
-            book.left([self.gone])
+            quorum_state.left([self.gone])
         if self.causes:
-            book.stopped_for(self.causes)
+            quorum_state.stopped_for(self.causes)

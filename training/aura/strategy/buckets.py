@@ -1,4 +1,4 @@
-"""Who owns which elements of the parameters, and in which rounds they go over the wire.
+"""Who owns which elements of the parameters, and in which buckets they go over the wire.
 
 Newton-Schulz needs a matrix whole, so its owner has all of it. Everything else is updated element by element and is
 cut so that all owners have the same number of elements. All orders are that of the backward pass, which makes the
@@ -21,7 +21,7 @@ SMALL = 1 / 256
 
 
 @dataclass(frozen=True)
-class Segment:
+class Shard:
     """The elements [start, stop) of a flattened parameter."""
 
     name: str
@@ -33,12 +33,12 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Round:
+class Bucket:
     """What is exchanged at once: of the stream of every owner the elements [start, stops[owner])."""
 
     start: int
     stops: tuple[int, ...]
-    pieces: tuple[tuple[Segment, ...], ...]  # of every owner
+    shards: tuple[tuple[Shard, ...], ...]  # of every owner
 
     @property
     def lengths(self) -> list[int]:
@@ -47,19 +47,17 @@ class Round:
 
     @property
     def names(self) -> set[str]:
-        return {piece.name for pieces in self.pieces for piece in pieces}
+        return {shard.name for shards in self.shards for shard in shards}
 
 
-def owners(
-    shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, int], ranks: int
-) -> list[list[Segment]]:
+def owners(shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, int], ranks: int) -> list[list[Shard]]:
     """The stream of every owner: its segments in the order of the backward pass.
 
     shapes: of all parameters, in the order of the forward pass. whole: the parameters that Newton-Schulz needs whole,
     and of how many matrices below one another each consists (c_attn: 3).
     """
     backward = {name: place for place, name in enumerate(reversed(list(shapes)))}
-    owned: list[list[Segment]] = [[] for _ in range(ranks)]
+    owned: list[list[Shard]] = [[] for _ in range(ranks)]
     load = [0] * ranks  # elements
     _deal_matrices(shapes, {name: whole[name] for name in backward if name in whole}, owned, load)
     rest = {name: math.prod(shapes[name]) for name in backward if name not in whole}
@@ -67,19 +65,19 @@ def owners(
     small = {name: count for name, count in rest.items() if count < SMALL * share}
     for name, count in small.items():
         owner = load.index(min(load))
-        owned[owner].append(Segment(name, 0, count))
+        owned[owner].append(Shard(name, 0, count))
         load[owner] += count
     large = {name: count for name, count in rest.items() if name not in small}
     level = _water_level(load, sum(large.values()))
     needs = [max(0.0, level - of_owner) for of_owner in load]
     for name, count in large.items():
-        for owner, segment in enumerate(_split(name, count, needs)):
-            if segment:
-                owned[owner].append(segment)
-                needs[owner] = max(0.0, needs[owner] - len(segment))
+        for owner, shard in enumerate(_split(name, count, needs)):
+            if shard:
+                owned[owner].append(shard)
+                needs[owner] = max(0.0, needs[owner] - len(shard))
     for stream in owned:
         # Of one parameter the last rows first, as it is for the parameters.
-        stream.sort(key=lambda segment: (backward[segment.name], -segment.start))
+        stream.sort(key=lambda shard: (backward[shard.name], -shard.start))
     return owned
 
 
@@ -92,22 +90,22 @@ def newton_schulz_work(rows: int, columns: int) -> int:
 def _deal_matrices(
     shapes: Mapping[str, tuple[int, ...]],
     whole: Mapping[str, int],
-    owned: list[list[Segment]],
+    owned: list[list[Shard]],
     load: list[int],
 ) -> None:
     """Each to the owner with the least Newton-Schulz work so far, the largest first (LPT, Graham 1969)."""
     work = [0] * len(owned)
-    matrices: list[tuple[int, Segment]] = []
+    matrices: list[tuple[int, Shard]] = []
     for name, parts in whole.items():
         rows, columns = shapes[name]
         size = rows // parts * columns
         cost = newton_schulz_work(rows // parts, columns)
-        matrices += [(cost, Segment(name, i * size, (i + 1) * size)) for i in reversed(range(parts))]
-    for cost, segment in sorted(matrices, key=lambda matrix: -matrix[0]):
+        matrices += [(cost, Shard(name, i * size, (i + 1) * size)) for i in reversed(range(parts))]
+    for cost, shard in sorted(matrices, key=lambda matrix: -matrix[0]):
         owner = min(range(len(owned)), key=lambda rank: (work[rank], load[rank]))
-        owned[owner].append(segment)
+        owned[owner].append(shard)
         work[owner] += cost
-        load[owner] += len(segment)
+        load[owner] += len(shard)
 
 
 def _water_level(load: list[int], amount: int) -> float:
@@ -120,37 +118,37 @@ def _water_level(load: list[int], amount: int) -> float:
     return level
 
 
-def _split(name: str, count: int, needs: list[float]) -> Iterator[Segment | None]:
+def _split(name: str, count: int, needs: list[float]) -> Iterator[Shard | None]:
     """`count` elements in proportion to what the owners need, cut at multiples of GRAIN."""
     grains, total = math.ceil(count / GRAIN), sum(needs)
     start, so_far = 0, 0.0
     for need in needs:
         so_far += need
         stop = min(count, round(grains * min(1.0, so_far / total)) * GRAIN)
-        yield Segment(name, start, stop) if stop > start else None
+        yield Shard(name, start, stop) if stop > start else None
         start = stop
 
 
-def rounds(owned: list[list[Segment]], count: int) -> list[Round]:
-    """The streams cut into `count` rounds of equal length (fewer, where they are shorter than GRAIN x `count`).
+def cut_into_buckets(owned: list[list[Shard]], count: int) -> list[Bucket]:
+    """The streams cut into `count` buckets of equal length (fewer, where they are shorter than GRAIN x `count`).
 
-    In all but the last rounds every owner takes part, so that no rank has to send everything to one port.
+    In all but the last buckets every owner takes part, so that no rank has to send everything to one port.
     """
     longest = max(sum(map(len, stream)) for stream in owned)
     step = max(1, math.ceil(longest / (count * GRAIN))) * GRAIN
     cut = []
     for start in range(0, longest, step):
-        pieces = tuple(tuple(_between(stream, start, start + step)) for stream in owned)
-        cut.append(Round(start, tuple(start + sum(map(len, part)) for part in pieces), pieces))
+        shards = tuple(tuple(_between(stream, start, start + step)) for stream in owned)
+        cut.append(Bucket(start, tuple(start + sum(map(len, part)) for part in shards), shards))
     return cut
 
 
-def _between(stream: list[Segment], start: int, stop: int) -> Iterator[Segment]:
+def _between(stream: list[Shard], start: int, stop: int) -> Iterator[Shard]:
     """What of a stream lies between two places in it."""
     place = 0
-    for segment in stream:
-        first, last = max(start, place), min(stop, place + len(segment))
+    for shard in stream:
+        first, last = max(start, place), min(stop, place + len(shard))
         if first < last:
-            shift = segment.start - place
-            yield Segment(segment.name, first + shift, last + shift)
-        place += len(segment)
+            shift = shard.start - place
+            yield Shard(shard.name, first + shift, last + shift)
+        place += len(shard)

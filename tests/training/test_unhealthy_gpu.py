@@ -1,4 +1,4 @@
-"""A rank whose GPU is called sick: real trainers on the processor, which answers to "cpu" in place of a UUID."""
+"""A rank whose GPU is called unhealthy: real trainers on the processor, which answers to "cpu" in place of a UUID."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from aura.corpus.corpus import Corpus
-from aura.run import sick_gpu
+from aura.run import unhealthy_gpu
 from aura.watch.faults import write_fault
 from trainers import Fault, Trainer, at_step, complete, start
 
@@ -25,19 +25,19 @@ def found_at(step: int, folder: Path, hangs: bool = False) -> Fault:
     told at the end of the step is decided by then, so the next one is the last. Or it hangs, as with a GPU that is
     lost."""
 
-    def put_in() -> None:
+    def apply_update() -> None:
         os.environ["AURA_FAULTS"] = str(folder)
-        sick_gpu.PAUSE = 0.05
-        original, is_read = sick_gpu.fault_of, threading.Event()
+        unhealthy_gpu.PAUSE = 0.05
+        original, is_read = unhealthy_gpu.fault_of, threading.Event()
 
         def fault_of(*arguments: Any) -> Any:
             if fault := original(*arguments):
                 is_read.set()
             return fault
 
-        sick_gpu.fault_of = fault_of
+        unhealthy_gpu.fault_of = fault_of
         if hangs:
-            sick_gpu.PATIENCE = 1.0
+            unhealthy_gpu.PATIENCE = 1.0
 
         def find() -> None:
             write_fault(folder, "cpu", SAID)
@@ -46,7 +46,7 @@ def found_at(step: int, folder: Path, hangs: bool = False) -> Fault:
 
         at_step(step, find)()
 
-    return put_in
+    return apply_update
 
 
 def ends(ranks: list[Trainer]) -> None:
@@ -91,12 +91,12 @@ def test_on_a_slow_link_it_has_longer_to_save(tmp_path: Path, monkeypatch: pytes
     write_fault(tmp_path, "cpu", SAID)
     monkeypatch.setenv("AURA_FAULTS", str(tmp_path))
     slept: list[float] = []
-    monkeypatch.setattr(sick_gpu, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(unhealthy_gpu, "time", SimpleNamespace(sleep=slept.append))
     activity = SimpleNamespace(report=lambda: SimpleNamespace(usual=227.0))
     ended: queue.Queue[object] = queue.Queue()
-    stop: Any = SimpleNamespace(sick=None)
-    sick_gpu.watch(torch.device("cpu"), stop, activity, SimpleNamespace(seconds=200.0), ended.put)  # type: ignore[arg-type]
-    assert ended.get(timeout=30) is stop.sick
+    stop: Any = SimpleNamespace(unhealthy=None)
+    unhealthy_gpu.watch(torch.device("cpu"), stop, activity, SimpleNamespace(seconds=200.0), ended.put)  # type: ignore[arg-type]
+    assert ended.get(timeout=30) is stop.unhealthy
     assert slept == [120.0 + 2 * 427.0]
 
 
@@ -111,4 +111,4 @@ def test_on_a_slow_link_it_has_longer_to_save(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_only_hardware_is_a_sick_gpu(said: str, is_hardware: bool) -> None:
-    assert (sick_gpu.fault_in(RuntimeError(said)) is not None) is is_hardware
+    assert (unhealthy_gpu.fault_in(RuntimeError(said)) is not None) is is_hardware
