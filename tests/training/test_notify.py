@@ -24,7 +24,7 @@ from aura.errors import ConfigError
 from aura.run.status import Status
 from aura.watch.events import CRITICAL, WARNING, Event
 from aura.watch.findings import NAME, add_finding, read_findings
-from aura.watch.runs import ACTIVE, Seen, begun_of, is_alive, news, statuses
+from aura.watch.runs import ACTIVE, Seen, begun_of, is_alive, news, statuses, unled
 from aura.watch.sender import MOST, WITHIN, Sender
 from aura.watch.services import read_services, without_secrets
 from conftest import Aura
@@ -319,6 +319,10 @@ STORIES: dict[str, tuple[list[dict[str, Any]], str]] = {
         [LEARNS, *[BROKE] * 60],
         "started first_step interrupted failed",
     ),
+    "it is short of ranks, and every start of it ends": (
+        [LEARNS, BROKE, JOINS, {**BROKE, "pid": 2}, says("joining", 3), {**BROKE, "pid": 3}, JOINS],
+        "started first_step interrupted",
+    ),
     "a rank was lost, the others go on without it, and it is back": (
         [
             LEARNS,
@@ -341,6 +345,19 @@ STORIES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "failed between two looks": ([REFUSED], "failed"),
     "over before anybody looked": ([REFUSED | {"updated": 1.0}, says("done", updated=1.0)], ""),
 }
+
+
+def test_where_nobody_leads_any_more_one_sentence_says_that_the_run_is_broken() -> None:
+    """The PC that leads is off, and the others may not go on without it."""
+    seen, told = Seen("running", "training", 1, learned=True), []
+    follower = {"rank": 3, "leads": False}
+    for number in range(100):
+        status = (BROKE | follower) if number % 2 else says("joining", 2 + number, **follower)
+        seen, _ = news("r", seen, status, status["state"] == "joining", 50.0, now=100.0 + 60 * number)
+        seen, events = unled("r", seen, status, now=100.0 + 60 * number)
+        told += events
+    assert [event.kind for event in told] == ["run.interrupted"]
+    assert "rank 2 on node2 has not answered" in told[0].message
 
 
 @pytest.mark.parametrize("story", STORIES)

@@ -211,3 +211,10 @@ def test_what_a_killed_run_leaves_when_it_is_done(corpus: Corpus, tmp_path: Path
     assert [int(entry["step"]) for entry in rows(trainer.run_dir / LOG)] == sorted({*steps, 16})
     assert any(name.startswith("superseded-checkpoint-step-20") for name in again.checkpoints())
     assert (trainer.run_dir / "final" / export.MODEL).read_bytes() == final  # the same steps, the same bits
+
+
+def test_a_rank_that_saves_and_does_not_log_knows_the_rows_of_its_node(tmp_path: Path) -> None:
+    """Of a checkpoint of an older release, which has no log."""
+    write(tmp_path / LOG, None, [1, 2, 3])
+    log = RunLog(tmp_path / LOG, False, None, 2, print)
+    assert sorted(log.rows) == [1, 2]

@@ -134,7 +134,8 @@ class Saver:
             self.collecting = False
             use(optimizer)
         except Exception as error:  # whatever it is: without this, a save that failed would count as one
-            self.error = error
+            # Its frames hold the copies, and so the room that the next try waits for.
+            self.error = error.with_traceback(None)
         self.collecting = False
         self.seconds = time.perf_counter() - began
 

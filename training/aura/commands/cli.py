@@ -35,7 +35,7 @@ COMMANDS = {
     "sample": "continue a text with a trained model",
     "export": "write a trained model for transformers",
     "monitor": "show the load of processor, memory and GPUs every few seconds",
-    "notify": "tell a person what runs, nodes and GPUs do: Discord, Slack, Telegram, e-mail, ntfy, a webhook",
+    "notify": "tell a person what runs and GPUs do: Discord, Slack, Telegram, e-mail, ntfy, a webhook",
     "watch": "look after the GPUs of this machine, and end the rank on one that is sick",
     "check-allreduce": "let all ranks add numbers and check the sum",
     "fingerprint": "verify a corpus and print its fingerprint",

@@ -23,7 +23,7 @@ from aura.texts.console import put, text
 from aura.watch.events import INFO, Event, this_node
 from aura.watch.faults import VARIABLE
 from aura.watch.findings import read_findings
-from aura.watch.runs import Seen, is_alive, news, runs_on, statuses
+from aura.watch.runs import Seen, is_alive, news, runs_on, statuses, unled
 from aura.watch.sender import Sender
 from aura.watch.services import Services, is_open, read_services
 
@@ -82,6 +82,10 @@ class Follower:
         self.seen: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             self.seen = dict(json.loads(self.path.read_text(encoding="utf-8")))
+        if self.until_gone and not self.seen:  # what was found before this run is no news of it
+            self.seen = {
+                "finding": next((one for one, _ in reversed(list(read_findings(self.faults, "")))), "")
+            }
 
     def round(self) -> bool:
         """Whether there is a next one. Raises OSError."""
@@ -104,12 +108,15 @@ class Follower:
             run = rank.parent.absolute().name
             key = f"{run}/{rank.name}"
             seen, said = news(run, Seen(**known.get(key, {})), status, is_alive(status), self.began, now)
-            found[key] = vars(seen)
             if seen.leads:
                 events += said
             elif status.get("attempt") is None and status.get("exit_code") in FOR_GOOD:
                 message = text("rank_refused", run=run, node=self.me, reason=status.get("message"))
                 events += [replace(event, message=message) for event in said if event.kind == "run.failed"]
+            else:
+                seen, said = unled(run, seen, status, now)
+                events += said
+            found[key] = vars(seen)
         return events
 
     def _of_gpus(self, found: dict[str, Any]) -> list[Event]:

@@ -107,6 +107,9 @@ def read_corpus(path: Path) -> Corpus:
 
 
 def corpus_of(meta: dict[str, Any], path: Path) -> Corpus:
+    """Raises DataError."""
+    if meta.get("window"):  # some of its ids carry a mark
+        raise DataError("corpus_of_dialogues", path=path)
     return Corpus(
         path=path,
         fingerprint=meta["fingerprint"],

@@ -360,7 +360,7 @@ class Attempt:
 
 def is_own(error: AuraError) -> bool:
     """Of what a member raises, does it alone raise this?"""
-    return isinstance(error, GpuFault) or error.key == "initial_unusable"
+    return isinstance(error, GpuFault)
 
 
 def leave(members: ProcessGroup | None) -> None:

@@ -68,6 +68,9 @@ class RunLog:
         self.rows = _lines(kept or "", self.header)  # by step
         self.missed: list[Row] = []  # while this node was away
         if not writes:
+            if not self.rows and resumed_step is not None and path.exists():
+                rows = _lines(path.read_text(encoding="utf-8", errors="replace"), self.header)
+                self.rows = {step: line for step, line in rows.items() if step <= resumed_step}
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -160,13 +160,17 @@ class Saving(Observer):
         self.began = time.monotonic()
         self.size = self._bytes()
         config, world_size = snapshot.config, snapshot.ranks.world_size
-        allocate = store.room_for(save_bytes(config, world_size), self._saver.directory)
+        copied = save_bytes(config, world_size)
+        allocate = store.room_for(copied, self._saver.directory)
+        if self.saves and not store.has_room(copied):
+            self.size += copied  # they lie beside the checkpoint until it is written
         try:
             if self.saves:
                 parameters = copies(store.parameters_of(snapshot.model), allocate)
             collect = strategy.full_state_dict(allocate if self.saves else None)
         except OSError as error:  # no room for the copies: the others need this rank's part
-            self._saver.help(self.under_way, strategy.full_state_dict(None), error)
+            without_frames = error.with_traceback(None)  # they hold the copies that there was room for
+            self._saver.help(self.under_way, strategy.full_state_dict(None), without_frames)
         else:
             if self.saves:
                 self._saver.begin(self.under_way, parameters, collect, snapshot.state())

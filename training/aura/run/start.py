@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 
 from aura.checkpoint import store
-from aura.checkpoint.manifest import Writer, writer_of
+from aura.checkpoint.manifest import Writer, checkpoints, writer_of
 from aura.cluster.dist_env import compiles, link_mbit, why_not_compiled
 from aura.cluster.ranks import Ranks
 from aura.config import TrainConfig, as_words
 from aura.corpus.corpus import Corpus
 from aura.corpus.sequences import Sequences
 from aura.corpus.text_bytes import bits_per_byte
-from aura.errors import ConfigError, DataError
+from aura.errors import ConfigError, DataError, NoRoom
 from aura.model.family import model_of
 from aura.model.forward import allow_tensor_cores, take_deterministic_kernels, validation_loss
 from aura.model.language_model import LanguageModel
@@ -175,14 +175,17 @@ def plan_of(run: Run, said: Sequence[str]) -> Plan:
 
 
 def check_main_memory(run: Run) -> None:
-    """For the exchange, before anything is begun. Raises ConfigError, on all ranks alike."""
+    """For the exchange, before anything is begun. Raises ConfigError, on all ranks alike; of a run that goes on NoRoom,
+    for another program may have the memory for a moment only."""
     ranks = run.ranks
     needs = exchange_bytes(run.shared, ranks.world_size, len(set(ranks.nodes)))
     here = needs * ranks.nodes.count(ranks.nodes[ranks.rank])
     free = psutil.virtual_memory().available
-    lacks = [rank for rank, one in enumerate(ranks.all_of({"lacks": here > free})) if one["lacks"]]
-    if lacks:
-        raise ConfigError("no_main_memory", ranks=ranks.name(lacks), size=here / 1e9)
+    begun = any(checkpoints(place) for place in memory_copy.places(run.checkpoints, run.memory))
+    said = ranks.all_of({"lacks": here > free, "begun": begun})
+    if lacks := [rank for rank, one in enumerate(said) if one["lacks"]]:
+        kind = NoRoom if any(one["begun"] for one in said) else ConfigError
+        raise kind("no_main_memory", ranks=ranks.name(lacks), size=here / 1e9)
 
 
 def step_kept(run: Run) -> Iterator[str]:

@@ -36,6 +36,9 @@ class Seen:
     since: float = 0.0  # when it was found broken; 0: it is not, or it has begun again
     leads: bool = False  # the rank that wrote it tells of the run: the lowest of those that train
     away: Sequence[int] = ()  # ranks that the others train without
+    unled: float = (
+        0.0  # since when it is broken, of a rank that does not lead; -1: that was said; 0: it is not
+    )
 
 
 def statuses(runs: Path) -> Iterator[tuple[Path, Status]]:
@@ -96,8 +99,22 @@ def news(
         return replace(seen, phase="over"), [_event("run.stopped", INFO, message, run, status)]
     if state == "failed" and status.get("exit_code") in FOR_GOOD:
         return replace(seen, phase="over"), [_failed(run, status, str(status.get("message")))]
-    is_new = another or before != "failed" if state == "failed" else seen.phase != "broken"
-    return _of_broken(run, seen, status, now, is_new)
+    # Once until it trains again: a run that is short of ranks ends every few minutes.
+    return _of_broken(run, seen, status, now, seen.phase != "broken")
+
+
+def unled(run: str, seen: Seen, status: Status, now: float) -> tuple[Seen, list[Event]]:
+    """Of a rank that does not lead: the PC that does may be off, and then nobody else tells that the run is broken."""
+    if seen.phase != "broken":
+        return replace(seen, unled=0.0), []
+    if seen.unled < 0:
+        return seen, []
+    if not seen.unled or now < seen.unled:
+        return replace(seen, unled=now), []
+    if now - seen.unled < PATIENCE:
+        return seen, []
+    reason = str(status.get("message") or before_it(status).get("message") or "")
+    return replace(seen, unled=-1.0), [_interrupted(run, status, reason)]
 
 
 def _leads(seen: Seen, status: Status) -> bool:
