@@ -11,7 +11,7 @@ WIDTH = 768  # where the rates below have been found; a wider model takes lower 
 RATES = {"adamw": 6e-4, "muon": 4.5e-3}
 # Of the matrices' rate. Embeddings: 9e-3 at this width, near nanochat's 8e-3 for its output matrix (modded-nanogpt's
 # fourth record has 3.6e-3 for one that is the embedding too); very small models like eight times the rate
-# better, and gains as much as the matrices (docs/benchmarks.md).
+# better, and gains as much as the matrices (docs/log.md).
 EMBEDDING_PART, GAIN_PART = 2.0, 1.0
 BATCH, BATCH_AT = 2**19, 12 * 110_100_480  # tokens of a step, of a run of so many
 TOKENS_PER_PARAMETER = 20  # for the best model of a given cost: Hoffmann et al. 2022 (Chinchilla)

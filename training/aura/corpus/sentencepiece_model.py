@@ -1,7 +1,7 @@
 """A SentencePiece model, unigram or BPE, as a tokenizer for `tokenizers`, and whether that gives the same ids.
 
 What the parts mean: sentencepiece_model.proto in the repository google/sentencepiece. transformers'
-convert_slow_tokenizer raises AttributeError on BPE, and gives more other ids on unigram (docs/benchmarks.md).
+convert_slow_tokenizer raises AttributeError on BPE, and gives more other ids on unigram (docs/log.md).
 """
 
 from __future__ import annotations
