@@ -350,7 +350,7 @@ def test_a_single_process_sees_the_gpu_with_most_free_memory(
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
     monkeypatch.setenv("WORLD_SIZE", "2")
     auto.take_best_gpu(print)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1", "each rank of a gang has its own GPU"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1", "each rank of a process group has its own GPU"
     monkeypatch.delenv("WORLD_SIZE")
     auto.take_best_gpu(print)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"

@@ -70,7 +70,7 @@ def test_unlike_processors_stay_bit_equal_and_learn_what_one_learns(
     results = complete(five)
     assert [result["capability"] == "DEFAULT" for result in results] == [False, False, False, True, False]
     check_equal(results, five.steps)
-    # Both legs, and the 4 + 5 numbers of everybody to everybody
+    # Both directions, and the 4 + 5 numbers of everybody to everybody
     legs = 2 * sum(bytes_of(wire, length) for one in lengths(five) for length in one)
     sent, numbers = sum(result["sent"] for result in results), five.steps * 5 * 4 * (4 + 5) * 8
     assert sent - numbers == five.steps * 4 * legs

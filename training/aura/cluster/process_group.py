@@ -120,8 +120,8 @@ class ProcessGroup:
         # A host may stall in the midst of an answer.
         self._watch_store.set_timeout(timedelta(seconds=SILENCE_LONGEST))
         self._store_answered = now()
-        threading.Thread(target=self._beat_loop, name="gang-beat", daemon=True).start()
-        threading.Thread(target=self._guard_loop, name="gang-guard", daemon=True).start()
+        threading.Thread(target=self._beat_loop, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._guard_loop, name="store-guard", daemon=True).start()
 
     def end(self, error: BaseException) -> NoReturn:
         """After a failed collective: end the process with the failure report that comes within PARTING seconds, or

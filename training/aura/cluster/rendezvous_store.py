@@ -173,7 +173,7 @@ def patiently(operation: Callable[[], T], seconds: float = PATIENCE) -> T:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=work, name="gang-ask", daemon=True)
+    thread = threading.Thread(target=work, name="store-ask", daemon=True)
     thread.start()
     thread.join(seconds)
     if errors:

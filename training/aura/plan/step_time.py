@@ -7,14 +7,14 @@ for. So from one `apply_update` to the next
 
     step = (k - j) c + max(j c, exchange)
 
-With all of them late (j = k) the gradients wait for the `apply_update`, and the same holds. Between its two legs the
+With all of them late (j = k) the gradients wait for `apply_update`, and the same holds. Between its two halves the
 exchange holds the owner's update, of u seconds. It takes its time on the device from the late micro-batches: both are
 as much longer, so that
 
-    step = k c + u + max(0, legs - j c)
+    step = k c + u + max(0, exchange - j c)
 
 Without a delay j = 0, and nothing is hidden. Of unlike ranks the slowest decides, rank by rank with the same formula:
-an exchange begins when the last gradients are there. The legs of wire=int8 and int4 have to be encoded and decoded,
+an exchange begins when the last gradients are there. What wire=int8 and int4 send has to be encoded and decoded,
 which is counted as computing.
 
 The first `delay_after` steps have no delay, and a step is the mean over the run.
@@ -96,7 +96,7 @@ def _step_seconds(
 ) -> float:
     """With the delay of the configuration from its beginning on."""
     ranks = len(works)
-    legs = link_bytes(config, ranks, nodes) / speed
+    exchange = link_bytes(config, ranks, nodes) / speed
     coding = coding_seconds(config, ranks, codings)
     computing = [compute_seconds(config, work, ranks) for work in works]
     hidden = [
@@ -106,7 +106,8 @@ def _step_seconds(
         for work, seconds in zip(works, computing, strict=True)
     ]
     return max(
-        seconds + coding + max(0.0, legs - behind) for seconds, behind in zip(computing, hidden, strict=True)
+        seconds + coding + max(0.0, exchange - behind)
+        for seconds, behind in zip(computing, hidden, strict=True)
     )
 
 
