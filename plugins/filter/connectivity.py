@@ -117,6 +117,8 @@ class ReplicaCheck:
         for node in self.nodes.values():
             for one in node.get("connectivity_rates", []):
                 pair = (one["item"]["from"], one["item"]["to"])
+                if not {*pair} <= {*self.nodes}:
+                    continue  # nothing else is known of one of them: another check says so
                 if rate := connectivity_mbit(one["stdout"]):
                     self.rates[pair] = rate
                 else:

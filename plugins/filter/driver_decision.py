@@ -26,7 +26,8 @@ def kernel_kind(machine: Mapping[str, Any]) -> str:
     kinds = {
         found[1]: (found[2] == flavour, version_key(version))
         for name, version in machine["packages"].items()
-        if (found := KERNEL.fullmatch(name))
+        # linux-image-virtual is the generic kernel, for virtual machines.
+        if (found := KERNEL.fullmatch(name.replace("virtual", "generic")))
     }
     return max(kinds, key=lambda kind: kinds[kind]) if kinds else ""
 
@@ -77,10 +78,11 @@ def packages_to_install(machine: Mapping[str, Any], branch: str, modules: str) -
     """Canonical's signed modules and what belongs to them, and the kernel's own package: the two move together."""
     packages, kernel = machine["packages"], kernel_kind(machine)
     suffix = "-open" if modules == "open" else ""
+    kinds = f"{kernel}|{kernel.replace('generic', 'virtual')}"
     desktop = {"xserver-xorg-core", "gdm3", "sddm", "lightdm"} & set(packages)
     return [
         f"linux-modules-nvidia-{branch}{suffix}-{kernel}",
-        *(name for name in (f"linux-headers-{kernel}", f"linux-image-{kernel}") if name in packages),
+        *(name for name in sorted(packages) if re.fullmatch(rf"linux-(headers|image)-({kinds})", name)),
         f"nvidia-driver-{branch}{suffix}" if desktop else f"nvidia-headless-no-dkms-{branch}{suffix}",
         f"nvidia-utils-{branch}",
         *([f"nvidia-fabricmanager-{branch.partition('-')[0]}"] if machine["switches"] else []),
@@ -132,6 +134,22 @@ def dkms_problem(machine: Mapping[str, Any], built: bool) -> str:
     )
 
 
+def modules_problem(machine: Mapping[str, Any]) -> str:
+    """Why no restart brings the driver's modules: there are none for this kernel, nor for a newer one."""
+    kernel, branch = machine["kernel"], branch_of(machine)
+    of_branch = re.compile(rf"linux-modules-nvidia-{branch}(-open)?-(\d+\.\d+\.\d+-.*|[a-z].*)")
+    prebuilt = [found for name in machine["packages"] if (found := of_branch.fullmatch(name))]
+    newer = any(version_key(one[2]) >= version_key(kernel) for one in prebuilt if one[2][0].isdecimal())
+    if newer or any(name.startswith("nvidia-dkms-") for name in machine["packages"]):
+        return ""
+    suffix = "-open" if any(one[1] for one in prebuilt) else ""
+    return (
+        f"driver {machine['installed']} is installed, and has no modules for its kernel, {kernel}, nor for a newer one "
+        f"(apt-mark showhold). Install linux-modules-nvidia-{branch}{suffix}-{kernel} there, and run this again. Where "
+        f"apt has none: start an older kernel (in GRUB's menu), or wait some days for it. {LEAVE}"
+    )
+
+
 def power_problem(gpu: Gpu, limit: int) -> str:
     for card in gpu["smi"]:
         least, most = card["power_min"], card["power_max"]
@@ -173,6 +191,8 @@ def decide(
     prebuilt = [name for name in machine["packages"] if name.startswith("linux-modules-nvidia-")]
     built = machine["kernel"] in machine["dkms"] or any(name.endswith(machine["kernel"]) for name in prebuilt)
     if not loaded and not machine["nouveau"] and (problem := dkms_problem(machine, built)):
+        return {"problem": problem}
+    if not loaded and (problem := modules_problem(machine)):
         return {"problem": problem}
     silent = ", but nvidia-smi gives no answer" if loaded == machine["installed"] else ""
     why = f"driver {machine['installed']} is installed, and {loaded or 'none'} is loaded{silent}"

@@ -39,9 +39,9 @@ def group_member(
         if build == "cpu":
             problem = "its torch is the build for processors, though its driver works: site.yml gives it another one"
     if not release:
-        problem = "it has no release of the trainer"
+        problem, way = "it has no release of the trainer", ""
     elif address not in facts["all_ipv4_addresses"]:
-        problem = f"no network card has the address {address}"
+        problem, way = f"no network card has the address {address}", ""
     return {
         "name": name, "address": address, "release": release, "build": build, "problem": problem, "way": way,
         "cards": [card["uuid"] for card in cards], "left_out": chosen["left_out"],

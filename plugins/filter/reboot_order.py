@@ -52,7 +52,8 @@ def reboot_blockers(nodes: Iterable[Node], upgrade: bool = False) -> list[str]:
         waits = boot["reboot_required"] or any(not one["held"] for one in node.get("reboot_upgrades", []))
         why, command = needs_console(boot)
         if why and not is_controller(node) and (waits or not upgrade):
-            before = "sudo apt-get --with-new-pkgs upgrade && " if upgrade else ""
+            then = " && " if command.startswith("sudo") else ", then "
+            before = f"sudo apt-get --with-new-pkgs upgrade{then}" if upgrade else ""
             sentences.append(
                 f"{name}: {why}. Sit down at it and type: {before}{command}. The others without it: --limit "
                 f"'cluster:!{name}'."

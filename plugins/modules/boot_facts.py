@@ -41,10 +41,10 @@ def own_entry_behind_windows(listing: str) -> str:
     listing: what efibootmgr prints. Entries before ours (network, a stick) were tried at this start too and let us by.
     """
     found = dict(re.findall(r"^(BootCurrent|BootNext|BootOrder): (\S+)", listing, re.MULTILINE))
-    sequences = re.findall(r"^Boot(\w{4})\* [^\t\n]*windows", listing, re.MULTILINE | re.IGNORECASE)
+    windows = re.findall(r"^Boot(\w{4})\* [^\t\n]*windows", listing, re.MULTILINE | re.IGNORECASE)
     own = found.get("BootCurrent", "")
     order = [found.get("BootNext", ""), *found.get("BootOrder", "").split(",")]
-    return own if any(number in sequences for number in takewhile(lambda one: one != own, order)) else ""
+    return own if any(number in windows for number in takewhile(lambda one: one != own, order)) else ""
 
 
 def grub_starts_windows(config: str, environment: str) -> bool:

@@ -88,7 +88,8 @@ def smi_cards(answer: str) -> list[dict[str, object]]:
             card: dict[str, object] = {**dict(zip(FIELDS, values))}  # noqa: B905  (Debian 11 has Python 3.9)
             # nvidia-smi writes the domain with eight digits, the kernel with four.
             card["pci"] = re.sub(r"^0000(?=[0-9a-f]{4}:)", "", str(card["pci"]).lower())
-            card["memory_mib"] = int(str(card["memory_mib"]))
+            memory = str(card["memory_mib"])
+            card["memory_mib"] = int(memory) if memory.isdecimal() else 0  # [GPU requires reset], say
             for name in ("display_active", "persistence"):
                 card[name] = card[name] == "Enabled"
             for name in ("power_limit", "power_default", "power_min", "power_max"):
@@ -127,9 +128,10 @@ def read_machine(listing: str) -> dict[str, object]:
 def read_gpus(module: AnsibleModule) -> dict[str, object]:
     """The fact. Without a card this starts no program."""
 
-    def output(*command: str) -> str:
-        """dpkg-query fails where one pattern fits nothing, and answers for the others all the same."""
-        return str(module.run_command(list(command), environ_update={"LC_ALL": "C.UTF-8"})[1])
+    def run(*command: str) -> tuple[int, str]:
+        """Its exit code, and what it prints."""
+        code, printed, _ = module.run_command(list(command), environ_update={"LC_ALL": "C.UTF-8"})
+        return code, printed
 
     elsewhere = "WSL" if in_wsl() else "container" if in_container() else ""
     # A container sees the cards of its host. They are its own when it was given their devices.
@@ -147,14 +149,16 @@ def read_gpus(module: AnsibleModule) -> dict[str, object]:
         f"--query-gpu={','.join(FIELDS.values())}",
         "--format=csv,noheader,nounits",
     ]
-    smi = smi_cards(output(*query)) if program else []
+    code, printed = run(*query) if program else (0, "")
+    smi = [] if code else smi_cards(printed)
     shape = "--showformat=${db:Status-Status}\t${Package}\t${Version}\t${Maintainer}\n"
     return {
         "cards": cards,
         "driver": loaded[1] if loaded else smi[0]["driver"] if smi else "",
         "smi": smi,
         "elsewhere": elsewhere,
-        "machine": read_machine(output("dpkg-query", "--show", shape, *PACKAGES))
+        # dpkg-query fails where one pattern fits nothing, and answers for the others all the same.
+        "machine": read_machine(run("dpkg-query", "--show", shape, *PACKAGES)[1])
         if cards and not elsewhere
         else {},
     }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 from collections.abc import Iterable
 from itertools import combinations, permutations
 from pathlib import Path
@@ -323,6 +326,15 @@ def test_the_inventory_says_how_fast_the_links_are(cluster: Cluster) -> None:
     assert cluster.bad() == []
 
 
+def test_a_pair_of_a_node_whose_facts_failed_is_left_out(cluster: Cluster) -> None:
+    """It listened, and the others have measured it all the same."""
+    cluster.nodes["node1"]["connectivity_facts"] = {"rc": 1, "stderr_lines": ["df: no such file"]}
+    del cluster.nodes["node1"]["connectivity_node"]
+    cluster.rate(pairs_of("node1"), 0)
+    found = cluster.only()
+    assert (found["id"], found["subject"]) == ("trainer", "node1")
+
+
 def test_who_is_not_reached_is_not_called_slow_too(cluster: Cluster) -> None:
     cluster.close(pairs_of("node2"))
     cluster.unmeasure("node2")
@@ -405,6 +417,49 @@ def test_the_playbook_reports_and_fails(cluster: Cluster, tmp_path: Path) -> Non
     assert (written["schema"], written["status"]) == (1, "failed")
     assert written["bandwidth_mbit"]["node0"] == dict.fromkeys(NAMES[1:], 941.0) | {"node3": 94.1}
     assert written["clock_offset_seconds"] == dict.fromkeys(NAMES, 4e-4)
+
+
+def shells(tasks: list[dict[str, Any]]) -> list[str]:
+    inner = [one for task in tasks for part in ("block", "always") for one in task.get(part, [])]
+    return [one["ansible.builtin.shell"] for one in [*tasks, *inner] if "ansible.builtin.shell" in one]
+
+
+def test_a_node_whose_language_writes_commas_prints_points() -> None:
+    scripts = shells(loaded("playbooks/tasks/read_network.yml")) + shells(PLAY["tasks"])
+    assert len(scripts) == 3
+    assert {script.splitlines()[1].partition(" #")[0] for script in scripts} == {"export LC_ALL=C"}
+    listed = subprocess.run(["locale", "-a"], capture_output=True, text=True, check=True).stdout.split()
+    if commas := [name for name in listed if re.match(r"(de|es|fr)_.*utf-?8", name, re.IGNORECASE)]:
+        lines = scripts[0].splitlines()
+        clock = next(number for number, line in enumerate(lines) if "ahead:" in line) + 1
+        script = re.sub(r"\{\{.*?\}\}", "1.25", "\n".join(lines[:clock]))
+        environment = os.environ | {"LC_ALL": commas[0]}
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment)
+        assert re.search(r"ahead: [\d.e+]+\n$", done.stdout), done
+
+
+def test_a_slow_pair_is_measured_twice_and_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "iperf3").write_text(f"#!/bin/sh\necho >> {tmp_path}/calls\necho '{iperf3(94)}'\n")
+    (tmp_path / "iperf3").chmod(0o755)
+    known = {
+        "peer_address": "127.0.0.1", "connectivity_port": 5201, "connectivity_link_mbit": 1000.0,
+        "connectivity_round": [["node0", "node1"]], "connectivity_reached": ["node1"],
+    }  # fmt: skip
+    task = {
+        "name": "Measure",
+        "ansible.builtin.include_tasks": f"{tree.ROOT}/playbooks/tasks/measure_bandwidth.yml",
+    }
+    show = {"name": "Show", "ansible.builtin.debug": {"msg": "{{ connectivity_rates | length }} are kept"}}
+    play = {"hosts": "node0", "gather_facts": False, "tasks": [task, show]}
+    hosts = {"node0": {"ansible_connection": "local"}, "node1": {}}
+    done = played(
+        tmp_path,
+        [play],
+        {"cluster": {"hosts": hosts, "vars": known}},
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+    )
+    assert done.returncode == 0 and "2 are kept" in done.stdout and "[ERROR]" not in done.stdout, done.stdout
+    assert len((tmp_path / "calls").read_text().splitlines()) == 4, "both directions, twice"
 
 
 def test_every_check_is_explained_in_the_documentation() -> None:

@@ -56,6 +56,12 @@ def test_what_nvidia_smi_says_of_the_cards() -> None:
     )
 
 
+@pytest.mark.parametrize("memory", ["[N/A]", "[Unknown Error]", "[GPU requires reset]"])
+def test_a_card_that_does_not_say_its_memory_has_none(memory: str) -> None:
+    first, second = GPU.smi_cards(SMI.replace("12288", memory))
+    assert (first["memory_mib"], second["memory_mib"]) == (0, 4096)
+
+
 def test_which_packages_are_installed_and_whose_they_are() -> None:
     ubuntu, nvidia = "Ubuntu Developers <u@lists.ubuntu.com>", "NVIDIA <cudatools@nvidia.com>"
     machine = GPU.read_machine(
@@ -178,13 +184,13 @@ def test_a_system_that_forgets(command_line: str, live: bool) -> None:
         ),
     ],
 )
-def test_who_the_firmware_starts(order: str, active: str, sequences: str) -> None:
+def test_who_the_firmware_starts(order: str, active: str, windows: str) -> None:
     """A PC with both systems, as efibootmgr 18 lists it (17, of Ubuntu 22.04, leaves out the paths)."""
     listing = (
         f"BootCurrent: 0003\nTimeout: 1 seconds\n{order}\nBoot0000{active} Windows Boot Manager\tHD(1,GPT,7e2a)\n"
         "Boot0003* ubuntu\tHD(1,GPT,7e2a)/File(\\EFI\\ubuntu\\shimx64.efi)\nBoot0004* UEFI: PXE IPv4\n"
     )
-    assert BOOT.own_entry_behind_windows(listing) == sequences
+    assert BOOT.own_entry_behind_windows(listing) == windows
     assert BOOT.own_entry_behind_windows("EFI variables are not supported on this system.\n") == ""
 
 
@@ -222,5 +228,5 @@ menuentry 'Windows Boot Manager (on /dev/sda1)' --class windows --class os $menu
         ("2", "next_entry=0\n", False),
     ],
 )
-def test_who_grub_starts(default: str, kept: str, sequences: bool) -> None:
-    assert BOOT.grub_starts_windows(GRUB.format(default=default), kept) is sequences
+def test_who_grub_starts(default: str, kept: str, windows: bool) -> None:
+    assert BOOT.grub_starts_windows(GRUB.format(default=default), kept) is windows

@@ -56,7 +56,7 @@ WAITS: dict[str, Any] = {"reboot_upgrades": [upgrade()]}
         pytest.param(node(WSL), True, "", id="Windows has it, and nothing waits"),
         pytest.param(
             node(WSL, **WAITS), True,
-            "in PowerShell there: wsl --shutdown; Start-ScheduledTask -TaskName 'Aura WSL'.",
+            "upgrade, then in PowerShell there: wsl --shutdown; Start-ScheduledTask -TaskName 'Aura WSL'.",
             id="Windows, upgrade",
         ),
         pytest.param(node(PASSPHRASE, HERE), False, "", id="its person sits at it"),

@@ -139,6 +139,7 @@ def test_all_that_stands_in_the_way_is_said_at_once() -> None:
         node("node5", "cu130", RTX3090, silent="2504"),
         node("node6", "cpu", address="192.168.50.77"),
         node("node7", "cpu", trainer=""),
+        node("node8", "cpu", silent="2504", trainer=""),
     ]
     said = group.group_problems(members)
     for name, words in {
@@ -149,6 +150,7 @@ def test_all_that_stands_in_the_way_is_said_at_once() -> None:
         "node5": "nvidia-smi does not see one of its 2 NVIDIA cards (10de:2504 at 0000:05:00.0)",
         "node6": "no network card has the address 192.168.50.77",
         "node7": "it has no release of the trainer",
+        "node8": "it has no release of the trainer",
     }.items():
         (problem,) = (text for text in said if text.startswith(f"{name} cannot train as it is: {words}"))
         ways = {"node1": " Without that card: -e cpu=true", "node5": " Without that card: -e cpu=true"}

@@ -76,8 +76,11 @@ def test_tensorboard_shows_the_run_on_the_node_only(cluster: Cluster) -> None:
 def test_connectivity_is_green_and_machine_readable(cluster: Cluster, tmp_path) -> None:
     found = tmp_path / "connectivity.json"
     cluster.ansible("playbooks/connectivity.yml", "-e", f"connectivity_json={found}")
-    checks = json.loads(found.read_text())["checks"]
-    assert {check["status"] for check in checks} <= {"ok", "warning"}
+    result = json.loads(found.read_text())
+    assert {check["status"] for check in result["checks"]} <= {"ok", "warning"}
+    assert "not checked" not in {check["message"] for check in result["checks"]}
+    rates = [rate for of in result["bandwidth_mbit"].values() for rate in of.values()]
+    assert len(rates) == 20 and all(isinstance(rate, float) for rate in rates), rates
 
 
 @pytest.mark.more
