@@ -88,8 +88,11 @@ def test_in_wsl_windows_program_knows_the_card(
     class Module:
         def run_command(self, words: list[str], **_: Any) -> tuple[int, str, str]:
             assert GPU.WSL_SMI in words
-            return 0, says.replace("580.95.05", driver), ""
+            return code, says.replace("580.95.05", driver), ""
 
+    code = 15
+    assert GPU.read_gpus(Module())["smi"] == [], "what it prints when it fails is no answer"
+    code = 0
     found = GPU.read_gpus(Module())
     assert (found["elsewhere"], found["driver"], len(found["smi"]), found["machine"]) == (
         "WSL",

@@ -83,6 +83,19 @@ def test_what_would_be_no_good_server_and_no_good_mount_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, ""),
+        ({"run_copies_keep": 3}, "run_copies_days, which is 7."),
+        ({"run_copies_bucket": "bucket/runs"}, "it has to be like s3://bucket/directory."),
+    ],
+)
+def test_settings_of_copies_that_mean_nothing_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    said = preflight_sentences("run_copies", {}, **settings)
+    assert sentence in said if sentence else said == ""
+
+
+@pytest.mark.parametrize(
     ("there", "settings", "goes"),
     [
         (["serves=yes"], SERVER, False),

@@ -173,6 +173,17 @@ def test_what_is_old_goes_and_what_is_needed_stays(runs: Path, target: Target) -
     ]
 
 
+def test_a_node_that_has_all_copies_is_not_behind(run: Path, runs: Path, target: Target) -> None:
+    """In object storage an earlier release left the time of the copy, which is later than that of the checkpoint."""
+    target.copy(runs)
+    save(run, 300, age=200)
+    for path in (target.files / "first").rglob("*"):
+        os.utime(path)
+    assert "checkpoint-step-300 is copied" in target.copy(runs)
+    assert target.checkpoints() == {100, 200, 300}
+    assert target.copy(runs) == ""
+
+
 def test_a_killed_copy_is_no_checkpoint_and_goes_on(runs: Path, target: Target) -> None:
     whole = save(runs / "first", 300, size=10 << 20)  # 40 MB
     there = target.files / "first/checkpoints/checkpoint-step-300"
