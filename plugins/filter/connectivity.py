@@ -74,7 +74,7 @@ def merge_problems(nodes: Sequence[Node]) -> Iterator[Finding]:
         yield one | {"message": f"{one['subject']}: {one['message']}", "remedy": remedy}
 
 
-class ReplicaCheck:
+class Comparison:
     """What is found by comparing the nodes with each other, and what is good where nothing is found."""
 
     def __init__(self, nodes: Sequence[Node], sentences: Mapping[str, Any], speed: float) -> None:
@@ -171,7 +171,7 @@ def connectivity_report(
 
     ports: of the rendezvous and of iperf3. speed: of the links, in Mbit/s.
     """
-    compared = ReplicaCheck(nodes, sentences, speed)
+    compared = Comparison(nodes, sentences, speed)
     if compared.nodes:
         compared.compare_ports("tcp_rendezvous", int(ports[0]))
         compared.compare_ports("tcp_ephemeral", int(ports[1]))
