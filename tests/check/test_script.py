@@ -1,6 +1,7 @@
 """Somebody else's script: what is refused, what goes to a node and what stays there, each launcher's command."""
 
 import base64
+import hashlib
 import json
 import os
 import shutil
@@ -62,6 +63,11 @@ def project(tmp_path: Path) -> Path:
         ({"epochs": 3}, "Unknown setting of a script: epochs. The script's own flags: -e arguments='--epochs …'"),
         ({"run": "../mine"}, "A run cannot be called ../mine"),
         ({"env": "A=1 b"}, "In env b is no NAME=value."),
+        ({"env": {"HF-TOKEN": "secret"}}, "In env HF-TOKEN is no NAME=value."),
+        ({"leave_out": "data, *"}, "leave_out=* would leave out all of the directory"),
+        ({"launcher": "accelerate", "mixed_precision": "fp64"}, "is fp64, but has to be one of no, fp16, bf16"),
+        ({"launcher": "accelerate", "zero_stage": 4}, "zero_stage is 4, but has to be one of 0, 1, 2, 3."),
+        ({"launcher": "accelerate", "zero_stage": 2, "gradient_clipping": -1}, "but has to be a positive number."),
         ({"zero_stage": 1}, "zero_stage: only launcher=accelerate takes this"),
         ({"launcher": "accelerate", "gradient_clipping": 0.01}, "gradient_clipping belongs to DeepSpeed: say"),
     ],
@@ -81,13 +87,16 @@ def test_a_request_is_completed(project: Path) -> None:
     own = {
         "env": "HF_HOME=/a WORDS='two words'",
         "arguments": "--name 'my run' --lr 1e-4",
-        "leave_out": "data,*.bin",
+        "leave_out": "data, *.bin,",
     }
     (project / "requirements.txt").touch()
-    _, request = asked(project, launcher="accelerate", zero_stage="1", wait="true", **own)
+    _, request = asked(
+        project, launcher="accelerate", zero_stage=1, mixed_precision="BF16", wait="true", **own
+    )
     wanted = {
         "program": "train.py", "run": "train", "packages": ["accelerate", "deepspeed"], "wait": True, "cpu": False,
         "environment": {"HF_HOME": "/a", "WORDS": "two words"}, "arguments": ["--name", "my run", "--lr", "1e-4"],
+        "settings": {"zero_stage": "1", "mixed_precision": "bf16"},
         "leave_out": ["data", "*.bin"], "own_environment": True, "compiles": True,
         "requirements": f"{project}/requirements.txt",
     }  # fmt: skip
@@ -123,11 +132,21 @@ def files_in(folder: Path) -> list[str]:
 
 
 def test_what_no_node_needs_is_left_out_and_said(project: Path) -> None:
+    (project / ".#train.py").symlink_to("somebody@a-pc.1234")  # Emacs' lock
+    (project / "all[1]").symlink_to(project.parent / "outside")
     said = launched(project, nodes=2)
-    left = (
-        "Left out: .env, .git, .ssh, checkpoint-500, corpus, lib/.env.local, lib/__pycache__, my-env, wheels."
-    )
-    assert "4 files (0.0 MB) of" in said and left in said, said
+    left = [
+        ".#train.py",
+        ".env",
+        ".git",
+        ".ssh",
+        "all[1]",
+        "checkpoint-500",
+        "corpus",
+        "lib/.env.local",
+        "lib/__pycache__",
+    ]
+    assert "4 files (0.0 MB) of" in said and f"Left out: {', '.join(left)}, my-env, wheels." in said, said
     wanted = ["data/text.txt", "lib/model.py", "linked.py", "train.py"]
     for node in ("node0", "node1"):
         code = project.parent / node / "train/code"
@@ -144,6 +163,58 @@ def test_a_directory_that_is_far_too_large_is_refused_with_ways_out(project: Pat
     for part in ("has 3.0 MB", "most of it is data (3.0 MB)", "-e leave_out=data,…", "-e most_megabytes=3"):
         assert part in said, said
     assert not (project.parent / "node0").exists()
+
+
+def test_a_directory_that_cannot_be_gathered_starts_nothing(project: Path) -> None:
+    (project.parent / "cache").touch()
+    said = launched(project)
+    assert "project could not be read: mkdir:" in said and "Nothing was started." in said, said
+
+
+def test_the_record_of_the_release_before_becomes_a_directory(project: Path) -> None:
+    run = project.parent / "node0/train"
+    (run / "code/lib").mkdir(parents=True)
+    (run / "project").write_text(str(project.parent / "other"))
+    for name in ("train.py", "lib/model.py", "lib/gone.py"):
+        (run / "code" / name).write_text("of last week")
+    brought = [hashlib.sha256(b"of last week").hexdigest()]
+    record = {
+        "train.py": brought,
+        "lib/gone.py": brought,
+        "lib/absent.py": brought,
+        "lib/model.py": ["0", "1"],
+    }
+    (run / "sent").write_text(json.dumps(record))
+    assert "The run train is that of" in launched(project)
+    assert files_in(run / "code") == ["lib/gone.py", "lib/model.py", "train.py"]
+    (run / "project").write_text(str(project))
+    said = launched(project)
+    assert "keeps what was written there" in said and ": lib/model.py." in said, said
+    assert files_in(run / "code") == ["data/text.txt", "lib/model.py", "linked.py", "train.py"]
+    assert (run / "code/train.py").read_text() == "train.py"
+
+
+def test_a_file_that_became_a_directory_stays_one(project: Path) -> None:
+    """Or a directory a file: where the script made it so. Where the project did, it goes to the node."""
+    code = project.parent / "node0/train/code"
+    for name in ("out", "log/first", "mine/first", "yours"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(name)
+    launched(project)
+    (code / "out").unlink()
+    (code / "out").mkdir()
+    (code / "out/step").write_text("50000")
+    shutil.rmtree(code / "log")
+    (code / "log").write_text("of the script")
+    shutil.rmtree(project / "mine")
+    (project / "mine").write_text("a file")
+    (project / "yours").unlink()
+    (project / "yours").mkdir()
+    (project / "yours/first").write_text("in a directory")
+    said = launched(project)
+    assert "keeps what was written there" in said and ": log, out." in said, said
+    assert (code / "log").read_text() == "of the script" and (code / "out/step").read_text() == "50000"
+    assert (code / "mine").read_text() == "a file" and (code / "yours/first").exists()
 
 
 def test_what_the_script_wrote_stays_and_what_is_gone_here_goes_there(project: Path) -> None:
