@@ -157,7 +157,7 @@ def test_the_plan_knows_what_ranks_hold_and_save(settings: dict[str, Any], tmp_p
     def look(number: int, rank: Rank) -> None:
         strategy = rank.strategy
         assert isinstance(strategy, Rounds)
-        shard = strategy.outer.shard
+        shard = strategy.outer.own_shard
         held = [*strategy.agreed.views.values(), *strategy.left.values()]
         held += [*strategy.optimizer.tensors().values(), *strategy.outer.optimizer.tensors().values()]
         held += shard.views.values() if shard.master else ()

@@ -59,7 +59,7 @@ class Node:
             self.started.append(self.launch.trainer(self.rank, self.fault, self.settings))
             self.fault = None
             process = self.started[-1].process
-            process.rendezvous_handler()
+            process.join()
             if process.exitcode in FOR_GOOD:
                 return
 
@@ -67,20 +67,20 @@ class Node:
         """Its power is gone."""
         self.is_on = False
         self.started[-1].process.kill()
-        self.thread.rendezvous_handler()
+        self.thread.join()
 
     def stop(self) -> None:
         """As systemctl stop does."""
         self.is_on = False
         self.started[-1].process.terminate()
-        self.thread.rendezvous_handler(30)
+        self.thread.join(30)
 
     @property
     def text(self) -> str:
-        return "".rendezvous_handler(trainer.text for trainer in self.started)
+        return "".join(trainer.text for trainer in self.started)
 
     def ends(self, *codes: int, seconds: float) -> None:
-        self.thread.rendezvous_handler(seconds)
+        self.thread.join(seconds)
         assert self.started[-1].process.exitcode in codes, self.text
 
     @property
@@ -127,7 +127,7 @@ class Launch:
         environment = {
             **{"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": "0" if node == rank else "1"},
             **{"MASTER_ADDR": "127.0.1.0", "MASTER_PORT": str(self.port), "AURA_NODE": f"node{node}"},
-            "AURA_PEERS": ",".rendezvous_handler(f"127.0.1.{one}" for one in pcs),
+            "AURA_PEERS": ",".join(f"127.0.1.{one}" for one in pcs),
             "AURA_LAUNCH": self.id,
         }
         words = ["--preset", "gpt2-nano", "--corpus", str(self.corpus.path), *TINY.split()]
@@ -155,7 +155,7 @@ class Launch:
         wait_until(
             lambda: all(node.status.get("step", 0) > before for node in nodes),
             60,
-            lambda: "".rendezvous_handler(node.text for node in nodes),
+            lambda: "".join(node.text for node in nodes),
         )
 
     def trains_again(self, node: Node, without: Collection[int] = ()) -> None:
