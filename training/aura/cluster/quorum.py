@@ -211,3 +211,17 @@ class QuorumState:
 
     def _lately(self, rank: int) -> list[float]:
         return [when for when in self.stops.get(rank, []) if abs(time.time() - when) < LATELY]
+
+
+def vote_of(quorum_state: QuorumState | None) -> dict[str, Any] | None:
+    """As it is said in the store: None from a rank that has no vote."""
+    return quorum_state.vote.as_json() if quorum_state and quorum_state.may_vote else None
+
+
+def as_json(proposal: Proposal) -> str:
+    return json.dumps([proposal.ballot, proposal.base, proposal.members])
+
+
+def proposal_of(values: list[Any]) -> Proposal:
+    ballot, (number, before), members = values
+    return Proposal(Ballot(*ballot), Record(number, tuple(before)), tuple(members))

@@ -17,15 +17,13 @@ from aura.cluster import quorum
 from aura.cluster.dist_env import DistEnv
 from aura.cluster.peers import HOLDER_STEADY, Peers
 from aura.cluster.process_group import ProcessGroup
-from aura.cluster.quorum import Ballot, QuorumState, Record, enough
+from aura.cluster.quorum import Ballot, QuorumState, Record, enough, proposal_of, vote_of
 from aura.cluster.rendezvous_server import (
     GATHERS,
     LATECOMERS,
     RendezvousState,
     Report,
     gather,
-    proposal_of,
-    vote_of,
 )
 from aura.cluster.rendezvous_store import (
     KNOCK_TIMEOUT,

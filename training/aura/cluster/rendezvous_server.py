@@ -28,10 +28,12 @@ from aura.cluster.quorum import (
     QuorumState,
     Record,
     Vote,
+    as_json,
     enough,
     lacking,
     newest,
     next_proposal,
+    vote_of,
 )
 from aura.cluster.rendezvous_store import (
     PATIENCE,
@@ -120,20 +122,6 @@ class RendezvousState:
         often = self.quorum_state.often(rank)
         silent = often > 0 and peers.was_silent(self.dist_env.peers[rank])
         return silent or (often > 1 and not self.quorum_state.is_steady_again(rank))
-
-
-def vote_of(quorum_state: QuorumState | None) -> dict[str, Any] | None:
-    """As it is said in the store: None from a rank that has no vote."""
-    return quorum_state.vote.as_json() if quorum_state and quorum_state.may_vote else None
-
-
-def as_json(proposal: Proposal) -> str:
-    return json.dumps([proposal.ballot, proposal.base, proposal.members])
-
-
-def proposal_of(values: list[Any]) -> Proposal:
-    ballot, (number, before), members = values
-    return Proposal(Ballot(*ballot), Record(number, tuple(before)), tuple(members))
 
 
 def gather(
@@ -400,13 +388,13 @@ class RendezvousServer:
         return answers
 
 
+def ranks_in_words(ranks: list[int]) -> str:
+    return text("one_rank" if len(ranks) == 1 else "several_ranks", ranks=", ".join(map(str, ranks)))
+
+
 def _vote(values: Any) -> Vote:
     """Raises GangBroken."""
     try:
         return Vote.from_json(values)
     except (ValueError, TypeError, KeyError):
         raise ProcessGroupBroken(text("foreign_key", key="vote", data=repr(values)[:60])) from None
-
-
-def ranks_in_words(ranks: list[int]) -> str:
-    return text("one_rank" if len(ranks) == 1 else "several_ranks", ranks=", ".join(map(str, ranks)))
