@@ -77,7 +77,7 @@ def test_two_models_are_trained_to_the_loss_of_one(
 
 @pytest.mark.parametrize(
     ("name", "peak"),
-    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA GeForce RTX 3090", 71.1629e12), ("X", None)],
+    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA GeForce RTX 3090", 71.16288e12), ("X", None)],
 )
 def test_mfu_is_relative_to_the_peak_in_the_plan_s_table(
     name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
@@ -86,7 +86,7 @@ def test_mfu_is_relative_to_the_peak_in_the_plan_s_table(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: device)
     config = resolve("gpt2")
     found = gpu.mfu(1e5, config)
-    assert found == (peak and pytest.approx(1e5 * flops_per_token(config) / peak, rel=1e-4))
+    assert found == (peak and pytest.approx(1e5 * flops_per_token(config) / peak))
 
 
 # Very small tensors, and cards that are forty times as fast as they are

@@ -24,7 +24,7 @@ from aura.errors import ConfigError
 from aura.run.status import Status
 from aura.watch.events import CRITICAL, WARNING, Event
 from aura.watch.findings import NAME, add_finding, read_findings
-from aura.watch.runs import ACTIVE, Seen, begun_of, is_alive, news, statuses, unled
+from aura.watch.runs import ACTIVE, Seen, begun_of, is_alive, news, report_leaderless, statuses
 from aura.watch.sender import MOST, WITHIN, Sender
 from aura.watch.services import read_services, without_secrets
 from conftest import Aura
@@ -354,7 +354,7 @@ def test_where_nobody_leads_any_more_one_sentence_says_that_the_run_is_broken() 
     for number in range(100):
         status = (BROKE | follower) if number % 2 else says("joining", 2 + number, **follower)
         seen, _ = news("r", seen, status, status["state"] == "joining", 50.0, now=100.0 + 60 * number)
-        seen, events = unled("r", seen, status, now=100.0 + 60 * number)
+        seen, events = report_leaderless("r", seen, status, now=100.0 + 60 * number)
         told += events
     assert [event.kind for event in told] == ["run.interrupted"]
     assert "rank 2 on node2 has not answered" in told[0].message

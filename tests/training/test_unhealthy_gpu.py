@@ -110,5 +110,5 @@ def test_on_a_slow_link_it_has_longer_to_save(tmp_path: Path, monkeypatch: pytes
         ("NCCL error in: ProcessGroupNCCL.cpp, remote process exited or there was a network error", False),
     ],
 )
-def test_only_hardware_is_a_sick_gpu(said: str, is_hardware: bool) -> None:
+def test_only_hardware_is_an_unhealthy_gpu(said: str, is_hardware: bool) -> None:
     assert (unhealthy_gpu.fault_in(RuntimeError(said)) is not None) is is_hardware

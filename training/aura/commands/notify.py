@@ -23,7 +23,7 @@ from aura.texts.console import put, text
 from aura.watch.events import INFO, Event, this_node
 from aura.watch.faults import VARIABLE
 from aura.watch.findings import read_findings
-from aura.watch.runs import Seen, is_alive, news, runs_on, statuses, unled
+from aura.watch.runs import Seen, is_alive, news, report_leaderless, runs_on, statuses
 from aura.watch.sender import Sender
 from aura.watch.services import Services, is_open, read_services
 
@@ -114,7 +114,7 @@ class Follower:
                 message = text("rank_refused", run=run, node=self.me, reason=status.get("message"))
                 events += [replace(event, message=message) for event in said if event.kind == "run.failed"]
             else:
-                seen, said = unled(run, seen, status, now)
+                seen, said = report_leaderless(run, seen, status, now)
                 events += said
             found[key] = vars(seen)
         return events

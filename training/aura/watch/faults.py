@@ -31,7 +31,7 @@ def fault_of(directory: Path, uuid: str) -> GpuFault | None:
     path = directory / f"{uuid}.json"
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-        return GpuFault("gpu_is_sick", sentence=said["sentence"], remedy=said["remedy"])
+        return GpuFault("gpu_is_unhealthy", sentence=said["sentence"], remedy=said["remedy"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -36,7 +36,7 @@ class Seen:
     since: float = 0.0  # when it was found broken; 0: it is not, or it has begun again
     leads: bool = False  # the rank that wrote it tells of the run: the lowest of those that train
     away: Sequence[int] = ()  # ranks that the others train without
-    unled: float = (
+    leaderless_since: float = (
         0.0  # since when it is broken, of a rank that does not lead; -1: that was said; 0: it is not
     )
 
@@ -103,18 +103,18 @@ def news(
     return _of_broken(run, seen, status, now, seen.phase != "broken")
 
 
-def unled(run: str, seen: Seen, status: Status, now: float) -> tuple[Seen, list[Event]]:
+def report_leaderless(run: str, seen: Seen, status: Status, now: float) -> tuple[Seen, list[Event]]:
     """Of a rank that does not lead: the PC that does may be off, and then nobody else tells that the run is broken."""
     if seen.phase != "broken":
-        return replace(seen, unled=0.0), []
-    if seen.unled < 0:
+        return replace(seen, leaderless_since=0.0), []
+    if seen.leaderless_since < 0:
         return seen, []
-    if not seen.unled or now < seen.unled:
-        return replace(seen, unled=now), []
-    if now - seen.unled < PATIENCE:
+    if not seen.leaderless_since or now < seen.leaderless_since:
+        return replace(seen, leaderless_since=now), []
+    if now - seen.leaderless_since < PATIENCE:
         return seen, []
     reason = str(status.get("message") or before_it(status).get("message") or "")
-    return replace(seen, unled=-1.0), [_interrupted(run, status, reason)]
+    return replace(seen, leaderless_since=-1.0), [_interrupted(run, status, reason)]
 
 
 def _leads(seen: Seen, status: Status) -> bool:
